@@ -34,7 +34,12 @@ from transformers import (
 
 from collab_llm_nodes.bench.harness import medians, save_plot, subplots
 from collab_llm_nodes.bench.scenes import scene_prompts
-from collab_llm_nodes.decoding.sampling import Distribution, SamplingConfig, to_wire
+from collab_llm_nodes.decoding.sampling import (
+    Distribution,
+    SamplingConfig,
+    previews_of,
+    to_wire,
+)
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.exits import SHORTLIST
 from collab_llm_nodes.engine.session import Feed, OnExit, Session
@@ -47,7 +52,7 @@ from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter, DrafterConfig
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Open
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
-from collab_llm_nodes.protocols.edge_cloud.server import VerifierSession, confidences
+from collab_llm_nodes.protocols.edge_cloud.server import VerifierSession
 from collab_llm_nodes.protocols.edge_cloud.settings import load_config
 
 GAMMA = 4
@@ -350,8 +355,9 @@ def _sessions(models: _Models, repeats: int, prompts: Sequence[Prompt]) -> dict[
         shown: list[Tensor] = []
 
         def judge(layer: int, took: Callable[[], float]) -> None:
-            for state, logits, sure in zip(states, shown, confidences(shown), strict=False):
-                state.preview(layer, logits, None, sure)
+            every = previews_of(shown, [state.sampling for state in states[: len(shown)]])
+            for state, logits, seen in zip(states, shown, every, strict=False):
+                state.preview(layer, logits, seen)
             shown.clear()
 
         def run() -> None:

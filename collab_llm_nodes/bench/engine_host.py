@@ -1,4 +1,4 @@
-"""``collab-llm bench engine-host``: what a round costs on the host beside the forward passes.
+"""``collab-llm bench engine-host``: cost of a round on the host beside its forward passes.
 
 A round is four drafted tokens with what is sent along with them, the prediction of the verdict, and
 the verdict itself, for the vocabulary of Qwen2 and one thread. The models are tables of logits:

@@ -127,15 +127,38 @@ def distributions_of(
     Logits on an accelerator are reduced there, and the likeliest tokens of all parts are downloaded
     in one copy. Only rows of which more tokens are kept than those need a second one.
     """
-    if all(isinstance(part, np.ndarray) or part.device.type == "cpu" for part in parts):
+    if _on_host(parts):
         rows = [_of_rows(_array(part), config) for part, config in zip(parts, configs, strict=True)]
     else:
-        rows = of_device(cast("Sequence[Tensor]", parts), configs)
-    found: list[list[Distribution] | ModelError] = []
-    for part in rows:
-        sound = [row for row in part if row is not None]
-        found.append(sound if len(sound) == len(part) else _not_finite())
-    return found
+        rows = [found for found, _ in of_device(cast("Sequence[Tensor]", parts), configs)]
+    return [_sound(part) for part in rows]
+
+
+def previews_of(
+    parts: Sequence[Tensor], configs: Sequence[SamplingConfig]
+) -> list[tuple[list[Distribution] | ModelError, list[float]]]:
+    """Return :func:`distributions_of`, and of each row its largest probability by softmax.
+
+    For early exits, which say how sure they are. Both come in one download.
+    """
+    import torch
+
+    if not _on_host(parts):
+        return [(_sound(found), sure) for found, sure in of_device(parts, configs)]
+    rows = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+    sure = iter(rows.float().softmax(dim=-1).amax(dim=-1).tolist())
+    laws = distributions_of(parts, configs)
+    return [(law, list(islice(sure, len(part)))) for law, part in zip(laws, parts, strict=True)]
+
+
+def _on_host(parts: Sequence[Logits]) -> bool:
+    return all(isinstance(part, np.ndarray) or part.device.type == "cpu" for part in parts)
+
+
+def _sound(rows: Sequence[Distribution | None]) -> list[Distribution] | ModelError:
+    """Return the rows, or why they are not all to be had."""
+    sound = [row for row in rows if row is not None]
+    return sound if len(sound) == len(rows) else _not_finite()
 
 
 _FIRST = 256
@@ -285,26 +308,24 @@ def _certain(token: int, size: int) -> Distribution:
 
 def of_device(
     parts: Sequence[Tensor], configs: Sequence[SamplingConfig]
-) -> list[list[Distribution | None]]:
+) -> list[tuple[list[Distribution | None], list[float]]]:
     """Return the distributions of each of ``parts`` [n, V], which lie on one accelerator.
 
-    None stands for a row that is not finite.
+    None stands for a row that is not finite. Beside them each row's largest probability by softmax.
     """
     import torch
 
-    size = parts[0].shape[-1]
+    size, lengths = parts[0].shape[-1], [len(part) for part in parts]
     rules = [c for part, c in zip(parts, configs, strict=True) for _ in range(len(part))]
     logits = torch.cat(list(parts)).float()
     top, likeliest = logits.max(dim=-1, keepdim=True)  # the first in a tie; NaN, where there is one
-    fields, cut = [top, likeliest.int()], [c for c in rules if _cuts(c, size)]
-    if cut:
+    below = logits - top
+    fields = [top, likeliest.int(), below.exp().sum(dim=-1, keepdim=True).reciprocal_()]
+    if any(_cuts(c, size) for c in configs):
         values, ids = logits.topk(min(4 * _FIRST, size))
-        temperature: Tensor | float = _divisor(cut[0])
-        if any(_divisor(c) != temperature for c in cut):
-            each = torch.tensor([[_divisor(c)] for c in rules])
-            temperature = each.to(logits.device, non_blocking=True)
-        total = (logits - top).div_(temperature).exp_().sum(dim=-1, keepdim=True)
-        fields += [total, values, ids.int()]
+        for own, config in zip(below.split(lengths), configs, strict=True):
+            own.div_(_divisor(config))
+        fields += [below.exp_().sum(dim=-1, keepdim=True), values, ids.int()]
     packed = torch.cat([field.view(torch.int32) for field in fields], dim=-1).cpu().numpy()
     found = [_of_packed(row, rule, size) for row, rule in zip(packed, rules, strict=True)]
     finite = np.isfinite(packed[:, 0].view(np.float32))
@@ -313,8 +334,8 @@ def of_device(
         whole = logits[missing] if len(missing) < len(found) else logits
         for i, row in zip(missing, whole.cpu().numpy(), strict=True):
             found[i] = _of_row(row, rules[i])
-    rows = iter(found)
-    return [list(islice(rows, len(part))) for part in parts]
+    rows, sure = iter(found), iter(packed[:, 2].view(np.float32).tolist())
+    return [(list(islice(rows, n)), list(islice(sure, n))) for n in lengths]
 
 
 def _divisor(config: SamplingConfig) -> float:
@@ -336,7 +357,7 @@ def _of_packed(row: NDArray[np.int32], config: SamplingConfig, size: int) -> Dis
         return _certain(int(row[1]), size)
     if not _cuts(config, size):
         return None
-    total, (values, ids) = float(row[2:3].view(np.float32)[0]), np.split(row[3:], 2)
+    total, (values, ids) = float(row[3:4].view(np.float32)[0]), np.split(row[4:], 2)
     x = values.view(np.float32)
     every = len(x) == size or x[-1] == -np.inf
     known = x > (-np.inf if every else x[-1])  # what ties with the last may be missing

@@ -6,6 +6,7 @@ several threads may each drive their own sessions on one engine.
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Sequence
 from functools import cached_property
@@ -23,15 +24,15 @@ from collab_llm_nodes.engine.eager import EagerBackend
 from collab_llm_nodes.engine.exits import ExitScorer, PassExits
 from collab_llm_nodes.engine.kernels import Head
 from collab_llm_nodes.engine.saved import Fit, SavedSession
-from collab_llm_nodes.engine.session import AfterExit, Check, Feed, Session
+from collab_llm_nodes.engine.session import AfterExit, Check, Feed, OnExit, Session, no_memory
 from collab_llm_nodes.engine.static import StaticBackend
 from collab_llm_nodes.engine.streams import stopwatch, wait_for
 from collab_llm_nodes.engine.upload import Upload
-from collab_llm_nodes.errors import ConfigError, Unavailable
+from collab_llm_nodes.errors import CollabError, ConfigError
 from collab_llm_nodes.models.architectures import attention_windows, decoder_parts
 from collab_llm_nodes.models.devices import free_bytes, lacks_memory
 from collab_llm_nodes.models.fingerprint import fingerprint
-from collab_llm_nodes.models.footprint import FULL_HD, column_bytes, pass_bytes
+from collab_llm_nodes.models.footprint import column_bytes, pass_bytes
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.pictures import Picture
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode, scaled_size
@@ -133,18 +134,27 @@ class Engine:
             self.loaded,
         )
 
-    def warm_up(self) -> None:
+    def warm_up(self, on_exit: OnExit = lambda layer, logits: None) -> None:
         """Run passes of the usual shapes: kernels are chosen and loaded when first used.
 
         For the thread that will run the passes, since libraries keep their state by thread.
+
+        Args:
+            on_exit: is shown the logits of every exit, to do with them what will be done later.
         """
         sessions = [self.open(self._sample()) for _ in range(2)]
         first = list(sessions[0].prompt.ids) or [0] * _WARM_PROMPT
-        for new in (first, *([0] * rows for rows in _WARM_ROWS)):
-            for fed in (sessions,) if new is first else (sessions[:1], sessions):
-                for result in self.run([Feed(s, new, _show_nobody, 1) for s in fed]):
-                    if isinstance(result, Exception):
-                        raise result
+        passes = [[Feed(session, first, on_exit, 1) for session in sessions]]
+        for rows in _WARM_ROWS:
+            feeds = [Feed(session, [0] * rows, on_exit) for session in sessions]
+            passes += [feeds[:1], feeds]
+        for feeds in passes:
+            for result in self.run(feeds):
+                if isinstance(result, Exception):
+                    raise result
+        if not self.windowed:
+            last = sessions[0].length - 1
+            sessions[0].grow([0, 0, 0], [last, last, last + 1])
         for session in sessions:
             session.close()
         wait_for(self.device)
@@ -163,7 +173,7 @@ class Engine:
         """Return the bytes that a session of so many tokens takes."""
         return rounded_up(tokens, BLOCK) * self._column_bytes
 
-    def cache_room(self, *, rows: int, logits: int) -> float:
+    def cache_room(self, *, rows: int, logits: int, pixels: int) -> float:
         """Return the bytes that are free for all sessions beside the largest pass.
 
         Ask when no session is open and a first pass has been.
@@ -171,10 +181,12 @@ class Engine:
         Args:
             rows: tokens of that pass.
             logits: those of them whose logits are wanted.
+            pixels: of the largest picture, which may be encoded at the same time.
         """
-        columns, pixels = self.context, FULL_HD if self.loaded.image_processor else 0
         config, dtype = self.loaded.model.config, self._embedding.dtype
-        used = pass_bytes(config, dtype, rows=rows, logits=logits, columns=columns, pixels=pixels)
+        used = pass_bytes(
+            config, dtype, rows=rows, logits=logits, columns=self.context, pixels=pixels
+        )
         blocks = KEPT_BYTES + TOGETHER  # copies of columns: idle ones, and those of a pass
         return max(0.0, _CACHES_SHARE * (free_bytes(self.device) - used - blocks))
 
@@ -200,9 +212,8 @@ class Engine:
         Args:
             exits_until: exits of deeper layers do not fire.
             after_exit: called as ``after_exit(layer, took)`` when every ``on_exit`` of the layer
-                has been; ``took()`` is the time in seconds that the exits there have taken. On an
-                accelerator it waits for them, so it is best called once their logits were read.
-                What it raises ends the pass and is raised.
+                has been; ``took()`` waits until their logits are there, and returns the seconds
+                that they have taken. What it raises ends the pass and is raised.
             check: called between two layers. What it raises (``Cancelled``, say) ends the pass and
                 is raised. On an accelerator, layers that were given to it before still run.
 
@@ -252,6 +263,7 @@ class Engine:
                         raise
                     lack = no_memory(error)
                 # Only now, when nothing refers to the failed pass any more, is its memory free.
+                gc.collect()
                 undo(group)
                 half = len(group) // 2
                 if half:
@@ -361,24 +373,13 @@ class _Watch:
             try:
                 on_exit(layer, own)
             except Exception as error:  # noqa: BLE001 - ends this feed only
-                self.failed[i] = error
+                # Its traceback would keep this pass's tensors until garbage is collected.
+                expected = isinstance(error, CollabError)
+                self.failed[i] = error.with_traceback(None) if expected else error
                 self.listening.remove(i)
         self._after_exit(layer, took())
         if len(self.failed) == len(self._feeds):
             raise _NoneLeft
-
-
-def no_memory(error: Exception) -> Unavailable:
-    """Return what the session is told for which ``error`` left no memory."""
-    return Unavailable(
-        f"no memory for this session: {str(error)[:200]}",
-        field="session",
-        remedy="shorten the prompt, lower max_tokens, or let the server hold fewer sessions",
-    )
-
-
-def _show_nobody(layer: int, logits: Tensor) -> None:
-    pass
 
 
 def _choose(backend: str, loaded: LoadedModel) -> str:

@@ -49,11 +49,14 @@ def _encode(loaded: LoadedModel, prompt: EncodedPrompt, like: Tensor) -> Tensor:
     pixels, grid = prompt.pixel_values, prompt.image_grid_thw
     assert pixels is not None
     assert grid is not None
-    indices = _indices(loaded.model.model.visual, grid, like.device)
-    features = loaded.model.get_image_features(
-        pixels.to(like.device), grid, return_dict=True, **indices
-    ).pooler_output
-    return torch.cat(list(features)).to(like.dtype)
+    features: list[Tensor] = []
+    # One by one: so much memory at a time is counted beside the passes.
+    for own, patches in zip(grid.split(1), pixels.split(grid.prod(-1).tolist()), strict=True):
+        indices = _indices(loaded.model.model.visual, own, like.device)
+        features += loaded.model.get_image_features(
+            patches.to(like.device), own, return_dict=True, **indices
+        ).pooler_output
+    return torch.cat(features).to(like.dtype)
 
 
 def _indices(encoder: Any, grid: Tensor, device: torch.device) -> dict[str, Tensor]:

@@ -19,7 +19,8 @@ from collab_llm_nodes.engine.backend import Chunk
 from collab_llm_nodes.engine.pictures import encode_pictures, features_within, show
 from collab_llm_nodes.engine.saved import SavedSession
 from collab_llm_nodes.engine.tree import TokenTree
-from collab_llm_nodes.errors import InvalidInput, ModelError, ProtocolError
+from collab_llm_nodes.errors import InvalidInput, ModelError, ProtocolError, Unavailable
+from collab_llm_nodes.models.devices import lacks_memory
 from collab_llm_nodes.models.prompt import EncodedPrompt
 
 if TYPE_CHECKING:
@@ -336,7 +337,18 @@ class Session:
         """Read the prompt's images now; else the first ``feed`` that comes to them does.
 
         For a thread of its own beside the passes of other sessions.
+
+        Raises:
+            Unavailable: there is no memory for that.
         """
+        try:
+            self._encode_images()
+        except Exception as error:
+            if not lacks_memory(error):
+                raise
+            raise no_memory(error) from None
+
+    def _encode_images(self) -> None:
         if self._prompt.pixel_values is None or self._image_features is not None:
             return
         engine = self._engine
@@ -350,9 +362,18 @@ class Session:
         """
         if self._prompt.image_grid_thw is None or self.length >= len(self._prompt.ids):
             return  # nodes stand behind the whole prompt
-        self.encode_images()
+        self._encode_images()
         assert self._image_features is not None
         placeholder: int = self._engine.loaded.model.config.image_token_id
         within = features_within(self._prompt, placeholder, self.length, len(ids))
         features = self._image_features[within]
         show(features, ids, placeholder, embedded[row : row + len(ids)])
+
+
+def no_memory(error: Exception) -> Unavailable:
+    """Return the error for a session that ran out of memory, as ``error`` says."""
+    return Unavailable(
+        f"no memory for this session: {str(error)[:200]}",
+        field="session",
+        remedy="shorten the prompt, lower max_tokens, or let the server hold fewer sessions",
+    )

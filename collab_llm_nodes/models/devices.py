@@ -30,7 +30,9 @@ def device_named(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         first_line = str(error).splitlines()[0]
         raise ModelError(
-            f"device {name!r} cannot be used: {first_line}", field="device", remedy="use cpu"
+            f"device {name!r} cannot be used: {first_line}",
+            field="device",
+            remedy="use cpu, or install PyTorch with CUDA and a driver",
         ) from error
     return device
 
@@ -90,8 +92,15 @@ def _available_on_host() -> float:
         return math.inf
 
 
+_NO_MEMORY = (
+    "can't allocate memory",  # of CPUs
+    "CUDA error: out of memory",  # where it is not torch's allocator that asked
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+
+
 def lacks_memory(error: Exception) -> bool:
     """Return True for the error of an allocation that failed, on any device."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # on CPUs
+        isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
     )

@@ -22,7 +22,7 @@ _ROWS, _LOGITS = 512, 64
 """Tokens of a large pass, and those whose logits are wanted."""
 _SESSION = 4096
 """Tokens of a session with a full HD picture: 2,691 of them, and a long text."""
-FULL_HD = 1920 * 1080
+_FULL_HD = 1920 * 1080
 
 
 def check_fits(
@@ -41,14 +41,14 @@ def check_fits(
     context = getattr(text, "max_position_embeddings", None) or _SESSION
     columns = min(_SESSION, context)
     largest_pass = pass_bytes(
-        config, dtype, rows=_ROWS, logits=_LOGITS, columns=columns, pixels=FULL_HD
+        config, dtype, rows=_ROWS, logits=_LOGITS, columns=columns, pixels=_FULL_HD
     )
     session = columns * column_bytes(text, dtype)
     if weights + largest_pass + session > free:
         raise ModelError(
-            f"too little memory on {device}: {_gib(weights)} for weights, {_gib(largest_pass)} for"
-            f" a pass of {_ROWS} tokens and {_gib(session)} for the keys and values of {columns}"
-            f" tokens are needed, {_gib(free)} are free",
+            f"too little memory on {device}: {in_bytes(weights)} for weights,"
+            f" {in_bytes(largest_pass)} for a pass of {_ROWS} tokens and {in_bytes(session)} for"
+            f" the keys and values of {columns} tokens are needed, {in_bytes(free)} are free",
             field="quantization",
             remedy="set quantization to int8 or int4, dtype to bfloat16, or take a smaller model",
         )
@@ -62,8 +62,7 @@ def column_bytes(text: Any, dtype: torch.dtype) -> int:
     Args:
         text: configuration of the text decoder (``config.get_text_config()``).
     """
-    heads = getattr(text, "num_attention_heads", None) or 1
-    key_heads = getattr(text, "num_key_value_heads", None) or heads
+    heads, key_heads = _heads(text)
     width = getattr(text, "head_dim", None) or text.hidden_size // heads
     return 2 * text.num_hidden_layers * key_heads * width * dtype.itemsize
 
@@ -74,8 +73,8 @@ def pass_bytes(
     """Return the bytes of a pass's activations, at the layer or the picture that needs most.
 
         rows * (9 * hidden + 3 * intermediate)
-      + rows * columns                             mask
-      + logits * vocabulary                        and once more in float32
+      + rows * query heads / key heads * columns   mask
+      + 2 * logits * vocabulary                    and twice more in float32
       + patches * (9 * hidden + 3 * intermediate)  the picture encoder, beside the pass
       + patches * numbers of a patch               and once more in float32
 
@@ -91,9 +90,10 @@ def pass_bytes(
     """
     text = config.get_text_config()
     between = getattr(text, "intermediate_size", None) or getattr(text, "ffn_dim", None)
-    numbers = rows * _scratch(text.hidden_size, between) + rows * columns
-    numbers += logits * text.vocab_size
-    single = logits * text.vocab_size
+    heads, key_heads = _heads(text)
+    numbers = rows * _scratch(text.hidden_size, between) + rows * heads // key_heads * columns
+    numbers += 2 * logits * text.vocab_size
+    single = 2 * logits * text.vocab_size
     vision = getattr(config, "vision_config", None)
     if vision is not None:
         patches = pixels // vision.patch_size**2
@@ -103,6 +103,12 @@ def pass_bytes(
         numbers += patches * (_scratch(width, between) + patch)
         single += patches * patch
     return numbers * dtype.itemsize + single * torch.float32.itemsize
+
+
+def _heads(text: Any) -> tuple[int, int]:
+    """Return the numbers of query heads and of key-value heads."""
+    heads = getattr(text, "num_attention_heads", None) or 1
+    return heads, getattr(text, "num_key_value_heads", None) or heads
 
 
 def _scratch(hidden: int, between: int | None) -> int:
@@ -149,5 +155,6 @@ def _weight_shapes(folder: Path) -> dict[str, list[int]]:
     return shapes
 
 
-def _gib(size: float) -> str:
-    return f"{size / 2**30:.1f} GiB"
+def in_bytes(size: float) -> str:
+    """Return a size as text: 2.5 GiB, 12 MiB."""
+    return f"{size / 2**30:.1f} GiB" if size >= 1 << 30 else f"{size / 2**20:.0f} MiB"

@@ -27,7 +27,15 @@ from torch import Tensor
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, OnExit
 from collab_llm_nodes.engine.streams import ahead_of_others, wait_for
-from collab_llm_nodes.errors import Cancelled, CollabError, InvalidInput, Replay, Unavailable
+from collab_llm_nodes.errors import (
+    Cancelled,
+    CollabError,
+    InvalidInput,
+    ModelError,
+    Replay,
+    Unavailable,
+)
+from collab_llm_nodes.models.footprint import in_bytes
 from collab_llm_nodes.serving.figures import ComputeFigures
 from collab_llm_nodes.serving.scheduler import (
     BatchConfig,
@@ -134,6 +142,9 @@ class Judge:
 
     min_lead_s = math.inf
 
+    def warm_up(self, layer: int, logits: Tensor) -> None:
+        """Do with some logits what is done with those of exits, and forget it."""
+
     def find(self, results: Sequence[tuple[Any, Tensor]]) -> Sequence[Finding]:
         """Return the finding for each job, given the logits of its turn."""
         return [None] * len(results)
@@ -158,11 +169,13 @@ class _Session:
 _EXIT_PAYS = 8
 """An exit is taken where it leads the verdict by so many times what it takes itself.
 
-It delays the verdicts of all sessions by that, and a lead is of use only to a robot that had not
-foreseen the outcome itself: one in five to ten.
+It delays the verdicts of all sessions by that, and its lead helps only a robot that did not foresee
+the outcome itself: of one verdict in five with the shipped pair (docs/benchmarks, miss rate).
 """
 _DRAFT_ROWS = 16
 """Rows of a draft for which memory is kept free beside the KV caches."""
+_SESSION_TOKENS = 4096
+"""Tokens of a session for which a server must have memory, or it does not start."""
 
 
 class Compute:
@@ -170,6 +183,7 @@ class Compute:
 
     Args:
         max_sessions: KV caches at a time, if there is memory for them.
+        pixels: of the largest picture that is encoded beside the passes.
         judge: of all jobs.
         name: of the service, for messages.
         emulated_compute_s: EMULATION: a pass takes at least this long.
@@ -182,6 +196,7 @@ class Compute:
         *,
         batch: BatchConfig,
         max_sessions: int,
+        pixels: int = 0,
         judge: Judge | None = None,
         name: str = "server",
         emulated_compute_s: float = 0.0,
@@ -201,6 +216,7 @@ class Compute:
         self._figures.waiting.set_function(lambda: self._slots.waiting)
         self._batch = batch
         self._max_sessions = max_sessions
+        self._pixels = pixels
         self._expected_s = math.inf  # of a pass without its exits, smoothed; unknown: inf
         self._exit_s = 0.0  # of one exit of a pass, smoothed
         self._concluded: list[tuple[Client, Message]] = []  # of the present pass
@@ -243,10 +259,8 @@ class Compute:
     def _run(self) -> None:
         try:
             with ahead_of_others(self._engine.device):
-                self._engine.warm_up()
-                drafted = self._batch.max_batch * _DRAFT_ROWS
-                rows = drafted + self._batch.prefill_tokens
-                self._slots.room = self._engine.cache_room(rows=rows, logits=drafted)
+                self._engine.warm_up(self._judge.warm_up)
+                self._slots.room = self._cache_room()
                 self._serve()
         except Exception:
             # A fault in here or of the device, in the midst of any change: nothing can be trusted.
@@ -260,6 +274,26 @@ class Compute:
                 self._inbox.wait(1, None)
                 while self._inbox:
                     self._inbox.pop()()
+
+    def _cache_room(self) -> float:
+        """Return the bytes that KV caches may take together.
+
+        Raises:
+            ModelError: too few for one session.
+        """
+        drafted = self._batch.max_batch * _DRAFT_ROWS
+        rows = drafted + self._batch.prefill_tokens
+        room = self._engine.cache_room(rows=rows, logits=drafted, pixels=self._pixels)
+        session = self._engine.cache_bytes(min(_SESSION_TOKENS, self._engine.context))
+        if room < session:
+            raise ModelError(
+                f"{in_bytes(room)} are left for KV caches beside the largest pass; a session of"
+                f" {_SESSION_TOKENS} tokens takes {in_bytes(session)}",
+                field="model",
+                remedy="set quantization, lower batch.max_batch or limits.max_image_pixels, or free"
+                " the device",
+            )
+        return room
 
     def _serve(self) -> None:
         while not self._stopping:
@@ -298,8 +332,8 @@ class Compute:
         if size > self._slots.room:
             job.close()
             raise InvalidInput(
-                f"a KV cache of {job.most_tokens} tokens takes {size / 2**30:.2f} GiB,"
-                f" {self._slots.room / 2**30:.2f} are there for all sessions",
+                f"a KV cache of {job.most_tokens} tokens takes {in_bytes(size)}, all sessions"
+                f" together have {in_bytes(self._slots.room)}",
                 field="max_tokens",
                 remedy="lower max_tokens or shorten the prompt",
             )
@@ -376,8 +410,7 @@ class Compute:
             # Without what exits took: they must not seem worth sending because they are sent.
             alone_s, old = max(compute_s - run.exits_s, self._emulated_s), self._expected_s
             self._expected_s = alone_s if math.isinf(old) else 0.75 * old + 0.25 * alone_s
-        if run.exits:
-            self._exit_s += 0.25 * (run.exits_s / run.exits - self._exit_s)
+            self._exit_s = _cost_of_exit(self._exit_s, run)
         for part, result in zip(run.parts, results, strict=True):
             finding = findings.get(part.client)
             self._guarded(part.client, partial(self._after, part, result, compute_s, finding))
@@ -442,19 +475,33 @@ class Compute:
         session.job.close()
 
     def _all_taken(self) -> Unavailable:
-        count, held = len(self._slots), self._slots.held_bytes / 2**30
+        count, held = len(self._slots), in_bytes(self._slots.held_bytes)
         remedy = "try again later"
         if count >= self._max_sessions:
             taken = f"all {count} sessions are taken"
             remedy += f", or raise max_sessions on the {self._name}"
         else:
-            taken = f"{count} sessions hold {held:.2f} GiB, all memory for KV caches"
+            taken = f"{count} sessions hold {held}, all memory for KV caches"
         return Unavailable(taken, field="session", remedy=remedy)
 
     def _no_longer(self) -> Unavailable:
         return Unavailable(
             f"the {self._name} has failed", field="session", remedy="try again, or another"
         )
+
+
+def _cost_of_exit(before_s: float, run: _Pass) -> float:
+    """Return the smoothed cost of an exit after one more pass.
+
+    A pass without exits lets the cost fade: it would be remembered for ever, since exits that seem
+    to cost too much are not taken. One that stalls counts twice what was known at most.
+    """
+    if not run.exits:
+        return 0.9 * before_s
+    found_s = run.exits_s / run.exits
+    if not before_s:
+        return found_s
+    return 0.75 * before_s + 0.25 * min(found_s, 2.0 * before_s)
 
 
 class _Inbox:
@@ -544,9 +591,10 @@ class _Pass:
 
     def _post_exits(self, layer: int, took: Callable[[], float]) -> None:
         """Judge what all sessions show at ``layer`` together, and send it on together."""
+        took_s = took()  # waits for the exits: what the layers before still take is not theirs
+        self.exits_s += took_s
         exits, self._exits = self._exits, []
         if not exits:
-            self.exits_s += took()
             return
         self.exits += 1
         begun = time.monotonic()
@@ -561,7 +609,7 @@ class _Pass:
         awake = time.monotonic()
         for number, (client, preview) in enumerate(previews, start=1):
             client.post(preview, more=number < len(previews))
-        self.exits_s += took() + judged - begun + time.monotonic() - awake
+        self.exits_s += judged - begun + time.monotonic() - awake
 
     def _sleep_until(self, layer: int) -> None:
         if self._at_least_s:

@@ -183,6 +183,8 @@ class Slots(Generic[K]):
         self._count = count
         self._config = config
         self._sizes: dict[K, int] = {}  # bytes of all below
+        self._bytes = 0  # of those busy and idle
+        self._advanced = -math.inf  # when that was done last
         self._busy: set[K] = set()
         self._idle: dict[K, float] = {}  # since; the longest idle first
         self._line: dict[K, float] = {}  # newcomers, since; in order of arrival
@@ -201,7 +203,7 @@ class Slots(Generic[K]):
     @property
     def held_bytes(self) -> int:
         """Bytes of the slots in use."""
-        return sum(self._sizes[key] for key in (*self._busy, *self._idle))
+        return self._bytes
 
     def request(self, key: K, now: float, owner: str = "", size: int = 0) -> None:
         """Enter ``key``, which is new and wants a slot; :meth:`advance` tells when it has one.
@@ -234,24 +236,44 @@ class Slots(Generic[K]):
 
     def advance(self, now: float) -> list[Granted[K] | Evicted[K] | Refused[K]]:
         """Return what becomes of those who wait; for after every change and when :attr:`due`."""
+        self._advanced = now
         out: list[Granted[K] | Evicted[K] | Refused[K]] = []
-        while self._line:
-            key = min(self._line, key=self._holds)  # of equals the first
-            while not self._fits(key) and (evicted := self._evictable(key, now)) is not None:
-                self._release(evicted)
-                out.append(Evicted(evicted))
-            if not self._fits(key):
-                break
-            del self._line[key]
-            self._busy.add(key)
-            self._held[self._owners[key]] += self._weight(key)
-            out.append(Granted(key))
-        for key in [
-            k for k, since in self._line.items() if now >= since + self._config.slot_wait_s
-        ]:
+        self._grant(now, out)
+        late = [k for k, since in self._line.items() if now >= since + self._config.slot_wait_s]
+        for key in late:
             del self._line[key]
             out.append(Refused(key))
+        if late:  # others may have waited behind them
+            self._grant(now, out)
         return out
+
+    def _grant(self, now: float, out: list[Granted[K] | Evicted[K] | Refused[K]]) -> None:
+        """Give slots to all who may have one, and append to ``out`` what happens."""
+        while (found := self._next(now)) is not None:
+            key, victims = found
+            for victim in victims:
+                self._release(victim)
+                out.append(Evicted(victim))
+            del self._line[key]
+            self._busy.add(key)
+            self._bytes += self._sizes[key]
+            self._held[self._owners[key]] += self._weight(key)
+            out.append(Granted(key))
+
+    def _next(self, now: float) -> tuple[K, list[K]] | None:
+        """Return who is next to have a slot, and who makes room for that; None: nobody can.
+
+        Small newcomers go past a large one for which there is no memory, until it has waited for
+        half of the time after which it is refused.
+        """
+        for key in sorted(self._line, key=self._holds):  # of equals the first
+            victims = self._victims(key, now)
+            if victims is not None:
+                return key, victims
+            lacks_memory = len(self) < self._count
+            if not lacks_memory or now >= self._line[key] + self._config.slot_wait_s / 2:
+                return None
+        return None
 
     @property
     def due(self) -> float | None:
@@ -259,38 +281,49 @@ class Slots(Generic[K]):
         if not self._line:
             return None
         refused = next(iter(self._line.values())) + self._config.slot_wait_s
-        idle = next(iter(self._idle.values()), None)
-        return refused if idle is None else min(refused, idle + self._config.evict_idle_s)
-
-    def _fits(self, key: K) -> bool:
-        """Return True if ``key`` may have a slot beside those in use."""
-        return len(self) < self._count and self.held_bytes + self._sizes[key] <= self.room
+        long_idle = (since + self._config.evict_idle_s for since in self._idle.values())
+        # Those that are long idle already were not enough.
+        return min(refused, next((at for at in long_idle if at > self._advanced), math.inf))
 
     def _weight(self, key: K) -> int:
         """Return the bytes of ``key``; 1 where nobody knows them, so that slots are counted."""
         return self._sizes[key] or 1
 
-    def _holds(self, key: K) -> int:
-        """Return the bytes of the slots of the owner of ``key``."""
+    def _holds(self, key: K, held: Counter[str] | None = None) -> int:
+        """Return the bytes of the slots of the owner of ``key``; of ``held`` if that is given."""
         owner = self._owners[key]
-        return self._held[owner] if owner else 0
+        return (self._held if held is None else held)[owner] if owner else 0
 
     def _release(self, key: K) -> None:
         self._busy.discard(key)
         self._idle.pop(key, None)
+        self._bytes -= self._sizes[key]
         owner = self._owners[key]
         self._held[owner] -= self._weight(key)
         if not self._held[owner]:
             del self._held[owner]
 
-    def _evictable(self, newcomer: K, now: float) -> K | None:
-        """Return who has to make room for ``newcomer``: one idle for long, or of a rich owner."""
-        busy = sum(self._sizes[key] for key in self._busy)
-        if busy + self._sizes[newcomer] > self.room:
-            return None  # it would not fit if all were gone
-        key, since = next(iter(self._idle.items()), (None, 0.0))
+    def _victims(self, newcomer: K, now: float) -> list[K] | None:
+        """Return the idle ones that make room for ``newcomer``; None if that is not enough."""
+        slots, memory = self._count - len(self), self.room - self.held_bytes
+        idle, held, victims = dict(self._idle), self._held.copy(), list[K]()
+        share = self._holds(newcomer) + self._weight(newcomer)
+        while slots < 1 or memory < self._sizes[newcomer]:
+            victim = self._evictable(idle, held, share, now)
+            if victim is None:
+                return None
+            victims.append(victim)
+            del idle[victim]
+            held[self._owners[victim]] -= self._weight(victim)
+            slots, memory = slots + 1, memory + self._sizes[victim]
+        return victims
+
+    def _evictable(
+        self, idle: dict[K, float], held: Counter[str], share: int, now: float
+    ) -> K | None:
+        """Return one idle for long, or of an owner who holds more than ``share``."""
+        key, since = next(iter(idle.items()), (None, 0.0))
         if key is None or now >= since + self._config.evict_idle_s:
             return key
-        rich = max(self._idle, key=self._holds)  # of equals the longest idle
-        share = self._holds(newcomer) + self._weight(newcomer)
-        return rich if self._holds(rich) > share else None
+        rich = max(idle, key=lambda key: self._holds(key, held))  # of equals the longest idle
+        return rich if self._holds(rich, held) > share else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import os
 import re
 import signal
@@ -20,9 +21,10 @@ from folders import ROOT
 from transformers import Qwen2VLForConditionalGeneration
 from waiting import gone
 
-from collab_llm_nodes.bench.gpu import environment, exactness, runner
+from collab_llm_nodes.bench.gpu import environment, exactness, graph, runner
 from collab_llm_nodes.bench.gpu.environment import NEEDS
 from collab_llm_nodes.bench.gpu.forms import TINY, TRUE, Sizes
+from collab_llm_nodes.bench.gpu.hardware import worst
 from collab_llm_nodes.bench.gpu.lab import Lab
 from collab_llm_nodes.bench.gpu.runner import FAILED, OK, SKIPPED, run_steps, summary, write
 from collab_llm_nodes.bench.gpu.steps import STEPS, Step
@@ -114,7 +116,7 @@ def test_a_wrong_engine_is_found(step: Any, sound: bool, monkeypatch: pytest.Mon
     step(Lab(TINY, torch.device("cpu"), heard.append))
     ok = {m["verdict"]: m["facts"]["ok"] for m in heard if "verdict" in m}
     # These compare the engine with itself, or tokens, which may be the same by chance.
-    spared = ("8 sessions in one pass", "the same passes round alike", "greedy answer")
+    spared = ("in one pass", "in one call", "the same passes round alike", "greedy answer")
     judged = [right for name, right in ok.items() if not any(part in name for part in spared)]
     assert judged
     assert set(judged) == {sound}
@@ -142,7 +144,10 @@ def _run(
     return results["steps"], said
 
 
-def test_what_goes_wrong_in_a_step_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_what_goes_wrong_in_a_step_is_recorded_and_the_rest_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_START_S", 0.0)
     names = ("works", "wrong", "raises", "dies")
     steps = [*_steps(*names), *_steps("hangs", seconds=3.0), *_steps("fails_in_part")]
     last = Step("last", f"{gpu_steps.__name__}:works", 60.0, "a test")
@@ -165,6 +170,57 @@ def test_what_goes_wrong_in_a_step_is_recorded_and_the_rest_goes_on(tmp_path: Pa
     assert "no kernel image" in table
     file = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
     assert file["steps"]["wrong"]["verdicts"]["sound"] == {"ok": False, "found": "nan"}
+
+
+def test_a_worker_that_cannot_begin_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each further one would say the same after some seconds."""
+    monkeypatch.setattr(gpu_steps, "FakeLab", gpu_steps.NoLab)
+    found, _ = _run(_steps("works", "wrong"), tmp_path / "found.json")
+    assert list(found) == ["works"]
+    assert found["works"]["error"] == "ImportError: No module named 'torch'"
+
+
+def test_a_step_that_has_spoilt_the_device_leaves_it_to_no_other(tmp_path: Path) -> None:
+    found, _ = _run(_steps("spoils", "works"), tmp_path / "found.json")
+    assert [record["status"] for record in found.values()] == [OK, OK]
+    assert found["spoils"]["figures"] != found["works"]["figures"], "two processes"
+
+
+def test_a_result_that_is_no_number_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN compares false with everything, and so does not become the largest error by itself."""
+    assert math.isnan(worst([1e-6, math.nan, 2e-6]))
+    assert math.isnan(worst([]))
+    assert worst([1e-6, 2e-6]) == 2e-6
+    heard: list[dict[str, Any]] = []
+    run = Engine.run
+
+    def spoilt(self: Engine, feeds: Any, **options: Any) -> Any:
+        results: Any = run(self, feeds, **options)
+        if len(results) == 8:
+            results[3] = results[3] * math.nan
+        return results
+
+    monkeypatch.setattr(Engine, "run", spoilt)
+    exactness.exact(Lab(TINY, torch.device("cpu"), heard.append))
+    wrong = [m["verdict"] for m in heard if "verdict" in m and not m["facts"]["ok"]]
+    kinds = ("long", "short")
+    assert wrong == [f"8 {kind} sessions in one pass are as alone" for kind in kinds]
+
+
+def test_the_layer_loop_takes_heads_as_cuda_lays_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def as_on_cuda(*args: Any, **options: Any) -> torch.Tensor:
+        return attend(*args, **options).transpose(1, 2).contiguous().transpose(1, 2)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", as_on_cuda)
+    heard: list[dict[str, Any]] = []
+    graph.graph(Lab(TINY, torch.device("cpu"), heard.append))
+    verdicts = [m["facts"]["ok"] for m in heard if "verdict" in m]
+    assert verdicts
+    assert all(verdicts), heard
 
 
 def test_steps_share_a_worker_while_all_is_well(tmp_path: Path) -> None:
@@ -195,14 +251,24 @@ def test_the_status_says_whether_a_step_failed(
             }
 
     monkeypatch.setattr(runner, "run_steps", run)
-    monkeypatch.setattr(sys, "argv", ["gpu_check", "--steps", "exact,passes"])
-    for status, code in ((OK, 0), (SKIPPED, 0), (FAILED, 1)):
-        statuses = {"exact": status, "passes": OK}
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--steps", "exact, passes"])
+    monkeypatch.chdir(tmp_path)
+    for exact, passes, code in (
+        (OK, OK, 0),
+        (SKIPPED, OK, 0),
+        (FAILED, OK, 1),
+        (SKIPPED, SKIPPED, 1),
+    ):
+        statuses = {"exact": exact, "passes": passes}
         assert command.main() == code
     monkeypatch.setattr(sys, "argv", ["gpu_check", "--steps", "exat"])
     with pytest.raises(SystemExit):
         command.main()
     assert "no step 'exat'" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--json", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        command.main()
+    assert "--json" in capsys.readouterr().err, "said before any minute is spent"
 
 
 def test_old_and_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

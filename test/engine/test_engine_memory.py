@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable
 
@@ -15,7 +16,7 @@ from collab_llm_nodes.engine.cache import BLOCK, StaticCache
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.engine.static import Plan, StaticBackend
-from collab_llm_nodes.errors import Unavailable
+from collab_llm_nodes.errors import Cancelled, Unavailable
 from collab_llm_nodes.models.prompt import EncodedPrompt
 
 NO_PROMPT = EncodedPrompt(())
@@ -164,7 +165,26 @@ def test_a_session_whose_length_is_known_gets_its_memory_at_once(
 def test_a_warm_engine_holds_nothing(architecture: str, backend: str) -> None:
     engine = Engine(tiny_model(architecture, exit_layers=(1,)), backend=backend)
     engine.warm_up()
-    assert 0 < engine.cache_room(rows=64, logits=8) < float("inf")
+    assert 0 < engine.cache_room(rows=64, logits=8, pixels=0) < float("inf")
     session = engine.open(NO_PROMPT)
     again = engine.open(NO_PROMPT)
     assert session.feed([5, 6]).equal(again.feed([5, 6]))
+
+
+def test_a_client_that_leaves_keeps_nothing_of_the_pass_alive(engine: Engine) -> None:
+    """A pass for which there is no memory is tried again at once, without garbage in the way."""
+    seen: list[weakref.ref[torch.Tensor]] = []
+
+    def gone(layer: int, logits: torch.Tensor) -> None:
+        seen.append(weakref.ref(logits))
+        raise Cancelled("the client is gone")
+
+    gc.disable()
+    try:
+        first, second = (engine.open(NO_PROMPT) for _ in range(2))
+        results = engine.run([Feed(first, [3, 4], gone), Feed(second, [3, 4])])
+        assert isinstance(results[0], Cancelled)
+        assert seen
+        assert all(ref() is None for ref in seen)
+    finally:
+        gc.enable()

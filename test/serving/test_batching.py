@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from typing import Any
 import grpc
 import passes_bed
 import pytest
+import torch
 from fake_models import PROMPT_IDS, FakeEngine, as_engine, encode
 from passes_bed import (
     GREEDY,
@@ -43,7 +45,7 @@ from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.protocols.edge_cloud.server import ExitConfig, VerifierSession
 from collab_llm_nodes.protocols.edge_cloud.target import TargetJudge, TargetSession
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
-from collab_llm_nodes.serving.compute import _Inbox
+from collab_llm_nodes.serving.compute import Judge, _Inbox, _Pass
 from collab_llm_nodes.serving.scheduler import (
     BatchConfig,
 )
@@ -324,7 +326,7 @@ def test_in_a_shared_pass_each_hears_what_it_would_alone(
     assert all(len(each) == 4 for each in alone.values()), "three exits and a verdict"
     robots = {text: opened(text) for text in drafts}
     if not all_at_once:
-        for name in ("distributions_of", "confidences"):
+        for name in ("distributions_of", "previews_of"):
             monkeypatch.setattr(target_module, name, lambda *_: 1 / 0)
     with engine.held(lambda: compute.open(Posted(), target_of(engine))):
         for text, robot in robots.items():
@@ -379,3 +381,56 @@ def test_exits_that_precede_the_verdict_by_too_little_are_not_taken(
         start += len(message.tokens)
         assert layers == (taken if round_ else [1, 2, 3])
     assert compute.stop(WAIT_S)
+
+
+def test_one_slow_exit_does_not_end_all_exits(
+    still: StillClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would never be measured again."""
+    preview, slow = TargetSession.preview, [0.3]
+
+    def stalls(*args: Any) -> EarlyExit | None:
+        still.sleep(slow.pop() if slow else 0.0)
+        return preview(*args)
+
+    monkeypatch.setattr(TargetSession, "preview", stalls)
+    judge = TargetJudge(ExitConfig(min_lead_s=0.001))
+    compute = compute_of(FakeEngine(1), judge=judge, emulated_compute_s=0.08)
+    engine, exits = FakeEngine(1), list[int]()
+    while len(exits) < 40:
+        robot, start = Posted(), 0
+        compute.open(robot, target_of(engine))
+        for round_ in itertools.count():
+            compute.submit(robot, Draft(round_, start, ()))
+            exits.append(0)
+            while not isinstance(message := robot.next(), Verdict):
+                exits[-1] += isinstance(message, EarlyExit)
+            start += len(message.tokens)
+            if message.finished:
+                break
+        compute.leave(robot)
+    assert exits[0] == 3, "nothing was known"
+    assert exits[1] == 0, "an exit seems to cost more than it brings"
+    assert exits[-1] == 3
+    assert compute.stop(WAIT_S)
+
+
+def test_an_exit_is_not_charged_with_the_layers_before_it(still: StillClock) -> None:
+    """On an accelerator they are still running when the exit is queued behind them."""
+
+    class Seen(Judge):
+        def preview(self, layer: int, exits: Any) -> Any:
+            still.sleep(0.001)  # its logits are there
+            return [None] * len(exits)
+
+    run = _Pass(as_engine(FakeEngine(1)), Seen(), 0.0)
+
+    def took() -> float:
+        still.sleep(0.05)  # until the layers, and then the exit, are done
+        return 0.0003
+
+    robot = Posted()
+    run.watch(robot, target_of(FakeEngine(1)))(1, torch.zeros(1, 1))
+    run._post_exits(1, took)
+    assert run.exits == 1
+    assert run.exits_s == pytest.approx(0.0013)

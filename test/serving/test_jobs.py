@@ -224,10 +224,12 @@ def test_work_that_a_job_refuses_ends_that_job_only() -> None:
 class Measured(FakeEngine):
     """Its caches take ten bytes a token, and there are 200 bytes."""
 
+    context = 20
+
     def cache_bytes(self, tokens: int) -> int:
         return 10 * tokens
 
-    def cache_room(self, *, rows: int, logits: int) -> float:
+    def cache_room(self, *, rows: int, logits: int, pixels: int) -> float:
         return 200.0
 
 
@@ -256,7 +258,7 @@ def test_caches_are_lent_by_their_bytes() -> None:
 
 def test_an_engine_that_cannot_begin_is_a_failure_of_the_server() -> None:
     class Cold(FakeEngine):
-        def warm_up(self) -> None:
+        def warm_up(self, on_exit: OnExit) -> None:
             raise RuntimeError("CUDA error: no kernel image is available")
 
     failed = threading.Event()
@@ -268,4 +270,20 @@ def test_an_engine_that_cannot_begin_is_a_failure_of_the_server() -> None:
     caller = Caller("late")
     compute.open(caller, Generation(engine, "late", 2))
     assert caller.next().code == "UNAVAILABLE"
+    assert compute.stop(WAIT_S)
+
+
+def test_a_server_without_room_for_a_session_does_not_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Full(Measured):
+        def cache_room(self, *, rows: int, logits: int, pixels: int) -> float:
+            return 199.0
+
+    failed = threading.Event()
+    engine = as_engine(Full(1))
+    compute = Compute(engine, batch=BatchConfig(), max_sessions=2, on_failure=failed.set)
+    assert failed.wait(WAIT_S)
+    assert "left for KV caches" in caplog.text
+    assert "batch.max_batch" in caplog.text
     assert compute.stop(WAIT_S)

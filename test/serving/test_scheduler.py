@@ -246,3 +246,40 @@ def test_an_owner_of_a_large_cache_makes_room_for_others() -> None:
     assert slots.advance(1.0) == [], "its own"
     slots.request("small", 1.0, owner="modest", size=2)
     assert slots.advance(1.0) == [Evicted("large"), Granted("small"), Granted("another")]
+
+
+def test_nobody_is_evicted_for_a_newcomer_who_must_wait_all_the_same() -> None:
+    slots: Slots[str] = Slots(8, BatchConfig(evict_idle_s=2.0, slot_wait_s=60.0))
+    slots.room = 100
+    for key in ("first", "second"):
+        slots.request(key, 0.0, size=50)
+    assert len(slots.advance(0.0)) == 2
+    slots.rest("first", 0.0)
+    slots.rest("second", 1.0)
+    slots.request("large", 1.5, size=80)
+    assert slots.advance(2.0) == [], "the second one is not idle for long"
+    assert slots.due == 3.0, "not a time that has passed: the caller would not wait at all"
+    assert slots.advance(3.0) == [Evicted("first"), Evicted("second"), Granted("large")]
+
+
+def test_small_newcomers_go_past_a_large_one_for_a_while() -> None:
+    slots: Slots[str] = Slots(8, BatchConfig(evict_idle_s=60.0, slot_wait_s=2.0))
+    slots.room = 100
+    slots.request("busy", 0.0, size=85)
+    assert slots.advance(0.0) == [Granted("busy")]
+    slots.request("large", 0.0, size=20)
+    slots.request("small", 0.1, size=5)
+    assert slots.advance(0.1) == [Granted("small")]
+    slots.request("another", 1.1, size=5)
+    assert slots.advance(1.1) == [], "the large one has waited for long enough"
+    assert slots.advance(2.0) == [Refused("large"), Granted("another")]
+
+
+def test_with_all_slots_taken_newcomers_keep_their_order() -> None:
+    slots: Slots[str] = Slots(1, BatchConfig(evict_idle_s=60.0, slot_wait_s=60.0))
+    slots.room = 100
+    for key, size in (("busy", 10), ("large", 90), ("small", 1)):
+        slots.request(key, 0.0, size=size)
+    assert slots.advance(0.0) == [Granted("busy")]
+    slots.leave("busy")
+    assert slots.advance(1.0) == [Granted("large")]

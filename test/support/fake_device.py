@@ -483,7 +483,12 @@ class _Calls(TorchFunctionMode):
                     _where(),
                 )
             )
-        return torch.nn.functional.scaled_dot_product_attention(*args, **kwargs)
+        output = torch.nn.functional.scaled_dot_product_attention(*args, **kwargs)
+        if not self._device.holds(query) or output.ndim != 4:
+            return output
+        with no_dispatch():  # CUDA's kernels lay heads out inside rows
+            output = output.transpose(1, 2).contiguous().transpose(1, 2)
+        return self._device.take(output, "scaled_dot_product_attention")
 
 
 class _Event:

@@ -112,13 +112,13 @@ class FakeEngine:
             for i, (session, feed) in enumerate(zip(fakes, feeds, strict=True))
         ]
 
-    def warm_up(self) -> None:
+    def warm_up(self, on_exit: OnExit) -> None:
         pass
 
     def cache_bytes(self, tokens: int) -> int:
         return 0
 
-    def cache_room(self, *, rows: int, logits: int) -> float:
+    def cache_room(self, *, rows: int, logits: int, pixels: int) -> float:
         return math.inf
 
     def decode(self, tokens: Sequence[int]) -> str:

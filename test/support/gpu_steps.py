@@ -22,6 +22,13 @@ class FakeLab:
         """Nothing to do."""
 
 
+class NoLab:
+    """What cannot be made, as where a package is missing."""
+
+    def __init__(self, send: Send) -> None:
+        raise ImportError("No module named 'torch'")
+
+
 def figure(lab: Any, value: Any) -> None:
     lab.send({"figure": "pid", "value": value})
 
@@ -35,6 +42,12 @@ def works(lab: Any) -> None:
 def wrong(lab: Any) -> None:
     """Find something wrong."""
     lab.send({"verdict": "sound", "facts": {"ok": False, "found": float("nan")}})
+
+
+def spoils(lab: Any) -> None:
+    """Report that the device is of no use any more."""
+    figure(lab, os.getpid())
+    lab.send({"spoilt": True})
 
 
 def fails_in_part(lab: Any) -> None:

@@ -1,4 +1,4 @@
-"""``scripts/gpu_check``: what a GPU has to show, in one command of at most nine minutes.
+"""``scripts/gpu_check``: the engine checked and measured on a GPU, in at most nine minutes.
 
 | file | what it holds |
 | --- | --- |

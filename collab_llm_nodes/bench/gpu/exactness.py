@@ -1,4 +1,4 @@
-"""Is the answer right? The engine, its sessions and its stages beside transformers."""
+"""Answers of the engine, its sessions and its stages beside those of transformers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from collab_llm_nodes.bench.gpu.hardware import distance
+from collab_llm_nodes.bench.gpu.hardware import distance, worst
 from collab_llm_nodes.bench.gpu.lab import Lab, fewer_layers
 from collab_llm_nodes.bench.gpu.transformers_peer import full_pass, generate
+from collab_llm_nodes.bench.lossless.check import rounding
+from collab_llm_nodes.engine.attention import GATHERED
+from collab_llm_nodes.engine.cache import BLOCK
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.engine.stage import Stage, StageFeed, StageSession
@@ -22,10 +25,10 @@ from collab_llm_nodes.models.prompt import EncodedPrompt
 
 LIMIT = 1e-4
 """Relative error of float32 logits: sums in another order, over tens of layers."""
-TIE = 1e-3
-"""Logits closer than this may change places in float32."""
 ROWS = (1, 5, 64)
 """Rows of the passes whose rounding is compared."""
+SHORT = (5, 9, 14, 20)
+"""Tokens of prompts whose sessions attend in one call; longer ones attend each in its own cache."""
 FORCED = 64
 """Tokens that are read in passes of so many rows."""
 TIMES_AS_FAR = 1.5
@@ -44,7 +47,10 @@ def exact(lab: Lab) -> None:
         for part in (_answers, _continuations, _exits):
             call = partial(part, lab, name, engine, peer, prompt)
             lab.attempt(f"{name}: {part.__name__.strip('_')}", call)
-    lab.attempt("sessions", partial(_together, lab, engine, [text, shown]))
+    lab.attempt("sessions", partial(_together, lab, "long", engine, [text, shown], 11))
+    short = [lab.text(tokens) for tokens in SHORT]
+    lab.attempt("short sessions", partial(_together, lab, "short", engine, short, 0))
+    lab.attempt("forks", partial(_forks, lab, engine))
 
 
 def _answers(lab: Lab, name: str, engine: Engine, peer: LoadedModel, prompt: EncodedPrompt) -> None:
@@ -58,7 +64,7 @@ def _answers(lab: Lab, name: str, engine: Engine, peer: LoadedModel, prompt: Enc
         gap = float(right[differ].max() - right[differ][[own[differ], other[differ]]].min())
     lab.verdict(
         f"{name}: greedy answer is that of generate",
-        gap <= TIE,
+        differ is None or gap <= rounding(right[differ]),
         tokens=len(own),
         differs_at=differ,
         gap=gap,
@@ -125,18 +131,40 @@ def _exits(lab: Lab, name: str, engine: Engine, peer: LoadedModel, prompt: Encod
             )
             for layer in adapters.layers
         ]
-    lab.near(f"{name}: exits", max(errors), LIMIT, layers=adapters.layers)
+    lab.near(f"{name}: exits", worst(errors), LIMIT, layers=adapters.layers)
 
 
-def _together(lab: Lab, engine: Engine, prompts: Sequence[EncodedPrompt]) -> None:
-    """Compare eight sessions of unlike lengths in one pass with each of them alone."""
+def _together(
+    lab: Lab, name: str, engine: Engine, prompts: Sequence[EncodedPrompt], more: int
+) -> None:
+    """Compare eight sessions of unlike lengths in one pass with each of them alone.
+
+    Args:
+        more: tokens by which each is longer than the one before.
+    """
     sessions: list[Session] = []
     for number in range(8):
         prompt = prompts[number % len(prompts)]
         sessions.append(engine.open(prompt))
-        sessions[-1].feed((*prompt.ids, *lab.ids(11 * number, seed=number)), last=0)
+        sessions[-1].feed((*prompt.ids, *lab.ids(more * number, seed=number)), last=0)
+    column = engine.cache_bytes(BLOCK) // BLOCK
+    if name == "short":
+        most = max(session.length for session in sessions) + 5
+        lab.verdict("short sessions attend in one call", most * column <= GATHERED, columns=most)
+    _compare(lab, f"8 {name} sessions in one pass", engine, sessions)
+
+
+def _forks(lab: Lab, engine: Engine) -> None:
+    """Compare forks that read a common prefix in one pass with each of them alone."""
+    first = engine.open(lab.text(0))
+    first.feed(lab.ids(200, seed=6), last=0)
+    _compare(lab, "forks in one pass", engine, [first, first.fork(), first.fork()])
+
+
+def _compare(lab: Lab, name: str, engine: Engine, sessions: Sequence[Session]) -> None:
+    """Compare a pass of all sessions with passes of one each; close them."""
     lengths = [session.length for session in sessions]
-    fed = [lab.ids(1 + number % 5, seed=50 + number) for number in range(8)]
+    fed = [lab.ids(1 + number % 5, seed=50 + number) for number in range(len(sessions))]
     alone = [session.feed(ids) for session, ids in zip(sessions, fed, strict=True)]
     for session, length in zip(sessions, lengths, strict=True):
         session.length = length
@@ -146,7 +174,7 @@ def _together(lab: Lab, engine: Engine, prompts: Sequence[EncodedPrompt]) -> Non
         if isinstance(found, Exception):
             raise found
         errors.append(distance(found, expected))
-    lab.near("8 sessions in one pass are as alone", max(errors), LIMIT, errors=errors)
+    lab.near(f"{name} are as alone", worst(errors), LIMIT, errors=errors)
     for session in sessions:
         session.close()
 

@@ -122,7 +122,8 @@ class LayerLoop:
             cache[None, keys:],
             attn_mask=self._mask,
         )
-        return output.view(keys, rows, -1).transpose(0, 1).reshape(rows, -1)
+        # The memory-efficient kernel gives the heads another order in memory than those of a CPU.
+        return output.view(keys, rows, -1, query.shape[-1]).transpose(0, 1).reshape(rows, -1)
 
     def _turned(self, heads: Tensor) -> Tensor:
         return heads * self._cos + heads.roll(heads.shape[-1] // 2, -1) * self._sin

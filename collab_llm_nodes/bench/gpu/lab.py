@@ -1,4 +1,4 @@
-"""What a step is handed: the sizes, the device, random models, and the report."""
+"""The means of a step: sizes, device, random models, and the report."""
 
 from __future__ import annotations
 
@@ -63,6 +63,10 @@ class Lab:
     def near(self, name: str, found: float, limit: float, **facts: Any) -> None:
         """Report whether an error is within its limit; NaN is not."""
         self.verdict(name, found <= limit, found=found, limit=limit, **facts)
+
+    def spoil(self) -> None:
+        """Report that the device is of no use to this process any more."""
+        self._send({"spoilt": True})
 
     def attempt(self, name: str, part: Callable[[], object]) -> None:
         """Run a part of a step; what it raises is a verdict, and the step's other parts go on."""

@@ -24,6 +24,8 @@ from collab_llm_nodes.bench.gpu.worker import Send, work
 OK, FAILED, SKIPPED = "ok", "FAILED", "skipped"
 _SLACK = 2.0
 """A step may take so many times what is expected."""
+_START_S = 60.0
+"""A new worker may take so much longer: it imports torch from a cold disk, and starts CUDA."""
 _LOG_LINES = 40
 
 
@@ -44,7 +46,8 @@ class Worker:
         self.connection.close()
         self._process.join(wait_s)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid or 0, signal.SIGKILL)
+            assert self._process.pid
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
         self._process.join()
 
@@ -89,15 +92,16 @@ def run_steps(
                 if left_s < step.seconds:
                     record["error"] = f"{left_s:.0f} s left, expected to take {step.seconds:g} s"
                 else:
+                    limit_s = _SLACK * step.seconds
                     if worker is None:
-                        worker = Worker(make_lab, Path(folder))
-                    if not _run(
-                        step, worker, min(left_s, _SLACK * step.seconds), record, results, keep
-                    ):
+                        worker, limit_s = Worker(make_lab, Path(folder)), limit_s + _START_S
+                    if not _run(step, worker, min(left_s, limit_s), record, results, keep):
                         worker.end()
                         worker = None
                 keep(results)
                 say(_line(step, record))
+                if record.pop("hopeless", False):  # no step could start
+                    break
         finally:
             if worker is not None:
                 worker.end(wait_s=10.0)
@@ -115,6 +119,7 @@ def _run(
     begun = time.monotonic()
     record["status"] = FAILED  # until it is done
     message: dict[str, Any] = {}
+    spoilt = False
     try:
         worker.connection.send((step.function, limit_s))
         while "done" not in message and "raised" not in message:
@@ -126,6 +131,7 @@ def _run(
                 record["figures"][message["figure"]] = message["value"]
             elif "verdict" in message:
                 record["verdicts"][message["verdict"]] = message["facts"]
+            spoilt = spoilt or "spoilt" in message
             record["seconds"] = time.monotonic() - begun
             keep(results)
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -133,11 +139,13 @@ def _run(
     record["seconds"] = time.monotonic() - begun
     if "raised" in message:
         record |= {"error": message["raised"], "log": worker.tail()}
+        if message.get("hopeless"):
+            record["hopeless"] = True
         return False
     verdicts = record["verdicts"].values()
     if all(verdict["ok"] for verdict in verdicts):
         record["status"] = OK
-        return True
+        return not spoilt
     record["log"] = worker.tail()
     return not any("exception" in verdict for verdict in verdicts)
 

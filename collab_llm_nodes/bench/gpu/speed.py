@@ -1,4 +1,4 @@
-"""What passes cost: decoding, verification, prompts, pictures, sessions, exits, whole answers."""
+"""Times of passes: decoding, verification, prompts, pictures, sessions, exits, whole answers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from collab_llm_nodes.bench.gpu.exactness import greedy
 from collab_llm_nodes.bench.gpu.lab import Lab, weights_read
 from collab_llm_nodes.bench.gpu.timing import copy_bytes_per_s, synchronize, timed
 from collab_llm_nodes.bench.gpu.transformers_peer import generate
-from collab_llm_nodes.decoding.sampling import SamplingConfig, distributions
+from collab_llm_nodes.decoding.sampling import SamplingConfig, previews_of
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, OnExit, Session
 from collab_llm_nodes.models.loading import LoadedModel
-from collab_llm_nodes.protocols.edge_cloud.server import confidences
 
 VERIFIED = (1, 5, 9)
 """Rows of a pass: the last confirmed token, and drafts of 0, 4 and 8."""
@@ -96,8 +95,7 @@ def _exits(lab: Lab, loaded: LoadedModel) -> None:
     """Verify with the exits' most likely tokens fetched at each of them, as a verifier does."""
 
     def fetch(layer: int, logits: Tensor) -> None:
-        distributions(logits, SamplingConfig())
-        confidences([logits])
+        previews_of([logits], [SamplingConfig()])
 
     variants: dict[str, tuple[int, OnExit | None]] = {
         "none": (0, None),

@@ -1,4 +1,4 @@
-"""The same model as transformers runs it: what the engine is compared with."""
+"""The forward pass of transformers, with which the engine is compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stays behind: memory after many sessions, and the launches and waits of one pass."""
+"""Memory that many sessions leave, and the launches and waits of one pass."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def work(connection: Connection, log: Path, make_lab: Callable[[Send], Any]) -> 
         make_lab: makes what each step is handed, which reports by the function that this is given.
 
     Messages in: (function, seconds). Messages out: findings of ``lab.Lab``, then {"done": seconds},
-    or {"raised": message} of a step that raised something.
+    or {"raised": message, "hopeless": bool} of a step that raised something, or could not begin.
     """
     os.setsid()  # the parent ends this process together with its children
     with log.open("wb", buffering=0) as file:
@@ -52,7 +52,8 @@ def work(connection: Connection, log: Path, make_lab: Callable[[Send], Any]) -> 
             lab.tidy()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the step's result
             traceback.print_exc()
-            connection.send({"raised": f"{type(error).__name__}: {error}"})
+            hopeless = lab is None  # a package or the device is missing
+            connection.send({"raised": f"{type(error).__name__}: {error}", "hopeless": hopeless})
         else:
             connection.send({"done": time.monotonic() - begun})
         faulthandler.cancel_dump_traceback_later()

@@ -41,6 +41,7 @@ def main(descriptor: int) -> None:
                 config = from_mapping(ModelConfig, fields)
                 set_threads(config)
                 engines.append(Engine(load(config)))
+                engines[-1].warm_up()
             except Exception as error:  # noqa: BLE001 - the parent tells it
                 told = {"error": f"{type(error).__name__}: {error}", "index": index}
                 parent.sendall(line(told))

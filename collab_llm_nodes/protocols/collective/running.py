@@ -60,10 +60,13 @@ def start(config: CollectiveConfig, resources: Resources) -> Collective:
         )
     with within("target"):
         target = Engine(load(config.target))
+        target.warm_up()
     if config.pipeline == PROCESSES:
         return Collective(target, (), config, resources)
     with within("drafts"):
         drafts = [Engine(load(model)) for model in config.drafts.models()]
+        for draft in drafts:
+            draft.warm_up()
     return Collective(target, drafts, config, resources)
 
 

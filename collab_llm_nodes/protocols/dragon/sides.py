@@ -31,6 +31,7 @@ def load_side(model: ModelConfig, config: SideConfig) -> tuple[ModelSide, Index 
         Unavailable: the store cannot be read.
     """
     engine = Engine(load(model))
+    engine.warm_up()
     store = Store(Path(config.store).expanduser(), config.limits) if config.store else None
     side = ModelSide(engine, store, config)
     if store is None:

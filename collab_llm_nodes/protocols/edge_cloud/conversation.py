@@ -99,6 +99,7 @@ class Verifier(StreamService[Reply]):
             self._engine,
             batch=c.batch,
             max_sessions=c.limits.max_sessions,
+            pixels=self._limits.max_image_pixels if self._pictures is not None else 0,
             judge=TargetJudge(c.exits, self.telemetry.count_verdicts),
             name=self.name,
             emulated_compute_s=c.emulated_compute_s,

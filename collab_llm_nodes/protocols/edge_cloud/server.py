@@ -13,14 +13,17 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 
-import torch
 from torch import Tensor
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.rejection import verify_chain
-from collab_llm_nodes.decoding.sampling import Distribution, SamplingConfig, distributions
+from collab_llm_nodes.decoding.sampling import (
+    Distribution,
+    SamplingConfig,
+    distributions,
+    previews_of,
+)
 from collab_llm_nodes.errors import InvalidInput, ModelError, ProtocolError
 from collab_llm_nodes.protocols.edge_cloud.ahead import (
     MAX_AHEAD,
@@ -49,9 +52,8 @@ class ExitConfig:
     )
     min_lead_s: float = setting(
         0.002,
-        "The verifier takes no exits that would precede the verdict by less than this, judged by"
-        " its last passes: a robot needs as long to take an exit in. Nor does it take those that"
-        " lead by less than eight times what they cost. 0: it takes all [s].",
+        "An exit is sent only if it precedes the verdict by at least this, judged by the last"
+        " passes, and by at least eight times what it costs; 0 sends all [s].",
         low=0.0,
         high=60.0,
     )
@@ -62,18 +64,6 @@ class ExitConfig:
 
 Laws = Sequence[Distribution] | ModelError
 """The target's distributions after the prefix and after each draft token, or why there are none."""
-
-
-def confidences(parts: Sequence[Tensor]) -> list[list[float]]:
-    """Return the softmax maximum of each row of several logits [rows, vocabulary].
-
-    All are fetched from the device at once.
-    """
-    if not parts:
-        return []
-    logits = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
-    found = iter(logits.float().softmax(dim=-1).amax(dim=-1).tolist())
-    return [list(islice(found, len(part))) for part in parts]
 
 
 class EarlyExitQueue:
@@ -176,22 +166,21 @@ class VerifierSession:
         self,
         layer: int,
         logits: Tensor,
-        laws: Laws | None = None,
-        sure: Sequence[float] | None = None,
+        seen: tuple[Laws, Sequence[float]] | None = None,
     ) -> EarlyExit:
         """The outcome as this exit sees it; same uniforms as the final one (common random numbers).
 
         Args:
             layer: index of the exit.
             logits: [gamma + 1, vocabulary].
-            laws: the ``distributions`` of ``logits``, if the caller has them.
-            sure: their :func:`confidences`, likewise.
+            seen: what ``previews_of`` gives for ``logits``, if the caller has it.
 
         Raises:
             ModelError: the logits say nothing.
         """
+        laws, sure = seen or previews_of([logits], [self.sampling])[0]
         draft, tokens, accepted, finished = self._judge(logits, laws)
-        sure = (sure or confidences([logits])[0])[: len(tokens)]
+        sure = sure[: len(tokens)]
         confidence = math.prod(sure) if self._exits.confidence == "joint" else max(sure)
         return EarlyExit(draft.round, layer, tokens, accepted, finished, confidence)
 

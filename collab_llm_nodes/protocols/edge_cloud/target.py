@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from collab_llm_nodes.decoding.sampling import SamplingConfig, distributions_of
+from collab_llm_nodes.decoding.sampling import SamplingConfig, distributions_of, previews_of
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, OnExit
 from collab_llm_nodes.errors import ModelError
@@ -25,7 +25,6 @@ from collab_llm_nodes.protocols.edge_cloud.server import (
     ExitConfig,
     Laws,
     VerifierSession,
-    confidences,
 )
 from collab_llm_nodes.serving.compute import Judge
 
@@ -115,8 +114,7 @@ class TargetSession:
         self,
         layer: int,
         logits: Tensor,
-        laws: Laws | None = None,
-        sure: Sequence[float] | None = None,
+        seen: tuple[Laws, Sequence[float]] | None = None,
     ) -> EarlyExit | None:
         """Return the outcome as an exit sees it; None if that cannot be read.
 
@@ -124,7 +122,7 @@ class TargetSession:
         be sound all the same.
         """
         try:
-            return self._state.preview(layer, logits, laws, sure)
+            return self._state.preview(layer, logits, seen)
         except Exception as error:  # whatever it is, only the verdict matters
             if not self._dropped:
                 fault = None if isinstance(error, ModelError) else error
@@ -198,19 +196,23 @@ class TargetJudge(Judge):
         self.min_lead_s = exits.min_lead_s
         self._on_verdicts = on_verdicts
 
+    def warm_up(self, layer: int, logits: Tensor) -> None:
+        """Find the distributions of ``logits`` by two laws."""
+        laws = [SamplingConfig(), SamplingConfig(1.0, top_p=0.9)]
+        previews_of([logits] * len(laws), laws)
+
     def find(self, results: Sequence[tuple[TargetSession, Tensor]]) -> Sequence[Laws | None]:
         """Return the target's distributions for each session."""
-        return _together(_laws_of, results)
+        return _together(distributions_of, results)
 
     def preview(
         self, layer: int, exits: Sequence[tuple[TargetSession, Tensor]]
     ) -> list[EarlyExit | None]:
         """Return the outcome of each session as an early exit sees it."""
-        laws = _together(_laws_of, exits)
-        sure = _together(lambda exits: confidences([logits for _, logits in exits]), exits)
+        every = _together(previews_of, exits)
         return [
-            session.preview(layer, logits, *own)
-            for (session, logits), own in zip(exits, zip(laws, sure, strict=True), strict=True)
+            session.preview(layer, logits, seen)
+            for (session, logits), seen in zip(exits, every, strict=True)
         ]
 
     def count(self, concluded: Sequence[Verdict]) -> None:
@@ -218,22 +220,17 @@ class TargetJudge(Judge):
         self._on_verdicts(concluded)
 
 
-def _laws_of(results: Sequence[tuple[TargetSession, Tensor]]) -> Sequence[Laws]:
-    return distributions_of(
-        [logits for _, logits in results], [session.sampling for session, _ in results]
-    )
-
-
 def _together(
-    find: Callable[[Sequence[tuple[TargetSession, Tensor]]], Sequence[Found]],
+    find: Callable[[Sequence[Tensor], Sequence[SamplingConfig]], Sequence[Found]],
     results: Sequence[tuple[TargetSession, Tensor]],
 ) -> Sequence[Found | None]:
     """Return what ``find`` does, or None for each session if that fails, as for want of memory.
 
     Each session has to find its own then, and what fails is its own error.
     """
+    sessions, logits = [session for session, _ in results], [logits for _, logits in results]
     try:
-        return find(results)
+        return find(logits, [session.sampling for session in sessions])
     except Exception as error:  # noqa: BLE001  whatever it is
         log.warning("sessions are judged one by one: %s", error)
         return [None] * len(results)

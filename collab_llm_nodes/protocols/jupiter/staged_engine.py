@@ -91,14 +91,14 @@ class StagedEngine:
         """Start a session; it takes a lane when it is first fed."""
         return StagedSession(self, prompt)
 
-    def warm_up(self) -> None:
+    def warm_up(self, on_exit: OnExit | None = None) -> None:
         """Do nothing: the workers were measured when they were chosen."""
 
     def cache_bytes(self, tokens: int) -> int:
         """Return 0: the workers hold the caches, and lend as many lanes as they have memory for."""
         return 0
 
-    def cache_room(self, *, rows: int, logits: int) -> float:
+    def cache_room(self, *, rows: int, logits: int, pixels: int) -> float:
         """Return infinity."""
         return math.inf
 

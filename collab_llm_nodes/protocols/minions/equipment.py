@@ -177,6 +177,7 @@ def _chat(config: ChatModelConfig, field: str, opened: ExitStack) -> ChatModel:
             return planner
         loaded = load(config.model)
         engine = Engine(loaded)
+        engine.warm_up()
         opened.callback(engine.close)
         chat = InProcessChat(engine, config.limits, name)
         opened.callback(chat.close)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from session_links import DRAFT, GREEDY, OPEN, VERDICT
 
-from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.decoding.sampling import SamplingConfig, of_device, previews_of
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ProtocolError
 from collab_llm_nodes.protocols.edge_cloud.ahead import MAX_AHEAD
 from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, EdgeClient, Source
@@ -24,7 +24,6 @@ from collab_llm_nodes.protocols.edge_cloud.server import (
     EarlyExitQueue,
     ExitConfig,
     VerifierSession,
-    confidences,
 )
 
 
@@ -165,9 +164,10 @@ def test_each_row_is_as_sure_as_its_softmax_says() -> None:
     second = torch.tensor([[0.0, nan, 1.0], [0.0, inf, 1.0], [-inf, -inf, -inf]])
     third = torch.tensor([[-inf, 3.0, -inf]])
     parts = first, second, third
-    for part, sure in zip(parts, confidences(parts), strict=True):
-        np.testing.assert_allclose(sure, part.softmax(dim=-1).amax(dim=-1))
-    assert confidences([]) == []
+    laws = [SamplingConfig()] * len(parts)
+    for reduced in (previews_of(parts, laws), [(None, sure) for _, sure in of_device(parts, laws)]):
+        for part, (_, sure) in zip(parts, reduced, strict=True):
+            np.testing.assert_allclose(sure, part.softmax(dim=-1).amax(dim=-1), rtol=1e-6)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.floats(0, 1)), max_size=20))
