@@ -649,8 +649,8 @@ def test_goals_follow_from_the_figures() -> None:
     }
     results: dict[str, Any] = {
         "acceptance": {
-            "reports": {"ssm_reports": 0.8, "vote": 0.795},
-            MIXED: {"ssm_reports": 0.5, "vote": 0.5},
+            "reports": {"ssm_reports": 0.8, GENERALIST: 0.9, "vote": 0.795},
+            MIXED: {"ssm_reports": 0.4, GENERALIST: 0.5, "vote": 0.5},
         },
         "ladder": speeds,
         "adaptive": {
