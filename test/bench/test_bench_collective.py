@@ -40,6 +40,7 @@ from collab_llm_nodes.bench.collective.material import (
     partial_prompts,
 )
 from collab_llm_nodes.bench.collective.measure import (
+    GENERALIST,
     GENERATE,
     LADDER,
     ON_ALL_CORES,
@@ -102,6 +103,7 @@ WAYS: dict[str, Callable[[Family], Way]] = {
     "pipeline": lambda family: Collective(family, ALL, 2, TOKENS, pipelined=True),
     "in threads": lambda family: Collective(family, ALL, 2, TOKENS, in_threads=True),
     "small drafts": lambda family: Collective(family, ALL, 2, TOKENS, draft_batch=1),
+    "generalist": lambda family: Collective(family.with_generalist(), [0], 2, TOKENS),
     "tree": lambda family: Tree(family, 2, TOKENS),
     "generate": lambda family: Transformers(family, 2, TOKENS),
     "assisted": lambda family: Transformers(family, 2, TOKENS, family.peer_drafts[1]),
@@ -362,7 +364,7 @@ def test_ways_take_turns(
     forth = turns[:ours]
     assert turns == [*forth, *reversed(forth), *forth]
     assert counts == [2] * ours + [4] * 2 * ours, "the first turn warms up with what is in flight"
-    assert Counter(piped for _, piped in forth) == {False: 5, True: 1}
+    assert Counter(piped for _, piped in forth) == {False: 6, True: 1}
 
 
 @pytest.mark.slow
@@ -380,7 +382,8 @@ def test_the_command_measures_what_it_names(folder: Path, tmp_path: Path) -> Non
     assert found["mismatches"] == 0
     assert set(found["acceptance"]) == set(STREAMS)
     for row in found["acceptance"].values():
-        assert set(row) == {*DRAFTS, "vote"}
+        assert set(row) == {*DRAFTS, GENERALIST, "vote"}
+        assert row[GENERALIST] == 1.0, "it is the target itself"
         assert row["ssm_conversation"] == 1.0, "it is the target itself"
         assert row["ssm_reports"] < row["vote"]
     assert found["failed"] == {}
@@ -646,8 +649,8 @@ def test_goals_follow_from_the_figures() -> None:
     }
     results: dict[str, Any] = {
         "acceptance": {
-            "reports": {"ssm_reports": 0.8, "vote": 0.795},
-            MIXED: {"ssm_reports": 0.5, "vote": 0.5},
+            "reports": {"ssm_reports": 0.8, GENERALIST: 0.9, "vote": 0.795},
+            MIXED: {"ssm_reports": 0.4, GENERALIST: 0.5, "vote": 0.5},
         },
         "ladder": speeds,
         "adaptive": {

@@ -7,6 +7,7 @@ from typing import Any
 
 from collab_llm_nodes.bench.collective.material import MIXED
 from collab_llm_nodes.bench.collective.measure import (
+    GENERALIST,
     GENERATE,
     ON_ALL_CORES,
     PIPELINE,
@@ -31,11 +32,12 @@ def goals_of(results: Results) -> dict[str, dict[str, Any]]:
 
 def _acceptances(results: Results) -> Iterator[Goal]:
     for stream, row in results["acceptance"].items():
-        best = max(rate for name, rate in row.items() if name != VOTED)
+        single = {name: rate for name, rate in row.items() if name != VOTED}
         if stream == MIXED:
+            best = max(single.values())
             yield "vote above every draft, mixed", best, row[VOTED], row[VOTED] > best
-        else:
-            least = best - 0.01
+        else:  # it can be no better than the drafts that it chooses from
+            least = max(rate for name, rate in single.items() if name != GENERALIST) - 0.01
             yield (
                 f"vote as good as the best draft, {stream}",
                 least,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from collab_llm_nodes.training.text.samples import SUB_DOMAINS, make_sample
 TARGET = "text-target"
 DRAFTS = {f"ssm_{sub_domain}": f"ssm-{sub_domain}" for sub_domain in SUB_DOMAINS}
 """Folders of the small speculative models, by the names that results give them."""
+GENERALIST = "text-worker"
+"""Folder of a single model that knows all sub-domains: what a vote of specialists must beat."""
 MIXED = "mixed"
 STREAMS = (*SUB_DOMAINS, MIXED)
 """Streams of prompts; the mixed one takes turns between the sub-domains."""
@@ -44,6 +46,7 @@ class Family:
     Attributes:
         drafts: in the order of ``DRAFTS``.
         folders: of the drafts, for processes of their own.
+        generalist: a larger draft model, which takes no part in the vote.
     """
 
     target: Engine
@@ -51,6 +54,11 @@ class Family:
     folders: tuple[Path, ...]
     peer: LoadedModel
     peer_drafts: tuple[LoadedModel, ...]
+    generalist: Engine
+
+    def with_generalist(self) -> Family:
+        """Return this family with the generalist as its only draft model."""
+        return replace(self, drafts=(self.generalist,), folders=(), peer_drafts=())
 
 
 def load_family(folder: Path) -> Family:
@@ -60,7 +68,7 @@ def load_family(folder: Path) -> Family:
         ConfigError: a model is missing, or the tokenizers differ.
         ModelError: a model cannot be loaded.
     """
-    names = (TARGET, *DRAFTS.values())
+    names = (TARGET, *DRAFTS.values(), GENERALIST)
     missing = [name for name in names if not (folder / name / "config.json").is_file()]
     if missing:
         raise ConfigError(
@@ -73,12 +81,12 @@ def load_family(folder: Path) -> Family:
         return load(ModelConfig(path=str(folder / name), local_files_only=True))
 
     ours = {name: read(name) for name in names}
-    target, *drafts = (Engine(loaded) for loaded in ours.values())
-    first, *others = zip(names, (each.vocabulary for each in (target, *drafts)), strict=True)
+    target, *drafts, generalist = engines = [Engine(loaded) for loaded in ours.values()]
+    first, *others = zip(names, (each.vocabulary for each in engines), strict=True)
     check_one_vocabulary(first, others, "--models")
-    peer, *peer_drafts = (read(name) for name in names)
+    peer, *peer_drafts = (read(name) for name in names[:-1])
     folders = tuple(folder / name for name in DRAFTS.values())
-    return Family(target, tuple(drafts), folders, peer, tuple(peer_drafts))
+    return Family(target, tuple(drafts), folders, peer, tuple(peer_drafts), generalist)
 
 
 def partial_prompts(family: Family, count: int, seed: int) -> dict[str, list[Ids]]:

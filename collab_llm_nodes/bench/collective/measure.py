@@ -40,6 +40,7 @@ from collab_llm_nodes.training.text.evaluate import accepted_in_rounds
 from collab_llm_nodes.training.text.samples import SUB_DOMAINS
 
 VOTED, ADAPTIVE, PRINTED_RULE = "vote", "adaptive", "printed"
+GENERALIST = "generalist"
 PIPELINE = "pipeline"
 LADDER = ("default", "majority", "selector", PIPELINE)
 """Steps of the paper's ladder."""
@@ -142,6 +143,11 @@ class Bench:
         used = range(len(self.family.drafts)) if drafts is None else drafts
         return lambda: Collective(self.family, list(used), batch, self.sizes.max_tokens, **options)
 
+    def generalist(self, batch: int) -> Make:
+        """Return what makes speculation with the generalist as the only draft model."""
+        alone = self.family.with_generalist()
+        return lambda: Collective(alone, [0], batch, self.sizes.max_tokens)
+
     def _compare(self, name: str, run: Run) -> None:
         for prompt, answer in zip(run.prompts, run.answers, strict=True):
             if answer == self.right.of(prompt):
@@ -224,6 +230,7 @@ def drafts(bench: Bench, batch: int) -> dict[str, Any]:
     """Return acceptance and throughput of each draft alone and of the vote (Figure 11)."""
     found: dict[str, Any] = {}
     ways = {name: bench.collective(batch, [i]) for i, name in enumerate(DRAFTS)}
+    ways[GENERALIST] = bench.generalist(batch)
     ways[VOTED] = bench.collective(batch)
     for stream in STREAMS:
         runs = bench.in_turn("drafts", stream, batch, ways, bench.sizes.repeats)
@@ -268,6 +275,7 @@ def ladder(bench: Bench, stream: str, batch: int, repeats: int) -> Runs:
     ways = {
         **_steps(bench, family, best, batch),
         "default_worst": bench.collective(batch, [bench.worst_draft[stream]]),
+        GENERALIST: bench.generalist(batch),
         GENERATE: lambda: Transformers(family, batch, tokens),
         ON_ALL_CORES: lambda: Transformers(family, batch, tokens, threads=_CORES),
         ASSISTED: lambda: Transformers(family, batch, tokens, family.peer_drafts[best]),

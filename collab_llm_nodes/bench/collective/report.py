@@ -15,6 +15,7 @@ from collab_llm_nodes.bench.collective.emulation import DRAFT_PACE, TARGET_PACE
 from collab_llm_nodes.bench.collective.goals import goals_of
 from collab_llm_nodes.bench.collective.material import (
     DRAFTS,
+    GENERALIST,
     MIXED,
     STREAMS,
     TARGET,
@@ -96,7 +97,8 @@ def run_collective(
     """
     check_parts(parts, PARTS)
     _check(sizes.repeats, sizes.lengths)
-    set_threads(*(ModelConfig(path=str(models / name)) for name in (TARGET, *DRAFTS.values())))
+    used = (TARGET, *DRAFTS.values(), GENERALIST)
+    set_threads(*(ModelConfig(path=str(models / name)) for name in used))
     family = load_family(models)
     bench = Bench(
         family,

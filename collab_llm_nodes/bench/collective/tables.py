@@ -9,7 +9,13 @@ from rich.console import Console
 from rich.table import Table
 
 from collab_llm_nodes.bench.collective.material import MIXED
-from collab_llm_nodes.bench.collective.measure import ADAPTIVE, LADDER, PEERS, PRINTED_RULE
+from collab_llm_nodes.bench.collective.measure import (
+    ADAPTIVE,
+    GENERALIST,
+    LADDER,
+    PEERS,
+    PRINTED_RULE,
+)
 from collab_llm_nodes.bench.collective.watch import PARTS as OVERHEADS
 from collab_llm_nodes.bench.collective.ways import S
 
@@ -17,7 +23,7 @@ PAPER_TOTALS = {"OPT-13B": 1.99, "Llama2-70B-chat": 2.63}
 """+Pipeline over Default in paper 002, Figure 10 (finance, batch 16)."""
 PAPER_OVERHEAD = 0.0237
 EMULATED_BESIDE = ("autoregressive", "tree")
-BESIDE = ("default_worst", "autoregressive", "tree", *PEERS)
+BESIDE = ("default_worst", GENERALIST, "autoregressive", "tree", *PEERS)
 
 
 def print_tables(results: Mapping[str, Any], console: Console) -> None:

@@ -187,8 +187,8 @@ PRESETS: Mapping[str, MinionsConfig] = {
     ),
 }
 """The paper's experiments, and the embedded models. The former have the temperatures of appendix B
-and the prompts of appendix F; it gives no numbers of rounds, tasks and samples for its table 1, so
-these are the defaults."""
+and prompts after appendix F, in our own words; it gives no numbers of rounds, tasks and samples for
+its table 1, so these are the defaults."""
 
 CHAT_PRESETS: Mapping[str, MinionConfig] = {
     name: dataclasses.replace(MinionConfig(), style=name, local=preset.local)
