@@ -17,8 +17,6 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rclpy.time import Time
-
 from collab_llm.msg import GeneratedText, NavigationAction
 from collab_llm.msg import Status as StatusMsg
 from collab_llm_nodes.config import check_ranges, setting
@@ -32,6 +30,7 @@ from collab_llm_nodes.robot.grammar import (
 )
 from collab_llm_nodes.ros.health import ActionLimits, Actions, Status
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
+from collab_llm_nodes.ros.motion_inputs import seconds_of
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import RESULT
 
@@ -145,7 +144,7 @@ class NavigationActionParser(ManagedNode[ParserConfig]):
 
     def _age_of(self, msg: GeneratedText) -> float:
         """Return the age of the frame that the text is about [s]."""
-        return self.seconds() - Time.from_msg(msg.header.stamp).nanoseconds * 1e-9
+        return self.seconds() - seconds_of(msg.header.stamp, "generated_text.header.stamp")
 
     def _publish(self, parsed: ParsedAction, msg: GeneratedText) -> None:
         reason = parsed.reason or REASONS[parsed.code]

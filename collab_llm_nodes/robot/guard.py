@@ -175,12 +175,14 @@ class Guard:
         config: may be replaced at any time.
         velocity: sent last.
         stops: times that a motion under way was stopped, by reason.
+        troubles: what is wrong with the stamp of the last message, in words; set by the caller.
     """
 
     def __init__(self, config: GuardConfig) -> None:
         self.config = config
         self.velocity = ZERO
         self.stops: dict[str, int] = {}
+        self.troubles: dict[Source, str] = {}
         self._asked = ZERO
         self._valid = True
         self._heard: dict[Source, float] = {}
@@ -284,7 +286,7 @@ class Guard:
         """Return the state for people and other nodes."""
         stops, limit = self._stops(wall), self.speed_limit(wall)
         reasons = stops if limit > 0.0 else (*stops, "OBSTACLE")
-        words = [REASONS[code] for code in reasons]
+        words = [self._words(code) for code in reasons]
         if self._emergency:
             words[0] += f" (set by {self._emergency})"
         return GuardState(
@@ -295,6 +297,14 @@ class Guard:
             0.0 if stops else limit,
             self.velocity,
         )
+
+    def _words(self, code: str) -> str:
+        """Return ``code`` in words, with what is wrong with the stamps if that is known."""
+        sources = {**_STALE, Source.LINK: "LINK_DOWN", Source.COMMAND: "NO_COMMAND"}
+        for source, trouble in self.troubles.items():
+            if trouble and sources[source] == code:
+                return f"{REASONS[code].split(':')[0]}: its messages are {trouble}"
+        return REASONS[code]
 
     def speed_limit(self, wall: float) -> float:
         """Top speed ahead [m/s], as far as the way and the link say."""
