@@ -23,13 +23,12 @@ from typing import Any
 from builtin_interfaces.msg import Time as TimeMsg
 from geometry_msgs.msg import Twist, TwistStamped
 from nav_msgs.msg import Odometry
-from rclpy.parameter import Parameter
 from sensor_msgs.msg import Joy, LaserScan, Range
 from std_msgs.msg import Bool, Header
 from std_srvs.srv import Trigger
 
 from collab_llm.msg import LinkState, MotionState, Observation
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import check_ranges, fixed
 from collab_llm_nodes.errors import CollabError, InvalidInput
 from collab_llm_nodes.robot.executor import ZERO, Velocity
 from collab_llm_nodes.robot.guard import Guard, GuardConfig, GuardState, Source
@@ -54,24 +53,22 @@ _STATE_PERIOD_S = 0.25
 class MotionGuardConfig(GuardConfig):
     """Parameters of the node."""
 
-    period: float = setting(
+    period: float = fixed(
         0.02,
         "While the robot moves, the clock is looked at, and a stop repeated, this often [s].",
         low=0.005,
         high=0.05,
-        read_only=True,
     )
-    stamped: bool = setting(
-        False, "cmd_vel and cmd_vel_nav are TwistStamped (newer navigation stacks).", read_only=True
+    stamped: bool = fixed(
+        False, "cmd_vel and cmd_vel_nav are TwistStamped (newer navigation stacks)."
     )
-    base_frame: str = setting("base_link", "Frame of stamped commands.")
-    joy_button: int = setting(
+    base_frame: str = fixed("base_link", "Frame of stamped commands.")
+    joy_button: int = fixed(
         -1, "Button of `joy` that is an emergency stop, counted from 0; -1 = none.", low=-1, high=63
     )
-    latch_folder: str = setting(
+    latch_folder: str = fixed(
         "",
         "Where a pressed emergency stop is kept beyond the end of this process; empty: nowhere.",
-        read_only=True,
     )
 
     def __post_init__(self) -> None:
@@ -152,7 +149,6 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         self._clock_timer = self.create_timer(_STATE_PERIOD_S, self._on_period, clock=STEADY)
 
     def activate(self) -> None:
-        self._guard.config = self.config
         self._guard.on_halt(wall())
 
     def deactivate(self) -> None:
@@ -193,11 +189,6 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         """Return the nodes that take ``cmd_vel``, by any name, and do not only record it."""
         takers = self.get_subscriptions_info_by_topic(self._commands.topic_name)
         return sum(taker.node_name != "recorder" for taker in takers)
-
-    def _apply(self, parameters: list[Parameter]) -> None:
-        super()._apply(parameters)
-        if self.active:  # else when it becomes so
-            self._guard.config = self.config
 
     # Events.
 

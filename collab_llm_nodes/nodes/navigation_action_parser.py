@@ -19,7 +19,7 @@ from typing import Any
 
 from collab_llm.msg import GeneratedText, NavigationAction
 from collab_llm.msg import Status as StatusMsg
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import check_ranges, fixed, setting
 from collab_llm_nodes.robot.grammar import (
     REASONS,
     Code,
@@ -49,7 +49,7 @@ class ParserConfig:
     max_age: float = setting(
         10.0, "Oldest camera frame to act on, from its capture [s].", low=0.05, high=600.0
     )
-    unverified: str = setting(
+    unverified: str = fixed(
         "refuse",
         "Text that the target has not verified: refuse it, or let it pass, and the navigator acts"
         " on it slowly and in part (mission.unverified).",

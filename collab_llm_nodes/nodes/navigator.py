@@ -40,7 +40,7 @@ from std_msgs.msg import String
 from collab_llm.action import Generate, Navigate
 from collab_llm.msg import GenerationMetrics, MotionState, NavigationAction, Observation
 from collab_llm.msg import Status as StatusMsg
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import check_ranges, fixed, setting
 from collab_llm_nodes.errors import Busy, CollabError, ConfigError, Inactive, InvalidInput
 from collab_llm_nodes.robot.executor import ZERO, Pose2D, Velocity
 from collab_llm_nodes.robot.grammar import Kind, ParsedAction
@@ -133,7 +133,7 @@ class NavigatorConfig:
         choices=("velocity", *OUTPUTS),
         read_only=True,
     )
-    require_guard: bool = setting(
+    require_guard: bool = fixed(
         True,
         "No motion unless motion_guard says so. False: where another node takes cmd_vel_nav.",
     )
@@ -144,7 +144,7 @@ class NavigatorConfig:
     stop_words: tuple[str, ...] = setting(
         STOP_WORDS, "Instructions that end the one under way, and are not asked about."
     )
-    odometry_max_age: float = setting(
+    odometry_max_age: float = fixed(
         1.0, "Older odometry is ignored [s]; 0 = stamps are not looked at.", low=0.0, high=60.0
     )
 

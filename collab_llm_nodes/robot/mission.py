@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from unicodedata import category
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import check_ranges, fixed, setting
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.robot.executor import (
     ZERO,
@@ -69,14 +69,14 @@ class UnverifiedConfig:
 class MissionConfig:
     """Limits of one mission."""
 
-    max_distance: float = setting(
+    max_distance: float = fixed(
         0.75,
         "Longest step forward that is carried out [m]; grammar.max_distance of"
         " navigation_action_parser is what may be read.",
         low=0.01,
         high=LONGEST_M,
     )
-    max_angle: float = setting(
+    max_angle: float = fixed(
         45.0, "Widest turn that is carried out, likewise [degree].", low=1.0, high=WIDEST_DEGREE
     )
     max_steps: int = setting(40, "Actions at most, unless the goal says.", low=1, high=10_000)
