@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -48,6 +49,10 @@ def setting(
         "per_request": per_request,
     }
     return dataclasses.field(default=default, metadata=metadata)
+
+
+fixed = functools.partial(setting, read_only=True)
+"""A setting that cannot be changed while the node runs."""
 
 
 def check_ranges(config: Any) -> None:

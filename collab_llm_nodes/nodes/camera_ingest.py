@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from builtin_interfaces.msg import Time as TimeMsg
-from rclpy.time import Time
 from sensor_msgs.msg import CompressedImage, Image
 
 from collab_llm.msg import Observation
@@ -23,6 +22,7 @@ from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.health import Level, TopicLimits
 from collab_llm_nodes.ros.images import Jpeg, encode_jpeg, read_compressed, to_rgb
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
+from collab_llm_nodes.ros.motion_inputs import seconds_of
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import CAMERA, RESULT
 
@@ -138,12 +138,13 @@ class CameraIngest(ManagedNode[CameraConfig]):
         self._seen, self._started = wall(), True
         if frame.stamp == TimeMsg():  # a driver that does not stamp: reception is the best guess
             frame.stamp = self.get_clock().now().to_msg()
-        captured, rate = Time.from_msg(frame.stamp).nanoseconds * 1e-9, self.config.max_rate
-        since = captured - self._published_at
-        if rate and 0.0 <= since < 0.95 / rate:  # a little early counts: cameras jitter
-            self._counts["dropped"] += 1
-            return
+        rate = self.config.max_rate
         try:
+            captured = seconds_of(frame.stamp)
+            since = captured - self._published_at
+            if rate and 0.0 <= since < 0.95 / rate:  # a little early counts: cameras jitter
+                self._counts["dropped"] += 1
+                return
             jpeg = frame.jpeg()
         except InvalidInput as error:
             self._counts["rejected"] += 1

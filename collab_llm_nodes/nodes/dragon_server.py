@@ -8,7 +8,6 @@ the documents, so that it can be asked later. Started by ``protocol_server drago
 
 from __future__ import annotations
 
-import math
 import time
 from array import array
 from dataclasses import dataclass, field
@@ -31,13 +30,12 @@ from collab_llm_nodes.protocols.dragon.running import start
 from collab_llm_nodes.protocols.dragon.settings import DragonConfig
 from collab_llm_nodes.robot.diary import Diary
 from collab_llm_nodes.robot.episodes import EpisodeConfig, is_episode, remember
-from collab_llm_nodes.robot.executor import Pose2D
-from collab_llm_nodes.robot.grammar import Code, Kind, ParsedAction
 from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.document_index import IndexService
 from collab_llm_nodes.ros.generation_host import GenerationHost, HostConfig
 from collab_llm_nodes.ros.health import Faults, Level, Status
 from collab_llm_nodes.ros.managed_node import guarded
+from collab_llm_nodes.ros.motion_inputs import action_from, pose_from
 from collab_llm_nodes.ros.protocol_server import ProtocolServer
 from collab_llm_nodes.ros.qos import CAMERA, RESULT, STATE
 
@@ -166,18 +164,12 @@ class DragonServer(ProtocolServer[DragonServerConfig]):
     @guarded
     def _on_odometry(self, msg: Odometry) -> None:
         assert self._diary is not None
-        p, q = msg.pose.pose.position, msg.pose.pose.orientation
-        yaw = math.atan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z))
-        self._diary.on_pose(Pose2D(p.x, p.y, yaw))
+        self._diary.on_pose(pose_from(msg))
 
     @guarded
     def _on_action(self, msg: NavigationAction) -> None:
         assert self._diary is not None
-        kind = Kind(msg.kind)
-        value = msg.distance if kind is Kind.FORWARD else msg.angle
-        span = (msg.span_begin, msg.span_end)
-        action = ParsedAction(kind, value, Code(msg.code), span, msg.text, msg.reason)
-        self._diary.on_action(msg.session_id, action, time.time())
+        self._diary.on_action(msg.session_id, action_from(msg), time.time())
         self._keep()
 
     @guarded

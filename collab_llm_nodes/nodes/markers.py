@@ -23,6 +23,7 @@ from collab_llm_nodes.robot.executor import Pose2D
 from collab_llm_nodes.robot.grammar import Kind
 from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
+from collab_llm_nodes.ros.motion_inputs import action_from, pose_from
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import CAMERA, RESULT, STATE
 
@@ -195,15 +196,14 @@ class Markers(ManagedNode[MarkersConfig]):
 
     @guarded
     def _on_odometry(self, msg: Odometry) -> None:
-        p, q = msg.pose.pose.position, msg.pose.pose.orientation
-        yaw = math.atan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z))
+        pose = pose_from(msg)
         self._header = msg.header
-        self._picture.on_pose(Pose2D(p.x, p.y, yaw), self.config)
+        self._picture.on_pose(pose, self.config)
 
     @guarded
     def _on_action(self, msg: NavigationAction) -> None:
-        kind = Kind(msg.kind)
-        self._picture.on_action(kind, msg.distance if kind is Kind.FORWARD else msg.angle)
+        action = action_from(msg)
+        self._picture.on_action(action.kind, action.value)
 
     @guarded
     def _on_instruction(self, msg: String) -> None:

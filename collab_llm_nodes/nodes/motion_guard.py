@@ -23,21 +23,22 @@ from typing import Any
 from builtin_interfaces.msg import Time as TimeMsg
 from geometry_msgs.msg import Twist, TwistStamped
 from nav_msgs.msg import Odometry
-from rclpy.parameter import Parameter
-from rclpy.time import Time
 from sensor_msgs.msg import Joy, LaserScan, Range
 from std_msgs.msg import Bool, Header
 from std_srvs.srv import Trigger
 
 from collab_llm.msg import LinkState, MotionState, Observation
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import check_ranges, fixed
+from collab_llm_nodes.errors import CollabError, InvalidInput
 from collab_llm_nodes.robot.executor import ZERO, Velocity
 from collab_llm_nodes.robot.guard import Guard, GuardConfig, GuardState, Source
 from collab_llm_nodes.robot.latch import Latch
 from collab_llm_nodes.robot.obstacles import gap_in_scan, gap_of_range
+from collab_llm_nodes.robot.stamps import Stamps
 from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.health import Level
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
+from collab_llm_nodes.ros.motion_inputs import check_range, check_scan, pose_from, seconds_of
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import BUTTON, CAMERA, COMMAND, REQUESTS, RESULT, STATE
 
@@ -52,24 +53,22 @@ _STATE_PERIOD_S = 0.25
 class MotionGuardConfig(GuardConfig):
     """Parameters of the node."""
 
-    period: float = setting(
+    period: float = fixed(
         0.02,
         "While the robot moves, the clock is looked at, and a stop repeated, this often [s].",
         low=0.005,
         high=0.05,
-        read_only=True,
     )
-    stamped: bool = setting(
-        False, "cmd_vel and cmd_vel_nav are TwistStamped (newer navigation stacks).", read_only=True
+    stamped: bool = fixed(
+        False, "cmd_vel and cmd_vel_nav are TwistStamped (newer navigation stacks)."
     )
-    base_frame: str = setting("base_link", "Frame of stamped commands.")
-    joy_button: int = setting(
+    base_frame: str = fixed("base_link", "Frame of stamped commands.")
+    joy_button: int = fixed(
         -1, "Button of `joy` that is an emergency stop, counted from 0; -1 = none.", low=-1, high=63
     )
-    latch_folder: str = setting(
+    latch_folder: str = fixed(
         "",
         "Where a pressed emergency stop is kept beyond the end of this process; empty: nowhere.",
-        read_only=True,
     )
 
     def __post_init__(self) -> None:
@@ -78,13 +77,15 @@ class MotionGuardConfig(GuardConfig):
 
 
 def _stopping(callback: Callable[..., None]) -> Callable[..., None]:
-    """Guard a callback like ``guarded``; after any error the robot is stopped first."""
+    """Guard a callback like ``guarded``; an unforeseen error stops the robot first."""
 
     @guarded
     @functools.wraps(callback)
     def call(self: MotionGuard, *args: Any) -> None:
         try:
             callback(self, *args)
+        except CollabError:
+            raise  # a message that cannot be used is no sign of life: its silence is noticed
         except Exception:  # raised again: `guarded` tells it
             self._publish(self._guard.on_halt(wall()))
             raise
@@ -100,6 +101,7 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
     def __init__(self, **node_arguments: Any) -> None:
         super().__init__("motion_guard", MotionGuardConfig, **node_arguments)
         self._guard = Guard(self.config)
+        self._stamps = {source: Stamps() for source in Source}
         self._told: GuardState | None = None
         self._told_at = -math.inf
         # From the start and to the end, whatever the lifecycle state: a stop must not be missed.
@@ -147,7 +149,6 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         self._clock_timer = self.create_timer(_STATE_PERIOD_S, self._on_period, clock=STEADY)
 
     def activate(self) -> None:
-        self._guard.config = self.config
         self._guard.on_halt(wall())
 
     def deactivate(self) -> None:
@@ -189,59 +190,62 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         takers = self.get_subscriptions_info_by_topic(self._commands.topic_name)
         return sum(taker.node_name != "recorder" for taker in takers)
 
-    def _apply(self, parameters: list[Parameter]) -> None:
-        super()._apply(parameters)
-        if self.active:  # else when it becomes so
-            self._guard.config = self.config
-
     # Events.
 
     @_stopping
     def _on_command(self, msg: Twist | TwistStamped) -> None:
         twist = msg.twist if isinstance(msg, TwistStamped) else msg
+        stamped = isinstance(msg, TwistStamped) and msg.header.stamp != TimeMsg()
+        try:  # most leave the stamp empty
+            age = self._age(Source.COMMAND, msg.header) if stamped else 0.0
+        except InvalidInput:
+            self._publish(self._guard.on_command(math.nan, 0.0, self.seconds(), wall()))
+            raise
         unused = (twist.linear.y, twist.linear.z, twist.angular.x, twist.angular.y)
         forward = twist.linear.x if all(map(math.isfinite, unused)) else math.nan
         before = self._guard.velocity
-        stamped = isinstance(msg, TwistStamped) and msg.header.stamp != TimeMsg()
-        age = self._age(msg.header) if stamped else 0.0  # most leave the stamp empty
         now = self.seconds()
         self._publish(self._guard.on_command(forward, twist.angular.z, now, wall(), age))
         self._report(before)
 
     @_stopping
     def _on_odometry(self, msg: Odometry) -> None:
+        pose_from(msg)  # odometry that nobody can use is none
         v = msg.twist.twist
         stands = math.hypot(v.linear.x, v.linear.y) < _REST[0] and abs(v.angular.z) < _REST[1]
-        self._guard.on_odometry(self._age(msg.header), stands, wall())
+        self._guard.on_odometry(self._age(Source.ODOMETRY, msg.header), stands, wall())
         self._follow_up()
 
     @_stopping
     def _on_observation(self, msg: Observation) -> None:
-        self._guard.on_camera(self._age(msg.header), wall())
+        self._guard.on_camera(self._age(Source.CAMERA, msg.header), wall())
         self._follow_up()
 
     @_stopping
     def _on_link(self, msg: LinkState) -> None:
-        self._guard.on_link(msg.state == LinkState.UP, self._age(msg.header), wall())
+        age = self._age(Source.LINK, msg.header)
+        self._guard.on_link(msg.state == LinkState.UP, age, wall())
         self._follow_up()
 
     @_stopping
     def _on_scan(self, msg: LaserScan) -> None:
+        check_scan(msg)
         if all(map(math.isnan, msg.ranges)) or not msg.range_max > 0.0:
             return  # REP 117: no measurement; or a driver that says that nothing is one
         limits = (msg.range_min, msg.range_max)
         gap = gap_in_scan(
             msg.ranges, msg.angle_min, msg.angle_increment, limits, self.config.obstacle
         )
-        self._guard.on_gap(Source.SCAN, gap, self._age(msg.header), wall())
+        self._guard.on_gap(Source.SCAN, gap, self._age(Source.SCAN, msg.header), wall())
         self._follow_up()
 
     @_stopping
     def _on_range(self, msg: Range) -> None:
+        check_range(msg)
         if math.isnan(msg.range) or not msg.max_range > 0.0:
             return  # likewise
         gap = gap_of_range(msg.range, (msg.min_range, msg.max_range), self.config.obstacle)
-        self._guard.on_gap(Source.RANGE, gap, self._age(msg.header), wall())
+        self._guard.on_gap(Source.RANGE, gap, self._age(Source.RANGE, msg.header), wall())
         self._follow_up()
 
     @_stopping
@@ -357,8 +361,13 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         else:
             self._commands.publish(twist)
 
-    def _age(self, header: Header) -> float:
-        return self.seconds() - Time.from_msg(header.stamp).nanoseconds * 1e-9
+    def _age(self, source: Source, header: Header) -> float:
+        """Return how old a message of ``source`` is [s]; the guard learns what is wrong with it."""
+        now, limit = self.seconds(), self._guard.config.freshness.max_age
+        stamp = seconds_of(header.stamp, f"{source.value}.header.stamp")
+        trouble = self._stamps[source].trouble(stamp, now, limit) if limit else ""
+        self._guard.troubles[source] = trouble
+        return now - stamp
 
 
 def main() -> int:

@@ -17,11 +17,9 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rclpy.time import Time
-
 from collab_llm.msg import GeneratedText, NavigationAction
 from collab_llm.msg import Status as StatusMsg
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import check_ranges, fixed, setting
 from collab_llm_nodes.robot.grammar import (
     REASONS,
     Code,
@@ -32,6 +30,7 @@ from collab_llm_nodes.robot.grammar import (
 )
 from collab_llm_nodes.ros.health import ActionLimits, Actions, Status
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
+from collab_llm_nodes.ros.motion_inputs import seconds_of
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import RESULT
 
@@ -50,7 +49,7 @@ class ParserConfig:
     max_age: float = setting(
         10.0, "Oldest camera frame to act on, from its capture [s].", low=0.05, high=600.0
     )
-    unverified: str = setting(
+    unverified: str = fixed(
         "refuse",
         "Text that the target has not verified: refuse it, or let it pass, and the navigator acts"
         " on it slowly and in part (mission.unverified).",
@@ -145,7 +144,7 @@ class NavigationActionParser(ManagedNode[ParserConfig]):
 
     def _age_of(self, msg: GeneratedText) -> float:
         """Return the age of the frame that the text is about [s]."""
-        return self.seconds() - Time.from_msg(msg.header.stamp).nanoseconds * 1e-9
+        return self.seconds() - seconds_of(msg.header.stamp, "generated_text.header.stamp")
 
     def _publish(self, parsed: ParsedAction, msg: GeneratedText) -> None:
         reason = parsed.reason or REASONS[parsed.code]

@@ -35,16 +35,15 @@ from rclpy.action import ActionClient, ActionServer, CancelResponse, GoalRespons
 from rclpy.action.client import ClientGoalHandle
 from rclpy.action.server import ServerGoalHandle
 from rclpy.task import Future
-from rclpy.time import Time
 from std_msgs.msg import String
 
 from collab_llm.action import Generate, Navigate
 from collab_llm.msg import GenerationMetrics, MotionState, NavigationAction, Observation
 from collab_llm.msg import Status as StatusMsg
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import check_ranges, fixed, setting
 from collab_llm_nodes.errors import Busy, CollabError, ConfigError, Inactive, InvalidInput
 from collab_llm_nodes.robot.executor import ZERO, Pose2D, Velocity
-from collab_llm_nodes.robot.grammar import Code, Kind, ParsedAction
+from collab_llm_nodes.robot.grammar import Kind, ParsedAction
 from collab_llm_nodes.robot.mission import (
     DEADLINE_LIMITS_S,
     Mission,
@@ -54,6 +53,7 @@ from collab_llm_nodes.robot.mission import (
     check_instruction,
 )
 from collab_llm_nodes.robot.prompt import DEFAULT_TEMPLATE, MEMORY, user_text
+from collab_llm_nodes.robot.stamps import Stamps
 from collab_llm_nodes.robot.steps import DelegatedSteps
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
 from collab_llm_nodes.ros.clock import STEADY, wall
@@ -61,6 +61,7 @@ from collab_llm_nodes.ros.convert import code_of, of_a_request, status_named
 from collab_llm_nodes.ros.goals import SentGoal
 from collab_llm_nodes.ros.health import Faults, Level, Status, TopicLimits
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
+from collab_llm_nodes.ros.motion_inputs import action_from, permission_from, pose_from, seconds_of
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import CAMERA, COMMAND, REQUESTS, RESULT, STATE
 from collab_llm_nodes.ros.step_outputs import OUTPUTS, make_output
@@ -132,7 +133,7 @@ class NavigatorConfig:
         choices=("velocity", *OUTPUTS),
         read_only=True,
     )
-    require_guard: bool = setting(
+    require_guard: bool = fixed(
         True,
         "No motion unless motion_guard says so. False: where another node takes cmd_vel_nav.",
     )
@@ -143,7 +144,7 @@ class NavigatorConfig:
     stop_words: tuple[str, ...] = setting(
         STOP_WORDS, "Instructions that end the one under way, and are not asked about."
     )
-    odometry_max_age: float = setting(
+    odometry_max_age: float = fixed(
         1.0, "Older odometry is ignored [s]; 0 = stamps are not looked at.", low=0.0, high=60.0
     )
 
@@ -164,7 +165,7 @@ class _Run:
     stamp: TimeMsg = field(default_factory=TimeMsg)  # capture time of the frame asked about
     session: str = ""  # that produces the answer; "" until it is known
     acting: tuple[TimeMsg, str] | None = None  # frame and session of the action carried out last
-    early: list[NavigationAction] = field(default_factory=list)  # about the frame, before that
+    early: list[tuple[NavigationAction, ParsedAction]] = field(default_factory=list)  # before that
     metrics: GenerationMetrics = field(default_factory=GenerationMetrics)
     recall: SentGoal | None = None  # the question to the memory, while it is open
     memory: str = ""  # what the memory said
@@ -198,7 +199,9 @@ class Navigator(ManagedNode[NavigatorConfig]):
         self._run: _Run | None = None
         self._pose = PoseStamped()
         self._permission: tuple[Permission, float] | None = None  # and when it was heard
-        self._odometry: tuple[Pose2D, float, float] | None = None  # and when, by both clocks
+        self._odometry: tuple[Pose2D, float, float, float] | None = None  # when heard, measured
+        self._stamps = Stamps()  # of odometry
+        self._odometry_trouble = ""  # with its last message
         self._sent_at = -math.inf
         self._sent = ZERO
         self._failed = Faults()  # missions, by the code of their end
@@ -313,7 +316,8 @@ class Navigator(ManagedNode[NavigatorConfig]):
             )
         elif missing != self._missing and wall() - self._active_since > _PATIENCE_S:
             self._missing = missing
-            self.get_logger().info(f"not ready, waiting for {', '.join(missing)}")
+            told = f"; {self._odometry_trouble}" if self._odometry_trouble else ""
+            self.get_logger().info(f"not ready, waiting for {', '.join(missing)}{told}")
 
     # The action.
 
@@ -401,6 +405,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
 
     def _tell_what_is_known(self, mission: Mission) -> None:
         """Tell a new mission the last words of odometry and motion_guard."""
+        mission.odometry_trouble = self._odometry_trouble
         if self._odometry is not None:
             mission.on_odometry(*self._odometry)
         if self._permission is not None:
@@ -454,36 +459,53 @@ class Navigator(ManagedNode[NavigatorConfig]):
         run_ = self._run
         if run_ is None:
             return
-        captured = Time.from_msg(msg.header.stamp).nanoseconds * 1e-9
+        captured = seconds_of(msg.header.stamp, "observation.header.stamp")
         if run_.mission.on_observation(captured, wall()):
             run_.stamp = msg.header.stamp
             self._ask(run_, msg)
 
     @_stopping
     def _on_odometry(self, msg: Odometry) -> None:
-        now, limit = self.seconds(), self.config.odometry_max_age
-        age = now - Time.from_msg(msg.header.stamp).nanoseconds * 1e-9
-        if limit and not -limit <= age <= limit:
-            self.get_logger().warning(
-                f"odometry is {age:.2f} s old and ignored (odometry_max_age)",
-                throttle_duration_sec=2.0,
-            )
-            return
+        now = self.seconds()
+        try:
+            pose, measured = pose_from(msg), self._measured(msg, now)
+        except InvalidInput as error:
+            self._tell_odometry_trouble(str(error))
+            raise
+        self._tell_odometry_trouble("")
         self._pose = PoseStamped(header=msg.header, pose=msg.pose.pose)
-        p, q = msg.pose.pose.position, msg.pose.pose.orientation
-        yaw = math.atan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z))
-        if not all(map(math.isfinite, (p.x, p.y, yaw))):
-            raise InvalidInput("not finite", field="odom.pose", remedy="check the odometry source")
-        self._odometry = Pose2D(p.x, p.y, yaw), now, wall()
+        self._odometry = pose, now, wall(), measured
         if self._run is not None:
             self._run.mission.on_odometry(*self._odometry)
             self._follow_up(self._run, 0.9 / self.config.rate)
 
+    def _measured(self, msg: Odometry, now: float) -> float:
+        """Return when ``msg`` was measured [s]. Raises InvalidInput: its stamp cannot be used."""
+        limit = self.config.odometry_max_age
+        if not limit:
+            return now
+        measured = seconds_of(msg.header.stamp, "odom.header.stamp")
+        trouble = self._stamps.trouble(measured, now, limit)
+        if trouble:
+            raise InvalidInput(trouble, field="odom", remedy="or set odometry_max_age")
+        return measured
+
+    def _tell_odometry_trouble(self, trouble: str) -> None:
+        self._odometry_trouble = trouble
+        if self._run is not None:
+            self._run.mission.odometry_trouble = trouble
+
     @_stopping
     def _on_motion_state(self, msg: MotionState) -> None:
-        permission = Permission(
-            msg.allowed, msg.emergency_stop, tuple(msg.reasons), msg.text, msg.speed_limit
-        )
+        try:
+            self._take_permission(permission_from(msg))
+        except InvalidInput as error:  # what it forbids counts, what it allows does not
+            self._take_permission(
+                Permission(False, msg.emergency_stop, ("INVALID_STATE",), str(error), 0.0)
+            )
+            raise
+
+    def _take_permission(self, permission: Permission) -> None:
         self._permission = permission, wall()
         if self._run is not None:
             self._run.mission.on_motion_state(permission, self.seconds(), wall())
@@ -494,14 +516,13 @@ class Navigator(ManagedNode[NavigatorConfig]):
         run_ = self._run
         if run_ is None:
             return
-        if _source(msg) == run_.acting:
-            self._act(run_, msg)
-        elif msg.header.stamp != run_.stamp:
+        if _source(msg) != run_.acting and msg.header.stamp != run_.stamp:
             return
+        action = action_from(msg)
+        if _source(msg) == run_.acting or (run_.session and msg.session_id == run_.session):
+            self._act(run_, msg, action)
         elif not run_.session:
-            run_.early.append(msg)
-        elif msg.session_id == run_.session:
-            self._act(run_, msg)
+            run_.early.append((msg, action))
 
     def _know(self, run_: _Run, session: str) -> None:
         """The answer comes from ``session``: its actions count, and those of no other."""
@@ -509,15 +530,11 @@ class Navigator(ManagedNode[NavigatorConfig]):
             return
         run_.session = session
         early, run_.early = run_.early, []
-        for msg in early:
+        for msg, action in early:
             if msg.session_id == session:
-                self._act(run_, msg)
+                self._act(run_, msg, action)
 
-    def _act(self, run_: _Run, msg: NavigationAction) -> None:
-        kind, code = Kind(msg.kind), Code(msg.code)
-        value = msg.distance if kind is Kind.FORWARD else msg.angle
-        span = (msg.span_begin, msg.span_end)
-        action = ParsedAction(kind, value, code, span, msg.text, msg.reason)
+    def _act(self, run_: _Run, msg: NavigationAction, action: ParsedAction) -> None:
         mission = run_.mission
         if _source(msg) == run_.acting:  # a second reading, of the whole answer
             mission.on_retraction(action, self.seconds(), wall())
@@ -527,7 +544,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
             self.get_logger().debug(
                 f"goal {_name(run_.goal)}: step {mission.steps} begins: {mission.action.phrase}"
             )
-            if kind is Kind.FORWARD:  # as it is carried out: perhaps less than was read
+            if action.kind is Kind.FORWARD:  # as it is carried out: perhaps less than was read
                 msg.distance = mission.action.value
             else:
                 msg.angle = mission.action.value

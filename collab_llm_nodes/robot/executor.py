@@ -2,8 +2,8 @@
 
 Published systems drive velocity times time, open loop. Here distance and angle come from odometry,
 speed and acceleration are limited, the end is approached along the braking curve, and the step ends
-with an outcome of its own when time runs out, when the robot does not move, or when odometry stops.
-Every outcome comes with zero velocity, at once where something is wrong.
+with an outcome of its own when time runs out, when the robot does not move, or when odometry stops
+or jumps. Every outcome comes with zero velocity, at once where something is wrong.
 
 A step may begin while another is under way. If it continues the same motion, the speed is kept;
 else the robot first slows down, within the same limit.
@@ -18,7 +18,9 @@ from enum import Enum
 from typing import NamedTuple
 
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.robot.grammar import Kind, ParsedAction
+from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.robot.grammar import Kind, ParsedAction, check_step
+from collab_llm_nodes.robot.jumps import Jumps
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,11 @@ class Outcome(Enum):
     TIMEOUT = "timeout"
     STALE = "stale"
     """No odometry for longer than the watchdog allows, or the clock jumped."""
+    JUMPED = "jumped"
+    """Odometry jumped (robot/jumps.py), or is not a number: nobody knows how far it is."""
     CANCELLED = "cancelled"
     FAILED = "failed"
-    """Something else carries the step out (robot/steps.py), and reports an error."""
+    """No step that can be carried out, or who carries it out (robot/steps.py) reports an error."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,7 @@ class StepExecutor:
         self._turning = False
         self._side = 1.0
         self._start = self._last = Pose2D()
+        self._jumps = Jumps(0.0, 0.0, Pose2D(), 0.0)
         self._deadline = self._seen = 0.0
         self._speed = 0.0
         self._steering = 0.0
@@ -160,7 +165,7 @@ class StepExecutor:
         speed_share: float = 1.0,
         seen_from: Pose2D | None = None,
     ) -> Velocity:
-        """Begin ``action`` at ``pose``; STOP and NONE are done at once.
+        """Begin ``action`` at ``pose``; STOP and NONE are done at once. FAILED: no such step.
 
         ``speed_share`` of the top speed is not exceeded, unless the least speed is more. Distance
         and angle are measured from ``seen_from`` where it is given: the place and heading at which
@@ -168,6 +173,14 @@ class StepExecutor:
         """
         c = self.config
         last = self.tick(now)
+        self.message = ""
+        try:
+            check_step(action)
+        except InvalidInput as error:
+            self.message = str(error)
+            return self._end(Outcome.FAILED)
+        if self.outcome is not Outcome.RUNNING:  # else the poses of this motion go on
+            self._jumps = Jumps(c.linear_speed, c.angular_speed, pose, now)
         side = math.copysign(1.0, action.value)
         same = self._turning == (action.kind is Kind.TURN) and self._side == side
         if last == ZERO or not same:
@@ -188,11 +201,17 @@ class StepExecutor:
         self.outcome = Outcome.RUNNING if moves else Outcome.DONE
         return self.tick(now)
 
-    def on_odometry(self, pose: Pose2D, now: float) -> Velocity:
-        """Measure, decide, and return the velocity to command from now on."""
+    def on_odometry(self, pose: Pose2D, now: float, measured: float | None = None) -> Velocity:
+        """Measure, decide, and return the velocity to command from now on.
+
+        ``measured``: when the robot had this pose, if that is known [s].
+        """
         self.tick(now)
         if self.outcome is not Outcome.RUNNING:
             return ZERO
+        self.message = self._jumps.on_pose(pose, now if measured is None else measured)
+        if self.message:
+            return self._end(Outcome.JUMPED)
         elapsed = now - self._seen
         self._seen = now
         self._measure(pose)

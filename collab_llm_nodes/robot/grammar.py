@@ -30,7 +30,7 @@ from enum import IntEnum
 from functools import lru_cache
 
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.errors import ConfigError, InvalidInput
 from collab_llm_nodes.robot.observations import Observations
 
 
@@ -73,6 +73,12 @@ REASONS = {
 }
 
 
+LONGEST_M = 10.0
+"""No configuration allows a longer step forward."""
+WIDEST_DEGREE = 180.0
+"""No configuration allows a wider turn."""
+
+
 @dataclass(frozen=True)
 class GrammarConfig:
     """Phrases of actions, and the limits of one step. Longer steps are refused, not clamped.
@@ -81,8 +87,8 @@ class GrammarConfig:
     one with "degree" or "rad". Spaces may be any white space, letters of either case.
     """
 
-    max_distance: float = setting(0.75, "Longest step forward [m].", low=0.01, high=10.0)
-    max_angle: float = setting(45.0, "Widest turn [degree].", low=1.0, high=180.0)
+    max_distance: float = setting(0.75, "Longest step forward [m].", low=0.01, high=LONGEST_M)
+    max_angle: float = setting(45.0, "Widest turn [degree].", low=1.0, high=WIDEST_DEGREE)
     max_characters: int = setting(
         2000, "Longer texts are not read [characters].", low=32, high=100_000
     )
@@ -209,6 +215,25 @@ class ParsedAction:
             side = "left" if self.value > 0 else "right"
             return f"turn {side} {round(abs(math.degrees(self.value)), 6):g} degree"
         return "stop" if self.kind is Kind.STOP else ""
+
+
+def check_step(
+    action: ParsedAction, max_distance: float = LONGEST_M, max_angle: float = WIDEST_DEGREE
+) -> None:
+    """Check the size of a step; others than the parser may have made the action.
+
+    Raises:
+        InvalidInput: not a number, zero, beyond the limits [m, degree], or a step backward.
+    """
+    name, unit, value, limit = "distance", "m", action.value, max_distance
+    if action.kind is Kind.TURN:
+        name, unit, value, limit = "angle", "degree", abs(math.degrees(action.value)), max_angle
+    if action.kind in (Kind.FORWARD, Kind.TURN) and not 0.0 < value <= limit + 1e-6:
+        raise InvalidInput(
+            f"{value:g} {unit}",
+            field=f"navigation_action.{name}",
+            remedy=f"more than 0, at most {limit:g} {unit}",
+        )
 
 
 _FLAGS = re.IGNORECASE | re.ASCII  # ASCII: no look-alike letters or digits

@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import check_ranges, fixed
 from collab_llm_nodes.robot.executor import ZERO, Velocity
 from collab_llm_nodes.robot.obstacles import ObstacleConfig
 
@@ -72,7 +72,7 @@ _STALE = {
 
 
 def _freshness(default: float, doc: str) -> float:
-    limit: float = setting(default, f"{doc} while moving [s].", low=0.05, high=LONGEST_S)
+    limit: float = fixed(default, f"{doc} while moving [s].", low=0.05, high=LONGEST_S)
     return limit
 
 
@@ -86,7 +86,7 @@ class FreshnessConfig:
     link: float = _freshness(0.4, "Longest silence of link_state")
     scan: float = _freshness(0.45, "Longest silence of the laser scanner")
     range: float = _freshness(0.45, "Longest silence of the range finder")
-    max_age: float = setting(
+    max_age: float = fixed(
         0.5,
         "A message stamped longer ago than this, or ahead, is no sign of life [s]; 0 = stamps are"
         " not looked at (clocks that disagree, simulated time).",
@@ -102,12 +102,12 @@ class FreshnessConfig:
 class LimitsConfig:
     """The last line: whatever is commanded, the robot gets no more than this."""
 
-    linear_speed: float = setting(0.8, "Top speed [m/s].", low=0.05, high=2.0)
-    angular_speed: float = setting(1.5, "Top turn rate [rad/s].", low=0.1, high=3.0)
-    linear_acceleration: float = setting(
+    linear_speed: float = fixed(0.8, "Top speed [m/s].", low=0.05, high=2.0)
+    angular_speed: float = fixed(1.5, "Top turn rate [rad/s].", low=0.1, high=3.0)
+    linear_acceleration: float = fixed(
         2.5, "Growth of speed [m/s^2]; it may fall at once.", low=0.1, high=10.0
     )
-    angular_acceleration: float = setting(
+    angular_acceleration: float = fixed(
         8.0, "Growth of turn rate [rad/s^2]; it may fall at once.", low=0.2, high=30.0
     )
 
@@ -117,22 +117,26 @@ class LimitsConfig:
 
 @dataclass(frozen=True)
 class GuardConfig:
-    """Conditions and limits of motion."""
+    """Conditions and limits of motion.
+
+    All of them are fixed at the start: everybody in a graph may set parameters, but nobody may
+    switch a check off while the robot drives.
+    """
 
     freshness: FreshnessConfig = field(default_factory=FreshnessConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     obstacle: ObstacleConfig = field(default_factory=ObstacleConfig)
-    needs_odometry: bool = setting(True, "No motion without fresh odometry.")
-    needs_camera: bool = setting(True, "No motion without fresh pictures.")
-    link_policy: str = setting(
+    needs_odometry: bool = fixed(True, "No motion without fresh odometry.")
+    needs_camera: bool = fixed(True, "No motion without fresh pictures.")
+    link_policy: str = fixed(
         "hold",
         "Without the verifier: hold = no motion; draft_only = slowly; ignore = as with it.",
         choices=("hold", "draft_only", "ignore"),
     )
-    unverified_share: float = setting(
+    unverified_share: float = fixed(
         0.3, "draft_only: share of the top speeds without the verifier.", low=0.05, high=1.0
     )
-    stop_repeat: float = setting(
+    stop_repeat: float = fixed(
         2.0,
         "For so long at most zero is sent again and again, until odometry says the robot stands"
         " [s].",
@@ -172,15 +176,16 @@ class Guard:
     minus its stamp [s].
 
     Attributes:
-        config: may be replaced at any time.
         velocity: sent last.
         stops: times that a motion under way was stopped, by reason.
+        troubles: what is wrong with the stamp of the last message, in words; set by the caller.
     """
 
     def __init__(self, config: GuardConfig) -> None:
         self.config = config
         self.velocity = ZERO
         self.stops: dict[str, int] = {}
+        self.troubles: dict[Source, str] = {}
         self._asked = ZERO
         self._valid = True
         self._heard: dict[Source, float] = {}
@@ -284,7 +289,7 @@ class Guard:
         """Return the state for people and other nodes."""
         stops, limit = self._stops(wall), self.speed_limit(wall)
         reasons = stops if limit > 0.0 else (*stops, "OBSTACLE")
-        words = [REASONS[code] for code in reasons]
+        words = [self._words(code) for code in reasons]
         if self._emergency:
             words[0] += f" (set by {self._emergency})"
         return GuardState(
@@ -295,6 +300,14 @@ class Guard:
             0.0 if stops else limit,
             self.velocity,
         )
+
+    def _words(self, code: str) -> str:
+        """Return ``code`` in words, with what is wrong with the stamps if that is known."""
+        sources = {**_STALE, Source.LINK: "LINK_DOWN", Source.COMMAND: "NO_COMMAND"}
+        for source, trouble in self.troubles.items():
+            if trouble and sources[source] == code:
+                return f"{REASONS[code].split(':')[0]}: its messages are {trouble}"
+        return REASONS[code]
 
     def speed_limit(self, wall: float) -> float:
         """Top speed ahead [m/s], as far as the way and the link say."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from unicodedata import category
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import check_ranges, fixed, setting
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.robot.executor import (
     ZERO,
@@ -30,7 +30,15 @@ from collab_llm_nodes.robot.executor import (
     Pose2D,
     StepExecutor,
 )
-from collab_llm_nodes.robot.grammar import REASONS, Code, Kind, ParsedAction
+from collab_llm_nodes.robot.grammar import (
+    LONGEST_M,
+    REASONS,
+    WIDEST_DEGREE,
+    Code,
+    Kind,
+    ParsedAction,
+    check_step,
+)
 from collab_llm_nodes.robot.guard import ASK_CAMERA, ASK_DRIVER
 from collab_llm_nodes.robot.steps import Steps
 
@@ -61,6 +69,16 @@ class UnverifiedConfig:
 class MissionConfig:
     """Limits of one mission."""
 
+    max_distance: float = fixed(
+        0.75,
+        "Longest step forward that is carried out [m]; grammar.max_distance of"
+        " navigation_action_parser is what may be read.",
+        low=0.01,
+        high=LONGEST_M,
+    )
+    max_angle: float = fixed(
+        45.0, "Widest turn that is carried out, likewise [degree].", low=1.0, high=WIDEST_DEGREE
+    )
     max_steps: int = setting(40, "Actions at most, unless the goal says.", low=1, high=10_000)
     deadline: float = setting(
         300.0,
@@ -167,6 +185,8 @@ NO_GUARD = Permission(
     " require_guard to false and remap cmd_vel_nav to what moves the robot",
 )
 
+_ASK_CONTINUOUS = "does its source restart, correct itself, or scale wrongly? It must be continuous"
+
 _MOVED_M = 0.02
 """Less is no motion (m, or rad)."""
 _REMEMBERED_S = 3.0
@@ -208,6 +228,7 @@ class Mission:
         history: their texts, oldest first, as the prompt tells them; see ``told``.
         distance, angle: path length [m] and sum of absolute turns [rad] by odometry.
         asked: capture stamp of the frame asked about last [s].
+        odometry_trouble: why the last message of odometry could not be used; set by the caller.
     """
 
     def __init__(
@@ -228,6 +249,7 @@ class Mission:
         self.history: list[str] = []
         self.distance = self.angle = 0.0
         self.asked = -math.inf
+        self.odometry_trouble = ""
         self._executor: Steps = steps or StepExecutor(config.executor)
         self.action: ParsedAction | None = None
         self._deadline = now + config.deadline
@@ -294,6 +316,12 @@ class Mission:
         """
         if not self.awaits_action or action.code is Code.FAILED:
             return False  # FAILED: the generation's own result says more
+        try:
+            check_step(action, self.config.max_distance, self.config.max_angle)
+        except InvalidInput as error:
+            action = replace(
+                action, kind=Kind.NONE, value=0.0, code=Code.OUT_OF_RANGE, reason=str(error)
+            )
         if action.code is not Code.OK:
             self.on_failure(_STATUS_OF.get(action.code, "UNREADABLE"), _refusal(action), now, wall)
             return False
@@ -309,7 +337,7 @@ class Mission:
             self._look_again(now, wall)
             return False
         if self._pose is None or wall - self._pose_seen > self.config.odometry_timeout:
-            self.end("NO_ODOMETRY", f"no fresh odometry to measure a step with: {ASK_DRIVER}")
+            self._end_without_odometry("no fresh odometry to measure a step with")
             return False
         if self.phase is Phase.ACT:  # the step under way ends here
             self.history = self.told
@@ -364,18 +392,20 @@ class Mission:
         self._ask_after = wall + self.config.retry_pause
         self._look_again(now, wall)
 
-    def on_odometry(self, pose: Pose2D, now: float, wall: float) -> None:
-        """Measure; in ACT, steer."""
+    def on_odometry(
+        self, pose: Pose2D, now: float, wall: float, measured: float | None = None
+    ) -> None:
+        """Measure; in ACT, steer. ``measured``: when the robot had this pose, robot's time."""
         last, self._pose, self._pose_seen = self._pose, pose, wall
         self._poses.append((now, pose))
         while self._poses[0][0] < now - _REMEMBERED_S:
             self._poses.popleft()
         if self.phase is not Phase.ACT:
             return
-        if last is not None:
+        self.velocity = self._executor.on_odometry(pose, now, measured)
+        if last is not None and self._executor.outcome is not Outcome.JUMPED:
             self.distance += math.hypot(pose.x - last.x, pose.y - last.y)
             self.angle += abs(math.remainder(pose.yaw - last.yaw, math.tau))
-        self.velocity = self._executor.on_odometry(pose, now)
         self._after_step(now, wall)
 
     def tick(self, now: float, wall: float) -> None:
@@ -405,8 +435,7 @@ class Mission:
                 self.on_failure("UNAVAILABLE", silent, now, wall)
         elif self.phase is Phase.ACT:
             if wall - self._pose_seen > c.odometry_timeout:
-                silent = f"odometry silent for {c.odometry_timeout:g} s: {ASK_DRIVER}"
-                self.end("NO_ODOMETRY", silent)
+                self._end_without_odometry(f"odometry silent for {c.odometry_timeout:g} s")
                 return
             self.velocity = self._executor.tick(now)
             self._after_step(now, wall)
@@ -418,6 +447,9 @@ class Mission:
             self.velocity = ZERO
             self.ending = Ending(code, message)
             self.phase = Phase.ENDED
+
+    def _end_without_odometry(self, what: str) -> None:
+        self.end("NO_ODOMETRY", f"{what}: {self.odometry_trouble or ASK_DRIVER}")
 
     def _may_look_ahead(self) -> bool:
         """The step under way is nearly done, and may be followed by another without a pause."""
@@ -462,7 +494,9 @@ class Mission:
         if outcome is Outcome.RUNNING or self.action is None:
             return
         if outcome is Outcome.STALE:
-            self.end("NO_ODOMETRY", f"odometry or the clock stopped during a step: {ASK_DRIVER}")
+            self._end_without_odometry("odometry or the clock stopped during a step")
+        elif outcome is Outcome.JUMPED:
+            self.end("NO_ODOMETRY", f"{self._executor.message}: {_ASK_CONTINUOUS}")
         elif outcome is Outcome.TIMEOUT:
             self.end("TIMEOUT", f"{self.action.phrase!r} took longer than its allowance")
         elif outcome is Outcome.FAILED:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import check_ranges, fixed
 from collab_llm_nodes.errors import ConfigError
 
 _USES = ("off", "optional", "required")
@@ -20,33 +20,30 @@ _USES = ("off", "optional", "required")
 class ObstacleConfig:
     """Sensors that look ahead, where they sit, and what is too near."""
 
-    scan: str = setting(
+    scan: str = fixed(
         "off",
         "Use of the laser scan: optional = where it is there; required = no motion without it.",
         choices=_USES,
-        read_only=True,
     )
-    range: str = setting(
-        "off", "Use of a range finder that looks ahead, likewise.", choices=_USES, read_only=True
-    )
-    stop_distance: float = setting(
+    range: str = fixed("off", "Use of a range finder that looks ahead, likewise.", choices=_USES)
+    stop_distance: float = fixed(
         0.3, "Gap before the robot's front at which it goes no further [m].", low=0.05, high=5.0
     )
-    slow_distance: float = setting(0.9, "Gap from which it slows down [m].", low=0.05, high=10.0)
-    slow_share: float = setting(
+    slow_distance: float = fixed(0.9, "Gap from which it slows down [m].", low=0.05, high=10.0)
+    slow_share: float = fixed(
         0.3, "Share of the top speed that is left at stop_distance.", low=0.05, high=1.0
     )
-    width: float = setting(
+    width: float = fixed(
         0.5, "Of the corridor ahead: the robot's, and some more [m].", low=0.1, high=5.0
     )
-    front: float = setting(0.35, "From the robot's centre to its front [m].", low=0.0, high=2.0)
-    scan_x: float = setting(
+    front: float = fixed(0.35, "From the robot's centre to its front [m].", low=0.0, high=2.0)
+    scan_x: float = fixed(
         0.0, "The scanner's place ahead of the robot's centre [m].", low=-2.0, high=2.0
     )
-    scan_yaw: float = setting(
+    scan_yaw: float = fixed(
         0.0, "Where the scanner's zero angle points, + = left [degree].", low=-180.0, high=180.0
     )
-    range_x: float = setting(
+    range_x: float = fixed(
         0.35, "The range finder's place ahead of the robot's centre [m].", low=-2.0, high=2.0
     )
 

@@ -3,7 +3,8 @@
 The mission drives a :class:`Steps`. :class:`StepExecutor` is one: it returns velocities.
 :class:`DelegatedSteps` is the other, for outputs that take "75 cm ahead" as it is (nav2's
 behaviours, the Go2's obstacle avoidance). It measures as well, so that the mission knows what was
-done; it commands nothing itself, and takes the step back when odometry stops or time runs out.
+done; it commands nothing itself, and takes the step back when odometry stops or jumps, or time runs
+out.
 """
 
 from __future__ import annotations
@@ -11,9 +12,19 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
-from collab_llm_nodes.robot.executor import ZERO, ExecutorConfig, Outcome, Pose2D, Velocity
-from collab_llm_nodes.robot.grammar import Kind, ParsedAction
+from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.robot.executor import (
+    ZERO,
+    ExecutorConfig,
+    Outcome,
+    Pose2D,
+    Velocity,
+)
+from collab_llm_nodes.robot.grammar import Kind, ParsedAction, check_step
+from collab_llm_nodes.robot.jumps import Jumps
 
+_TOP_SPEEDS = 2.0, 3.0
+"""The other side decides how fast it goes; no robot that this is for is faster [m/s, rad/s]."""
 _MOVES = 0.02
 """A smaller change counts as no progress (m, or rad)."""
 _NEAR = 0.05
@@ -40,7 +51,7 @@ class Steps(Protocol):
         seen_from: Pose2D | None = None,
     ) -> Velocity: ...
 
-    def on_odometry(self, pose: Pose2D, now: float) -> Velocity: ...
+    def on_odometry(self, pose: Pose2D, now: float, measured: float | None = None) -> Velocity: ...
 
     def tick(self, now: float) -> Velocity: ...
 
@@ -88,6 +99,7 @@ class DelegatedSteps:
         self._output = output
         self._action: ParsedAction | None = None
         self._start = self._last = Pose2D()
+        self._jumps = Jumps(*_TOP_SPEEDS, Pose2D(), 0.0)
         self._deadline = self._seen = 0.0
         self._progress, self._progress_at = 0.0, 0.0  # farthest, and since when
 
@@ -106,8 +118,15 @@ class DelegatedSteps:
     ) -> Velocity:
         """Hand ``action`` over; ``seen_from`` is for those who steer themselves."""
         c = self.config
+        self.cancel()
+        try:
+            check_step(action)
+        except InvalidInput as error:
+            self.outcome, self.message = Outcome.FAILED, str(error)
+            return ZERO
         self._action = action
         self._start = self._last = pose
+        self._jumps = Jumps(*_TOP_SPEEDS, pose, now)
         self._seen = self._progress_at = now
         self.travelled, self._progress, self.message = 0.0, 0.0, ""
         if action.kind not in (Kind.FORWARD, Kind.TURN):
@@ -127,10 +146,14 @@ class DelegatedSteps:
         self._output.start(action, speed, allowance)
         return ZERO
 
-    def on_odometry(self, pose: Pose2D, now: float) -> Velocity:
-        """Measure."""
+    def on_odometry(self, pose: Pose2D, now: float, measured: float | None = None) -> Velocity:
+        """Measure; ``measured`` as in ``StepExecutor``."""
         self.tick(now)
         if self.outcome is Outcome.RUNNING and self._action is not None:
+            self.message = self._jumps.on_pose(pose, now if measured is None else measured)
+            if self.message:
+                self._take_back(Outcome.JUMPED)
+                return ZERO
             self._seen = now
             if self._action.kind is Kind.TURN:
                 turned = math.remainder(pose.yaw - self._last.yaw, math.tau)

@@ -36,7 +36,7 @@ from rclpy.service import Service
 from rclpy.subscription import Subscription
 
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.errors import CollabError, ConfigError
+from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
 from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.diagnostics import Diagnostics
 from collab_llm_nodes.ros.endpoints import Endpoints
@@ -244,9 +244,28 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
         **options: Any,
     ) -> Subscription:
         make = super().create_subscription
+        if topic == "/clock":  # rclpy's own, of simulated time
+            callback = self._refusing_negative_time(callback)
         if self._endpoints is None:
             return make(msg_type, topic, callback, qos_profile, **options)
         return self._endpoints.subscription(make, msg_type, topic, callback, qos_profile, options)
+
+    def _refusing_negative_time(self, callback: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``callback`` of ``/clock``, which would raise and end the process of the node."""
+
+        def call(message: Any) -> None:
+            if message.clock.sec >= 0:
+                callback(message)
+                return
+            error = InvalidInput(
+                f"{message.clock.sec} s",
+                field="/clock",
+                remedy="simulated time begins at 0: check who publishes it",
+            )
+            self.note_fault(error, "clock")
+            self.get_logger().error(str(error), throttle_duration_sec=1.0)
+
+        return call
 
     def create_service(self, *arguments: Any, **options: Any) -> Service:
         service = super().create_service(*arguments, **options)

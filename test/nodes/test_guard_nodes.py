@@ -29,8 +29,9 @@ from std_srvs.srv import Trigger
 
 from collab_llm.msg import LinkState, MotionState, Observation
 from collab_llm_nodes.errors import ConfigError
-from collab_llm_nodes.nodes.motion_guard import MotionGuard
+from collab_llm_nodes.nodes.motion_guard import MotionGuard, MotionGuardConfig
 from collab_llm_nodes.robot.latch import UNREADABLE, Latch
+from collab_llm_nodes.ros.parameters import flatten
 from collab_llm_nodes.ros.qos import CAMERA, COMMAND, RESULT, STATE
 
 pytestmark = pytest.mark.ros
@@ -171,15 +172,47 @@ def test_whoever_falls_silent_stops_the_robot(graph: Any, source: str, reason: s
     world.wait(lambda: world.got(0.4))  # whoever commands still wants to go on
 
 
-def test_a_link_that_is_down_stops_the_robot_unless_policy_says_slowly(graph: Any) -> None:
-    node, world = start(graph, unverified_share=0.25)
+def test_a_link_that_is_down_stops_the_robot(graph: Any) -> None:
+    _, world = start(graph)
     world.moves()
     world.link.state = LinkState.CONNECTING
     world.wait(lambda: world.stands() and world.state("LINK_DOWN"))
-    setting = Parameter("link_policy", value="draft_only")
-    node.post(node.set_parameters, [setting])
+
+
+def test_without_a_link_the_robot_is_slow_where_policy_says_so(graph: Any) -> None:
+    _, world = start(graph, unverified_share=0.25, link_policy="draft_only")
+    world.link.state = LinkState.CONNECTING
+    world.drive(0.4)
     world.wait(lambda: world.got(0.2))  # a quarter of 0.8 m/s
     world.wait(lambda: world.states[-1].speed_limit == pytest.approx(0.2))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("link_policy", "ignore"),
+        ("needs_camera", False),
+        ("needs_odometry", False),
+        ("freshness.max_age", 0.0),
+        ("freshness.command", 0.5),
+        ("limits.linear_speed", 2.0),
+        ("obstacle.stop_distance", 0.05),
+        ("joy_button", -1),
+    ],
+)
+def test_no_check_can_be_switched_off_while_it_runs(graph: Any, name: str, value: Any) -> None:
+    node, world = start(graph, freshness__command=0.3)
+    world.moves()
+    before = node.config
+    answer = graph.do(node.set_parameters, [Parameter(name, value=value)])[0]
+    assert not answer.successful
+    assert "read-only" in answer.reason
+    assert node.config == before
+    assert node._guard.config == before
+
+
+def test_every_parameter_of_the_guard_is_fixed_at_the_start() -> None:
+    assert all(field.metadata["read_only"] for _, field, _ in flatten(MotionGuardConfig(), ""))
 
 
 def test_a_velocity_that_is_no_number_stops_the_robot(graph: Any) -> None:

@@ -330,18 +330,25 @@ def test_increments_go_to_the_robots_obstacle_avoidance(graph: Any) -> None:
     robot = Robot(graph, ["turn left 30 degree", "move forward 50 cm", "stop"], output="increments")
     answers = robot.user.create_publisher(api.Response, "api/obstacles_avoid/response", RESULT)
     stops = graph.collect(robot.user, api.Request, "api/sport/request", RESULT)
+    parts: list[tuple[float, float]] = []  # of the increments: ahead, turn
+
+    def walk() -> None:
+        if parts:
+            ahead, turn = parts.pop()
+            robot.yaw += turn
+            robot.x += ahead * math.cos(robot.yaw)
+            robot.y += ahead * math.sin(robot.yaw)
 
     def obey(msg: Any) -> None:
         wish = json.loads(msg.parameter)
         if wish.get("mode") == 1:
-            robot.yaw += wish["yaw"]
-            robot.x += wish["x"] * math.cos(robot.yaw)
-            robot.y += wish["x"] * math.sin(robot.yaw)
+            parts.extend([(wish["x"] / 20, wish["yaw"] / 20)] * 20)
         answer = api.Response(data=json.dumps({"enable": True}))
         answer.header.identity = msg.header.identity
         if not msg.header.policy.noreply:
             answers.publish(answer)
 
+    robot.user.create_timer(0.02, walk)
     robot.user.create_subscription(api.Request, "api/obstacles_avoid/request", obey, RESULT)
     graph.wait_for(lambda: robot.user.count_publishers("api/obstacles_avoid/request"))
     graph.wait_for(lambda: robot.user.count_subscribers("api/obstacles_avoid/response"))

@@ -64,7 +64,8 @@ def test_nothing_is_commanded_and_all_is_measured() -> None:
     assert steps.travelled == pytest.approx(0.45)
     assert steps.time_left == math.inf
     steps, output = begun()
-    steps.on_odometry(Pose2D(0.3, 0.4), 10.1)
+    for i in range(1, 11):
+        steps.on_odometry(Pose2D(0.03 * i, 0.04 * i), 10.0 + 0.1 * i)
     assert steps.travelled == pytest.approx(0.3)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import timeit
+
 import pytest
 
 from collab_llm_nodes.errors import ConfigError
@@ -140,6 +142,78 @@ def test_asks_to_stop(instruction: str) -> None:
 )
 def test_says_something_else(instruction: str) -> None:
     assert not asks_to_stop(instruction)
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        # Other words for it.
+        *("full stop", "come to a full stop", "cut the power", "kill the motors", "kill switch"),
+        *("hit the brakes", "stop it", "hold it", "never mind", "no further", "disengage"),
+        *("don't come closer", "do not enter the kitchen", "no more driving", "no moving"),
+        *("停下来", "站住", "стоп!", "alto!", "stoppen Sie bitte"),
+        # Spelt in other ways.
+        *("s t o p", "S.T.O.P.", "s-t-o-p", "s  t  o  p !", "sto p", "hal t", "E STOP", "s_t_o_p"),
+        *("please s t o p now", "stoooop", "STOPPPP!!!", "sssstttoooppp", "st0p", "5top", "ha1t"),
+        *("$top", "h4lt", "sotp", "tsop", "hatl", "STOPSTOPSTOP", "stopnow", "pleasestop", "#stop"),
+        *("st\u043ep", "\u0405\u0422\u041e\u0420", "st\u03bfp", "\u24e2\u24e3\u24de\u24df"),
+        *("\ua731\u1d1b\u1d0f\u1d18", "s\u0336t\u0336o\u0336p\u0336", "s\u3164t\u3164o\u3164p"),
+        *("\U0001d5cc\U0001d5cd\U0001d5c8\U0001d5c9", "\U0001f1f8\U0001f1f9\U0001f1f4\U0001f1f5"),
+        *(
+            "\N{BLACK SQUARE FOR STOP}\ufe0f",
+            "\N{RAISED HAND}\N{EMOJI MODIFIER FITZPATRICK TYPE-3}",
+        ),
+        # In company.
+        *("stop!!! there is a child", "Stop, you are going to hit me", "Wait! Go to the door."),
+        *("stop you idiot", "stop hitting the wall", "stop the robot from hitting the wall"),
+        *("for god's sake stop", "I beg you stop", "mind the child, stop", "robot.stop()"),
+    ],
+)
+def test_what_resembles_a_stop_is_one(instruction: str) -> None:
+    assert asks_to_stop(instruction)
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        *("stop sign", "bus stop", "the next stop", "go to the tram stop", "find the stop button"),
+        *("stop near the ball", "stop 50 cm from the wall", "stop before the wall", "post office"),
+        *("go to the door. stop", "go to the door, stop there", "find the ball, then stop"),
+        *("don't stop at the door", "non-stop to the kitchen", "find the emergency exit"),
+        *(
+            "step forward",
+            "the shop",
+            "go to the hall",
+            "find the hat",
+            "the post",
+            "find the spot",
+        ),
+        *("cut the grass", "hold the door", "find the stopwatch", "freeze when you see me"),
+        *("go back", "turn right", "come here", "cross the road", "start", "wait for anna there"),
+    ],
+)
+def test_what_only_holds_such_a_word_is_followed(instruction: str) -> None:
+    assert not asks_to_stop(instruction)
+
+
+@pytest.mark.parametrize(
+    "piece", ["stop ", "s t o p ", "s", "o", "stop please ", "a b ", "s t o x ", "\ufdfa", "no. "]
+)
+def test_it_takes_time_in_proportion_to_the_text_at_most(piece: str) -> None:
+    def seconds(length: int) -> float:
+        text = (piece * length)[:length]
+        return min(timeit.repeat(lambda: asks_to_stop(text), number=1, repeat=5))
+
+    assert seconds(1_000_000) < 4.0 * seconds(250_000) + 0.05
+
+
+def test_the_default_ones_are_phrases() -> None:
+    check_stop_words(STOP_WORDS)
+
+
+def test_a_phrase_that_would_never_be_found_is_refused() -> None:
+    with pytest.raises(ConfigError, match="too long"):
+        check_stop_words(["stop " * 20])
 
 
 def test_no_wish_of_the_training_asks_to_stop() -> None:

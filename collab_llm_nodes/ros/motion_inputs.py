@@ -1,0 +1,107 @@
+"""Messages on which motion depends, read and checked once, where they enter.
+
+Every number that moves the robot, or decides for how long it may move, passes one of these
+functions. They raise InvalidInput with field and remedy. ``guarded`` counts and logs it, and the
+message moves nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+from builtin_interfaces.msg import Time as TimeMsg
+from nav_msgs.msg import Odometry
+from sensor_msgs.msg import LaserScan, Range
+
+from collab_llm.msg import MotionState, NavigationAction
+from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.robot.executor import Pose2D
+from collab_llm_nodes.robot.grammar import Code, Kind, ParsedAction, check_step
+from collab_llm_nodes.robot.mission import Permission
+
+_NORM = (0.9, 1.1)
+"""Length of a quaternion that is a rotation, as sensors round it."""
+
+
+def seconds_of(stamp: TimeMsg, field: str = "header.stamp") -> float:
+    """Return ``stamp`` [s]. Raises InvalidInput: it is negative, so no clock has shown it."""
+    if stamp.sec < 0:
+        raise InvalidInput(
+            f"{stamp.sec} s", field=field, remedy="a time since the epoch: check who publishes it"
+        )
+    return float(stamp.sec) + stamp.nanosec * 1e-9
+
+
+def pose_from(msg: Odometry) -> Pose2D:
+    """Return the planar pose. Raises InvalidInput: a number is not finite, or no rotation."""
+    p, q = msg.pose.pose.position, msg.pose.pose.orientation
+    _check_finite("odom.pose.pose.position", "check the odometry source", p.x, p.y)
+    norm = math.hypot(q.x, q.y, q.z, q.w)
+    if not _NORM[0] <= norm <= _NORM[1]:
+        raise InvalidInput(
+            f"a quaternion of length {norm:g}",
+            field="odom.pose.pose.orientation",
+            remedy="of length 1: check the odometry source",
+        )
+    yaw = math.atan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z))
+    return Pose2D(p.x, p.y, yaw)
+
+
+def action_from(msg: NavigationAction) -> ParsedAction:
+    """Return the action. Raises InvalidInput: not one that ``navigation_action_parser`` makes."""
+    for name, kinds in (("kind", Kind), ("code", Code)):
+        if getattr(msg, name) not in {each.value for each in kinds}:
+            raise InvalidInput(
+                f"{getattr(msg, name)} is unknown",
+                field=f"navigation_action.{name}",
+                remedy="a constant of NavigationAction",
+            )
+    kind, code = Kind(msg.kind), Code(msg.code)
+    if (kind is Kind.NONE) == (code is Code.OK):
+        raise InvalidInput(
+            f"kind {kind.name} with code {code.name}",
+            field="navigation_action.code",
+            remedy="a kind other than NONE goes with OK, and only with it",
+        )
+    value = {Kind.FORWARD: msg.distance, Kind.TURN: msg.angle}.get(kind, 0.0)
+    span = (msg.span_begin, msg.span_end)
+    action = ParsedAction(kind, value, code, span, msg.text, msg.reason)
+    check_step(action)
+    return action
+
+
+def permission_from(msg: MotionState) -> Permission:
+    """Return the permission. Raises InvalidInput: it allows motion at a speed that is none."""
+    limit = msg.speed_limit if msg.allowed else 0.0
+    if not limit >= 0.0:
+        raise InvalidInput(
+            f"{limit:g} m/s",
+            field="motion_state.speed_limit",
+            remedy="0 or more: check who publishes it beside motion_guard",
+        )
+    return Permission(msg.allowed, msg.emergency_stop, tuple(msg.reasons), msg.text, limit)
+
+
+def check_scan(msg: LaserScan) -> None:
+    """Raise InvalidInput for a scan whose beams have no direction or whose range has no limits."""
+    remedy = "check the scanner's driver"
+    _check_finite("scan.angle_min, angle_increment", remedy, msg.angle_min, msg.angle_increment)
+    _check_limits("scan.range_min, range_max", msg.range_min, msg.range_max)
+
+
+def check_range(msg: Range) -> None:
+    """Raise InvalidInput for a range finder without limits."""
+    _check_limits("range.min_range, max_range", msg.min_range, msg.max_range)
+
+
+def _check_limits(field: str, low: float, high: float) -> None:
+    if math.isnan(low) or math.isnan(high):
+        raise InvalidInput(
+            f"{low:g} to {high:g} m", field=field, remedy="check the sensor's driver"
+        )
+
+
+def _check_finite(field: str, remedy: str, *values: float) -> None:
+    if not all(map(math.isfinite, values)):
+        told = ", ".join(f"{value:g}" for value in values)
+        raise InvalidInput(f"not finite: {told}", field=field, remedy=remedy)
