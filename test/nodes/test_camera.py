@@ -20,6 +20,7 @@ pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make tes
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from fake_sport_server import FakeGo2
 from motion_graph import graph, jpeg
+from proxies import environment_proxy
 from rclpy.parameter import Parameter
 from sensor_msgs.msg import CompressedImage, Image
 from started_nodes import start
@@ -280,6 +281,24 @@ def test_an_address_where_nobody_speaks_rtsp_is_said() -> None:
         config = CameraConfig(source="rtsp", url=f"rtsp://127.0.0.1:{port}/x", open_timeout=0.3)
         with pytest.raises(Unavailable, match="cannot open"):
             open_source(config)
+
+
+def test_a_camera_is_reached_without_the_environments_proxy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FFmpeg would tell it the password, and it would see the pictures."""
+    pytest.importorskip("cv2")
+    monkeypatch.setenv("OPENCV_FFMPEG_CAPTURE_OPTIONS", "rtsp_flags;prefer_tcp")
+    with (
+        environment_proxy(monkeypatch) as proxy,
+        environment_proxy(monkeypatch) as camera,  # answers like one that is broken
+    ):
+        monkeypatch.setenv("http_proxy", f"http://{proxy.host_and_port}")
+        url = f"http://user:word@{camera.host_and_port}/film"
+        with pytest.raises(Unavailable, match="cannot open"):
+            open_source(CameraConfig(source="rtsp", url=url))
+    assert proxy.seen == []
+    assert any(asked.startswith(b"GET /film") for asked in camera.seen)
 
 
 @pytest.mark.parametrize(
