@@ -106,7 +106,8 @@ def from_yaml(cls: type[T], file: str | Path) -> T:
     try:
         content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read {file}: {error}", field="file") from error
+        reason = " ".join(str(error).split())  # YAML's has several lines
+        raise ConfigError(f"cannot read {file}: {reason}", field="file") from error
     if content is None:
         content = {}
     if not isinstance(content, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -16,6 +17,29 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
     return f"did you mean {close[0]}?" if close else otherwise
 
 
+_HARMFUL = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Characters that a terminal obeys, that end a line or reverse the direction of writing, and halves
+of characters, which cannot be written at all."""
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """Return what a stranger wrote, made harmless to terminals and logs.
+
+    Harmful characters become escapes that can be read, such as ``\\x1b``.
+
+    Args:
+        lines: keep line breaks and tabs. Never where a line of its own could pass for ours.
+    """
+
+    def escape(found: re.Match[str]) -> str:
+        character = found[0]
+        return character if lines and character in "\n\t" else repr(character)[1:-1]
+
+    return _HARMFUL.sub(escape, text)
+
+
 def quoted(value: object) -> str:
     """Return what a caller gave, for an error's text: on one line, and no longer than a line."""
     if isinstance(value, str) and len(value) > _QUOTED:
@@ -25,7 +49,7 @@ def quoted(value: object) -> str:
 
 
 class CollabError(Exception):
-    """Base of all errors of this package.
+    """Base of all errors of this package; its words may be a stranger's, and stay on one line.
 
     Attributes:
         code: stable machine-readable name, sent over the wire and in ROS ``status`` strings.
@@ -39,9 +63,9 @@ class CollabError(Exception):
     attempts = 0
 
     def __init__(self, message: str, *, field: str = "", remedy: str = "") -> None:
-        super().__init__(message)
-        self.field = field
-        self.remedy = remedy
+        super().__init__(printable(message))
+        self.field = printable(field)
+        self.remedy = printable(remedy)
 
     def __str__(self) -> str:
         where = f"{self.field}: " if self.field else ""

@@ -53,6 +53,7 @@ from collab_llm_nodes.transport.background import within
 from collab_llm_nodes.transport.credentials import (
     check_certificates,
     check_paired,
+    check_proxy,
     is_local,
     read_file,
     read_token,
@@ -84,6 +85,12 @@ class RemoteConfig:
     )
     unencrypted: bool = setting(
         False, "Allow http:// to other machines: everybody between can read along.", read_only=True
+    )
+    proxy: str = setting(
+        "",
+        "HTTP proxy to the server, http://host:port; servers on this machine are reached without."
+        " Empty: none, whatever the environment says.",
+        read_only=True,
     )
     length_field: str = setting(
         "max_completion_tokens",
@@ -127,8 +134,9 @@ class RemoteConfig:
             )
         if parts.username or parts.password:
             raise ConfigError("holds a password", field="url", remedy="use token_file")
+        check_proxy(self.proxy)
         encrypted = parts.scheme == "https"
-        if not (encrypted or self.unencrypted or is_local(f"{parts.hostname}:0")):
+        if not (encrypted or self.unencrypted or self.local):
             raise ConfigError(
                 "leaves this machine unencrypted",
                 field="url",
@@ -136,6 +144,11 @@ class RemoteConfig:
             )
         if self.tls_ca and not encrypted:
             raise ConfigError("a certificate authority needs https://", field="tls_ca")
+
+    @property
+    def local(self) -> bool:
+        """True if the server is on this machine."""
+        return is_local(f"{urlsplit(self.url).hostname}:0")
 
 
 class RemoteChat:
@@ -225,7 +238,7 @@ class RemoteChat:
 
     def _new_client(self) -> openai.AsyncOpenAI:
         config = self._config
-        verify: ssl.SSLContext | bool = True
+        verify = httpx2.create_ssl_context()
         if config.tls_ca:
             read_file(config.tls_ca, "tls_ca")
             check_certificates("", "", "tls_ca", config.tls_ca)
@@ -250,6 +263,8 @@ class RemoteChat:
 
         http_client = openai.DefaultAsyncHttpxClient(
             verify=verify,
+            trust_env=False,  # a proxy of the environment would read along, the key included
+            proxy=None if config.local else config.proxy or None,
             follow_redirects=False,
             event_hooks={"request": [tell_less], "response": [bound]},
             limits=httpx2.Limits(max_connections=config.parallel),

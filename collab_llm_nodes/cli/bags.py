@@ -139,6 +139,8 @@ def log(
     known = [Place.read(place) for place in places or ()]
     bags = bags_in(folder)
     building = out.with_name(f"{out.name}.part")
+    building.unlink(missing_ok=True)
+    building.touch(0o600)  # the words are private
     with building.open("w", encoding="utf-8") as file:
         since = int(1e9 * (time.time() - 86400 * days)) if days else 0
         lines, left_out = write_log(bags, file, namespace=namespace, places=known, since=since)

@@ -7,17 +7,29 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 
 from collab_llm_nodes.ending import ended_at_once
-from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
+from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, printable
 
-console = Console()
+
+class _Console(Console):
+    """A console that obeys no control character in what models, documents and servers say."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable(text, lines=True), style, control)
+
+
+console = _Console()
 
 
 def read_json(file: Path | None) -> dict[str, Any]:
@@ -82,7 +94,7 @@ def tells_port(file: Path | None, address: str, model: str) -> Callable[[int], N
 
 def fail(error: CollabError, status: int = 1) -> NoReturn:
     """Print a typed error and end with ``status``."""
-    Console(stderr=True).print(f"[bold red]{error.code}[/]: {escape(str(error))}", highlight=False)
+    _Console(stderr=True).print(f"[bold red]{error.code}[/]: {escape(str(error))}", highlight=False)
     sys.exit(status)
 
 

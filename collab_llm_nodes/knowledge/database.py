@@ -2,13 +2,17 @@
 
 SQLite with a write-ahead log: a transaction is on the disk when it ends (fsync at each commit), and
 readers see the state of one moment, whatever a writer does meanwhile.
+
+Folder and files are made for their owner alone (0700, 0600): documents are private.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sqlite3
+import stat
 import tempfile
 import threading
 import time
@@ -18,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from collab_llm_nodes.errors import Busy, CollabError, ConfigError, InvalidInput, Unavailable
+
+log = logging.getLogger(__name__)
 
 _FILE = "store.db"
 _FORMAT = 1  # PRAGMA user_version
@@ -121,6 +127,7 @@ class Database:
         try:
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as place:
                 part = Path(place) / _FILE
+                part.touch(0o600)
                 with self._held(self._read_lock), _told():
                     self._reader.execute("VACUUM INTO ?", (str(part),))
                 with part.open("rb") as written:
@@ -211,12 +218,19 @@ def _check_folder(folder: Path, create: bool) -> None:
             f"no store in {folder}", field="store", remedy="add a document to it first"
         )
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _keep_entries(folder.parent)
+        # Before SQLite, whose log gets the mode of its database. Not opened: closing it again
+        # would drop the locks that other threads hold on it.
+        with contextlib.suppress(FileExistsError):
+            os.mknod(folder / _FILE, 0o600)
+        mode = (folder / _FILE).stat().st_mode
     except OSError as error:
         raise Unavailable(
             f"cannot make {folder}: {error}", field="store", remedy="give a writable folder"
         ) from error
+    if mode & (stat.S_IRGRP | stat.S_IROTH):  # of an earlier release, or shared on purpose
+        log.warning("others can read the store in %s: chmod -R go= it", folder)
 
 
 def _keep_entries(folder: Path) -> None:

@@ -35,7 +35,7 @@ class KvFiles:
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self._folder, self.most_bytes = folder, most_bytes
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise _unusable(error) from error
 
@@ -72,6 +72,7 @@ class KvFiles:
             with tempfile.TemporaryDirectory(dir=self._folder, prefix=_BUILDING) as place:
                 part = Path(place) / file.name
                 write(part)
+                part.chmod(0o600)  # as the documents whose keys and values these are
                 if (size := part.stat().st_size) > self.most_bytes:
                     raise InvalidInput(
                         f"a KV file of {size} bytes",

@@ -2,6 +2,9 @@
 
 A few hundred bytes can claim a billion pixels, or have each of them decoded five hundred times. So
 the size is read from the header, and the scans are counted, before anything is decoded.
+
+Pixels are those that a person is shown: turned as the EXIF orientation says, on white where the
+picture is transparent, and with 8 of 16 bits.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from PIL import Image, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError
 
@@ -27,6 +31,20 @@ _JPEG = b"\xff\xd8\xff"
 _MARKER = re.compile(rb"\xff[\x02-\xcf\xd8-\xfe]")
 _SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15
+_APP1, _EXIF = 0xE1, b"Exif\0\0"
+_ORIENTATION = 0x0112
+_MAX_TAGS = 256  # looked through for it; cameras write some thirty, in the order of their numbers
+_MAX_TRANSPARENCY = 256  # bytes of tRNS: one for each colour of a palette
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What turns a picture upright, by its EXIF orientation; 1 is upright."""
 
 
 @dataclass(frozen=True)
@@ -47,34 +65,36 @@ class Picture:
         return Image.frombytes("RGB", (self.width, self.height), self.rgb)
 
 
+@dataclass(frozen=True)
+class _Header:
+    """Size as stored, and the EXIF orientation, 1 to 8."""
+
+    size: tuple[int, int]
+    orientation: int
+
+
 def measure(data: bytes, max_pixels: int, field: str = "image") -> tuple[int, int]:
-    """Return width and height as the header tells them. Takes microseconds.
+    """Return width and height of the upright picture as its header tells them.
+
+    Takes microseconds, or milliseconds for a file that is made to cost time.
 
     Raises:
         InvalidInput: neither JPEG nor PNG, or more than ``max_pixels`` pixels.
     """
-    try:
-        width, height = _png_size(data) if data.startswith(_PNG) else _jpeg_size(data)
-    except ValueError as error:
-        raise _unreadable(str(error), field) from error
-    if not width * height:
-        raise _unreadable("no pixels", field)
-    if width * height > max_pixels:
-        raise InvalidInput(
-            f"{width}x{height} pixels", field=field, remedy=f"send at most {max_pixels} pixels"
-        )
-    return width, height
+    header = _read_header(data, max_pixels, field)
+    width, height = header.size
+    return (height, width) if header.orientation >= 5 else (width, height)
 
 
 def decode(
     data: bytes, max_pixels: int, max_scans: int = MAX_SCANS, field: str = "image"
 ) -> Image.Image:
-    """Return the RGB image in ``data``, a JPEG or PNG file.
+    """Return the upright RGB image in ``data``, a JPEG or PNG file.
 
     Raises:
         InvalidInput: not readable, too many pixels, or a JPEG with too many scans.
     """
-    size = measure(data, max_pixels, field)
+    header = _read_header(data, max_pixels, field)
     try:
         if data.startswith(_PNG):
             data = _bare_png(data)
@@ -82,10 +102,14 @@ def decode(
             raise InvalidInput(
                 f"a JPEG of {scans} scans", field=field, remedy=f"send at most {max_scans} scans"
             )
+        else:  # Pillow would read all tags, for the resolution, and warn of each that is wrong
+            data = data.replace(_EXIF, bytes(len(_EXIF)))
         with Image.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
-            if image.size != size:  # Pillow has found another header than _jpeg_size
+            if image.size != header.size:  # Pillow has found another than _jpeg_header
                 raise ValueError("two sizes")
-            return image.convert("RGB")
+            plain = _plain(image)
+        turn = _TURNS.get(header.orientation)
+        return plain if turn is None else plain.transpose(turn)
     except (OSError, ValueError, SyntaxError) as error:
         # Pillow's own words for an unknown format name a Python object.
         why = "" if isinstance(error, UnidentifiedImageError) else str(error)
@@ -99,6 +123,52 @@ def is_jpeg(data: bytes) -> bool:
     return data.startswith(_JPEG)
 
 
+def is_turned(data: bytes) -> bool:
+    """Return True if the EXIF orientation of a JPEG or PNG that can be decoded is not upright."""
+    return _header_of(data).orientation != 1
+
+
+def values_per_level(brightest: int) -> int:
+    """Return the number of 16-bit values that become one of 256 levels of grey.
+
+    Cameras of 12 bits leave the upper four empty: shown as 16 bits, their pictures were black.
+    """
+    return 16 if brightest < 1 << 12 else 256
+
+
+def _plain(image: Image.Image) -> Image.Image:
+    """Return ``image`` in RGB: in 8 bits, and on white, as qwen-vl-utils shows it to the model."""
+    if image.mode.startswith("I"):  # 16 bits of grey, which convert() would clip
+        _, brightest = cast("tuple[int, int]", image.getextrema())
+        share = 1 / values_per_level(brightest)
+        image = image.point(lambda value: value * share).convert("L")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    colours = image if image.mode == "RGBA" else image.convert("RGBA")
+    shown = Image.new("RGB", image.size, "white")
+    shown.paste(colours, mask=colours.getchannel("A"))
+    return shown
+
+
+def _read_header(data: bytes, max_pixels: int, field: str) -> _Header:
+    try:
+        header = _header_of(data)
+    except ValueError as error:
+        raise _unreadable(str(error), field) from error
+    width, height = header.size
+    if not width * height:
+        raise _unreadable("no pixels", field)
+    if width * height > max_pixels:
+        raise InvalidInput(
+            f"{width}x{height} pixels", field=field, remedy=f"send at most {max_pixels} pixels"
+        )
+    return header
+
+
+def _header_of(data: bytes) -> _Header:
+    return _png_header(data) if data.startswith(_PNG) else _jpeg_header(data)
+
+
 def _unreadable(why: str, field: str) -> InvalidInput:
     return InvalidInput(
         f"is not a readable JPEG or PNG{why and ': '}{why}",
@@ -107,22 +177,47 @@ def _unreadable(why: str, field: str) -> InvalidInput:
     )
 
 
-def _png_size(data: bytes) -> tuple[int, int]:
-    if len(data) < 24 or data[12:16] != b"IHDR":
+def _png_header(data: bytes) -> _Header:
+    if len(data) < 26 or data[12:16] != b"IHDR":
         raise ValueError("no header")
-    return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+    size = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+    exif = next((data[at + 8 : end - 4] for name, at, end in _chunks(data) if name == b"eXIf"), b"")
+    return _Header(size, _orientation(exif))
 
 
-def _jpeg_size(data: bytes) -> tuple[int, int]:
+def _jpeg_header(data: bytes) -> _Header:
     if not is_jpeg(data):
         raise ValueError
+    size, exif = None, b""
     for code, start, length in _segments(data):
         if code == _SOS:
             break
-        if code in _FRAMES and length >= 5:
+        if code in _FRAMES and length >= 5 and size is None:
             height, width = (int.from_bytes(data[start + i : start + i + 2], "big") for i in (1, 3))
-            return width, height
-    raise ValueError("no header")
+            size = width, height
+        if code == _APP1 and not exif and data.startswith(_EXIF, start):
+            exif = data[start + len(_EXIF) : start + length]
+    if size is None:
+        raise ValueError("no header")
+    return _Header(size, _orientation(exif))
+
+
+def _orientation(exif: bytes) -> int:
+    """Return the orientation, 1 to 8; 1 where ``exif`` does not tell it."""
+    little_endian = exif.startswith(b"II*\0")
+    if not (little_endian or exif.startswith(b"MM\0*")):
+        return 1
+
+    def number(at: int, size: int) -> int:
+        return int.from_bytes(exif[at : at + size], "little" if little_endian else "big")
+
+    tags = number(4, 4)
+    for at in range(tags + 2, tags + 2 + 12 * min(number(tags, 2), _MAX_TAGS), 12):
+        if number(at, 2) == _ORIENTATION:
+            size = {3: 2, 4: 4}.get(number(at + 2, 2), 0)  # SHORT or LONG
+            value = number(at + 8, size)
+            return value if 1 <= value <= 8 else 1
+    return 1
 
 
 def _count_scans(data: bytes) -> int:
@@ -159,13 +254,31 @@ def _bare_png(data: bytes) -> bytes:
 
     Compressed texts and profiles can be bombs; a second header would take the place of the first.
     """
-    kept, at = [_PNG], len(_PNG)
-    for number in range(_MAX_SEGMENTS):
-        length, name = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
-        chunk = data[at : at + 12 + length]
-        if name in (b"PLTE", b"IDAT", b"IEND") or (name == b"IHDR" and number == 0):
-            kept.append(chunk)
-        at += len(chunk)
-        if name == b"IEND" or at >= len(data):
-            return b"".join(kept)
+    kept, once = [_PNG], {b"IHDR"}
+    depth, colour_type = data[24], data[25]
+    if depth == 8 or colour_type == 3:  # a palette; Pillow compares other depths wrongly
+        once.add(b"tRNS")
+    for name, start, end in _chunks(data):
+        if name in once and (name == b"IHDR" or end - start <= 12 + _MAX_TRANSPARENCY):
+            once.remove(name)
+        elif name not in (b"PLTE", b"IDAT", b"IEND"):
+            continue
+        kept.append(data[start:end])
+    return b"".join(kept)
+
+
+def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Yield name, start and end of a PNG's chunks. Linear in their number.
+
+    Raises:
+        ValueError: there are too many.
+    """
+    start = len(_PNG)
+    for _ in range(_MAX_SEGMENTS):
+        length, name = int.from_bytes(data[start : start + 4], "big"), data[start + 4 : start + 8]
+        end = min(start + 12 + length, len(data))
+        yield name, start, end
+        if name == b"IEND" or end == len(data):
+            return
+        start = end
     raise ValueError("too many chunks")

@@ -23,7 +23,7 @@ from rclpy.task import Future
 
 from collab_llm.action import Generate, Navigate
 from collab_llm.msg import LinkState, Status
-from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.errors import ConfigError, printable
 from collab_llm_nodes.robot.stop_words import asks_to_stop
 from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.goals import SentGoal
@@ -124,14 +124,15 @@ class _Client:
         values = [value.string_value for value in asked.result().values]
         if self._answers is None and len(values) == 2 and values[0]:  # else it is not ours
             action, protocol = values
-            self._action_asked, self._answers = action, ActionClient(self.node, Generate, action)
+            self._action_asked = printable(action)
+            self._answers = ActionClient(self.node, Generate, action)
             self._needs_link = "edge_cloud" in (protocol, *action.split("/"))
 
     def _on_link(self, link: LinkState) -> None:
         self._link_up = link.state == LinkState.UP
 
     def _on_feedback(self, message: Any) -> None:
-        print(f"{message.feedback.step:3d}  {message.feedback.text}", flush=True)
+        print(f"{message.feedback.step:3d}  {printable(message.feedback.text)}", flush=True)
 
     def _on_end(self, result: Navigate.Result | None) -> None:
         self.result = result
@@ -192,7 +193,7 @@ def _report(client: _Client, interrupted: bool) -> int:
     result = client.result
     if result is not None:
         arrived = result.status.code == Status.OK
-        verdict = "arrived" if arrived else f"ended: {result.status.message}"
+        verdict = "arrived" if arrived else f"ended: {printable(result.status.message)}"
         print(f"{verdict} ({result.steps} steps, {result.distance_travelled:.2f} m)", flush=True)
         return 0 if arrived else 1
     if client.goal is None and not interrupted:

@@ -152,7 +152,7 @@ class Recorder(ManagedNode[RecorderConfig]):
     def configure(self) -> None:
         folder = Path(self.config.folder)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             free = shutil.disk_usage(folder).free / _MB
         except OSError as error:
             raise ConfigError(f"cannot be used: {error}", field="folder") from error

@@ -125,7 +125,7 @@ class BagWriter:
             close_bag(writer)
 
     def _open(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         while (path := self._folder / f"{self._name}_{self._number:03}").exists():
             self._number += 1
         self._number += 1  # never used again, though the oldest parts may go
@@ -153,14 +153,19 @@ class BagWriter:
 
 
 def new_bag(path: Path, storage: str) -> Writer:
-    """An empty bag, open for writing, for ``close_bag``; the chunks of mcap are compressed."""
+    """An empty bag, open for writing, for ``close_bag``; the chunks of mcap are compressed.
+
+    It is for its owner alone: pictures, questions and answers are private.
+    """
     writer = Writer(path, version=9, storage_plugin=STORAGES[storage])
     if storage == "mcap":
         writer.set_compression(CompressionMode.STORAGE, CompressionFormat.ZSTD)
     writer.open()
+    path.chmod(0o700)
+    opened: Any = writer.storage
+    opened.path.chmod(0o600)
     if storage == "mcap":
-        mcap: Any = writer.storage
-        mcap.compressor = _compressed  # rosbags itself writes no checksum of a chunk
+        opened.compressor = _compressed  # rosbags itself writes no checksum of a chunk
     return writer
 
 
@@ -174,6 +179,7 @@ def close_bag(writer: Writer) -> None:
     storage: Any = writer.storage
     file: Path = storage.path
     writer.close()
+    file.with_name("metadata.yaml").chmod(0o600)
     if file.suffix == ".mcap":
         with file.open("r+b") as opened:
             _, computed = _index_checksums(opened)  # rosbags leaves it 0: none

@@ -19,7 +19,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TextIO
 
-from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.errors import InvalidInput, printable
 from collab_llm_nodes.replay.bag import SUFFIXES, Bag, open_bag
 from collab_llm_nodes.replay.recording import as_expected, for_motion, read_action, status_in
 from collab_llm_nodes.robot.grammar import Code
@@ -166,7 +166,7 @@ def _events(robot: _Robot, name: str, message: Any) -> Iterator[str]:
         case "navigation_action":
             yield from _action(robot, message)
         case "motion_state":
-            reasons = " ".join(str(message.text).split())[:_TEXT]
+            reasons = _on_one_line(str(message.text))
             if reasons != robot.reasons:
                 robot.reasons = reasons
                 yield f"motion forbidden or limited: {reasons}" if reasons else "motion allowed"
@@ -189,7 +189,7 @@ def _moved(robot: _Robot, position: Any) -> Iterator[str]:
 def _answer(text: Any) -> str:
     code, why = status_in(text)
     if code:
-        return f"the answer to {_quoted(text.prompt)} failed: {' '.join(why.split())[:_TEXT]}"
+        return f"the answer to {_quoted(text.prompt)} failed: {_on_one_line(why)}"
     if for_motion(text):
         return f"saw and decided: {_quoted(text.text)}"
     return f"was asked {_quoted(text.prompt)} and answered {_quoted(text.text)}"
@@ -201,12 +201,16 @@ def _action(robot: _Robot, message: Any) -> Iterator[str]:
     told = str(action) if action.code is Code.OK else f"none, because {message.reason}"
     if robot.actions.get(message.session_id) != told:
         robot.actions = {message.session_id: told}
-        yield f"action: {' '.join(told.split())[:_TEXT]}"
+        yield f"action: {_on_one_line(told)}"
 
 
 def _quoted(text: str) -> str:
     """Return a text of a model or a person on one line, so that it cannot look like the log's."""
-    return '"' + " ".join(text.split())[:_TEXT].replace('"', "'") + '"'
+    return '"' + _on_one_line(text).replace('"', "'") + '"'
+
+
+def _on_one_line(text: str) -> str:
+    return printable(" ".join(text.split())[:_TEXT])
 
 
 def bags_in(path: Path) -> list[Path]:

@@ -279,6 +279,7 @@ def open_source(config: CameraConfig) -> Any:
         capture = cv2.VideoCapture(_pipeline(config), cv2.CAP_GSTREAMER)
     else:
         _check_reach(config)
+        _connect_directly()
         limit = int(config.open_timeout * 1000)
         limits = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, limit, cv2.CAP_PROP_READ_TIMEOUT_MSEC, limit]
         capture = cv2.VideoCapture(config.url, cv2.CAP_FFMPEG, limits)
@@ -315,6 +316,16 @@ def _pipeline(config: CameraConfig) -> str:
         " ! rtph264depay ! h264parse ! avdec_h264 ! videoconvert"
         " ! video/x-raw, format=BGR ! appsink drop=1 max-buffers=1"
     )
+
+
+_FFMPEG_OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
+
+
+def _connect_directly() -> None:
+    """Keep FFmpeg from the environment's proxy, which would see pictures and passwords."""
+    options = os.environ.get(_FFMPEG_OPTIONS, "rtsp_flags;prefer_tcp")  # OpenCV's own
+    if "http_proxy" not in options:  # set by the user: meant
+        os.environ[_FFMPEG_OPTIONS] = f"{options}|http_proxy;none"
 
 
 _PORTS = {"rtsp": 554, "rtsps": 322, "http": 80, "https": 443, "rtmp": 1935}

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image as Pil
 
 from collab_llm_nodes.errors import InvalidInput
-from collab_llm_nodes.models.pictures import decode, is_jpeg
+from collab_llm_nodes.models.pictures import decode, is_jpeg, is_turned, values_per_level
 
 _BYTES_PER_PIXEL = {
     "rgb8": 3,
@@ -73,7 +73,8 @@ def to_rgb(
     if kind in ("yuv422", "uyvy", "yuv422_yuy2", "yuyv"):
         return _from_yuv422(rows, luma_first=kind in ("yuv422_yuy2", "yuyv"))
     if kind in ("mono16", "16uc1"):
-        grey = rows.reshape(height, width, 2)[:, :, 0 if big_endian else 1]  # the high byte
+        values = np.ascontiguousarray(rows).view(">u2" if big_endian else "<u2")
+        grey = (values // values_per_level(values.max())).astype(np.uint8)
         return np.repeat(grey[:, :, None], 3, axis=2)
     pixels = rows.reshape(height, width, -1)
     if pixels.shape[2] == 1:
@@ -103,13 +104,13 @@ def encode_jpeg(rgb: np.ndarray, quality: int, max_width: int = 0) -> Jpeg:
 
 
 def read_compressed(data: bytes, quality: int, max_width: int = 0) -> Jpeg:
-    """Check compressed bytes by decoding them; a JPEG that needs no scaling is kept as it is.
+    """Check compressed bytes by decoding them; a JPEG upright and small enough is kept as it is.
 
     Raises:
         InvalidInput: neither JPEG nor PNG, truncated, corrupt, or beyond the limits.
     """
     picture = decode(data, MAX_SIDE**2, field="data")
-    if is_jpeg(data) and not 0 < max_width < picture.width:
+    if is_jpeg(data) and not is_turned(data) and not 0 < max_width < picture.width:
         return Jpeg(data, picture.width, picture.height)
     return _save(picture, quality, max_width)
 

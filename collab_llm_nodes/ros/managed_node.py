@@ -41,6 +41,7 @@ from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.diagnostics import Diagnostics
 from collab_llm_nodes.ros.endpoints import Endpoints
 from collab_llm_nodes.ros.health import DiagnosticsConfig, Level, Status, TopicLimits
+from collab_llm_nodes.ros.logger import Logger
 from collab_llm_nodes.ros.parameters import declare, of_qos, read, refuse_unknown
 from collab_llm_nodes.ros.qos import COMMAND
 from collab_llm_nodes.ros.repeats import Repeats
@@ -117,6 +118,7 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
 
     def __init__(self, name: str, config_type: type[C], **node_arguments: Any) -> None:
         super().__init__(name, **node_arguments)
+        self._logger = Logger(self.get_logger().name)
         self.active = False
         self._posted: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         self._config_type = config_type

@@ -20,6 +20,7 @@ from collab_llm_nodes.errors import (
     Unavailable,
 )
 from collab_llm_nodes.transport.background import within
+from collab_llm_nodes.transport.credentials import is_local
 from collab_llm_nodes.transport.heartbeat import CHECK
 from collab_llm_nodes.transport.settings import ClientConfig
 
@@ -117,6 +118,10 @@ class Connector:
             # TCP's time to connect.
             ("grpc.min_reconnect_backoff_ms", int(1000 * c.link.connect_deadline_s)),
         ]
+        if c.proxy and not is_local(c.address):
+            options.append(("grpc.http_proxy", c.proxy))
+        else:  # not even that of the environment, which would be asked for 127.0.0.1 as well
+            options.append(("grpc.enable_http_proxy", 0))
         if c.tls_server_name:
             options.append(("grpc.ssl_target_name_override", c.tls_server_name))
         if self._credentials is None:

@@ -12,6 +12,7 @@ import logging
 import ssl
 import stat
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import grpc
 
@@ -26,6 +27,24 @@ def is_local(address: str) -> bool:
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost" or address.startswith("unix:")
+
+
+def check_proxy(proxy: str) -> None:
+    """Refuse a proxy that HTTP clients or gRPC cannot use; empty: there is none.
+
+    Raises:
+        ConfigError: not http://host:port.
+    """
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(proxy)
+        whole = parts.hostname and parts.port and parts.path in ("", "/") and "@" not in proxy
+        if not proxy or (parts.scheme == "http" and whole):
+            return
+    raise ConfigError(
+        "is no proxy that can be used",  # not repeated: it may hold a password
+        field="proxy",
+        remedy="http://host:port, without a password; SOCKS needs an HTTP proxy before it",
+    )
 
 
 def check_paired(cert: str, key: str, token: str, token_file: str) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import textwrap
+from types import TracebackType
 from typing import Any
+
+from collab_llm_nodes.errors import printable
 
 QUIET = "NONE"
 """GRPC_VERBOSITY for a server. gRPC's core writes to standard error by itself, past any format,
 and quotes what clients say, line breaks and all, before they have shown a token."""
-_CONTROL = {code: repr(chr(code))[1:-1] for code in (*range(32), *range(127, 160))}
 _KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
@@ -53,7 +56,15 @@ class _Text(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         facts = "".join(f" {k}={v}" for k, v in _facts(record).items())
-        return (super().formatMessage(record) + facts).translate(_CONTROL)
+        return printable(super().formatMessage(record) + facts)
+
+    def formatException(
+        self,
+        ei: tuple[type[BaseException], BaseException, TracebackType | None]
+        | tuple[None, None, None],
+    ) -> str:
+        """Indent it all: an exception may quote a stranger, who must not begin a line."""
+        return textwrap.indent(printable(super().formatException(ei), lines=True), "  ")
 
 
 class _Json(logging.Formatter):

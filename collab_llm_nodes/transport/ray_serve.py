@@ -259,7 +259,8 @@ def _deploy(
             logging_config=quiet,
         )
         ray_serve.run(deployment.bind(config), name=f"collab_llm_{application.name}")
-        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        direct = [("grpc.enable_http_proxy", 0)]
+        with grpc.insecure_channel(f"127.0.0.1:{port}", direct) as channel:
             check = channel.unary_unary(f"/{health.SERVICE_NAME}/Check")
             check(b"", timeout=_REACHABLE_S, wait_for_ready=True)
     except (RuntimeError, grpc.RpcError) as error:

@@ -10,7 +10,7 @@ from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.config import check_address, check_ranges, from_yaml, setting
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.transport.admission import Shares
-from collab_llm_nodes.transport.credentials import check_paired
+from collab_llm_nodes.transport.credentials import check_paired, check_proxy
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,12 @@ class ClientConfig:
     )
     token: str = field(default="", repr=False, metadata={"secret": True})
     token_file: str = setting("", "File that holds the bearer token.", read_only=True)
+    proxy: str = setting(
+        "",
+        "HTTP proxy to the server, http://host:port; servers on this machine are reached without."
+        " Empty: none, whatever the environment says.",
+        read_only=True,
+    )
     max_message_bytes: int = setting(
         16 << 20, "One message at most [byte].", low=4096, read_only=True
     )
@@ -129,6 +135,7 @@ class ClientConfig:
         if not self.address.startswith("unix:"):
             check_address("address", self.address)
         check_paired(self.tls_cert, self.tls_key, self.token, self.token_file)
+        check_proxy(self.proxy)
         if (self.tls_ca or self.tls_cert) and not self.tls:
             raise ConfigError("certificates need tls: true", field="tls")
 

@@ -24,6 +24,7 @@ from fake_completions import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from proxies import environment_proxy
 from waiting import wait_for
 
 from collab_llm_nodes.chat.base import ChatRequest, Finish, Reply, Usage
@@ -390,6 +391,42 @@ def test_the_environment_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "of-the-user" not in str(server.seen[0].headers)
 
 
+@pytest.mark.parametrize("form", ["http://{}", "{}", "socks5://{}", "socks://{}"])
+def test_a_proxy_of_the_environment_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """It would read the request and the API key in clear."""
+    with environment_proxy(monkeypatch, form) as proxy:
+        result, server = ask([response(completion())])
+        far = "http://model.invalid/v1"  # a name that only a proxy could reach
+        chat = RemoteChat(RemoteConfig(far, "large", token=KEY, unencrypted=True, retries=QUICK))
+        (elsewhere,) = chat.ask([question()], Control())
+        chat.close()
+    assert replied(result).text == "yes"
+    assert len(server.seen) == 1
+    assert isinstance(elsewhere, Unavailable)
+    assert proxy.seen == []
+
+
+def test_a_proxy_that_is_set_is_used_for_other_machines_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with environment_proxy(monkeypatch) as proxy:
+        through = f"http://{proxy.host_and_port}"
+        result, _ = ask([response(completion())], proxy=through)
+        assert replied(result).text == "yes"
+        assert proxy.seen == []
+        once = RetryRules(max_attempts=1)
+        far = "https://model.invalid/v1"
+        chat = RemoteChat(RemoteConfig(far, "large", token=KEY, proxy=through, retries=once))
+        (refused,) = chat.ask([question()], Control())
+        chat.close()
+    assert isinstance(refused, Unavailable)
+    (seen,) = proxy.seen
+    assert seen.startswith(b"CONNECT model.invalid:443")
+    assert KEY.encode() not in seen
+
+
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates(tmp_path_factory.mktemp("tls"), "authority")
@@ -418,6 +455,10 @@ def test_tls(certificates: Certificates) -> None:
         ({"url": "http://example.org/v1"}, "url"),
         ({"url": "http://10.0.0.1:8000/v1"}, "url"),
         ({"tls_ca": "ca.pem"}, "tls_ca"),
+        ({"proxy": "socks5://localhost:1080"}, "proxy"),
+        ({"proxy": "localhost:3128"}, "proxy"),
+        ({"proxy": "http://user:word@localhost:3128"}, "proxy"),
+        ({"proxy": "http://localhost:port"}, "proxy"),
         ({"token": "a", "token_file": "b"}, "token"),
         ({"parallel": 0}, "parallel"),
         ({"unknown": 1}, "unknown"),

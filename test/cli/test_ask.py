@@ -117,6 +117,30 @@ def test_a_store_is_read(terminal: Terminal) -> None:
     assert "7 kg" in result.output
 
 
+HOSTILE = "7 kg\x1b]52;c;cm0gLXJm\x07\x1b[2J\u202egnp"
+
+
+def test_an_answer_does_not_command_the_terminal(terminal: Terminal) -> None:
+    """Neither that of the remote model nor, in the table of jobs, that of the local one."""
+    terminal.remote_says = lambda prompt: final(HOSTILE) if "Outputs" in prompt else HONEST
+    terminal.local.says = lambda prompt: weigh(prompt).replace("7 kg", json.dumps(HOSTILE)[1:-1])
+    result = terminal.ask(str(terminal.document), "How heavy?")
+    assert result.exit_code == 0, result.output
+    assert not {*"\x1b\x07\u202e"} & {*result.output}
+    assert r"7 kg\x1b]52;c;cm0gLXJm" in result.output.splitlines()[-1]
+
+
+def test_a_document_does_not_command_the_terminal(tmp_path: Path) -> None:
+    hostile = Document("m\x1b[2J.md", f"Weight {HOSTILE}\nin all.")
+    with Store(tmp_path / "manuals") as store:
+        store.add(hostile, chunks(hostile, ChunkPlan()))
+    result = CliRunner().invoke(app, ("knowledge", "search", str(tmp_path / "manuals"), "weight"))
+    assert result.exit_code == 0, result.output
+    assert not {*"\x1b\x07\u202e"} & {*result.output}
+    assert r"\x1b[2J" in result.output
+    assert "\nin all." in result.output, "a text keeps its lines"
+
+
 def test_a_remote_that_cannot_plan_is_told_in_one_line(terminal: Terminal) -> None:
     terminal.remote_says = lambda prompt: "What a nice question."
     result = terminal.ask(str(terminal.document), "Why?", "--set", "planner=plan")

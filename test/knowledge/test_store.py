@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import sqlite3
+import stat
 import subprocess
 import sys
 import threading
@@ -49,6 +51,43 @@ def test_what_is_added_is_read_again(store: Store) -> None:
     arm, pump = store.documents()
     assert (arm.name, arm.id, arm.characters, arm.chunks) == ("arm", ARM.id, len(ARM.content), 2)
     assert (pump.version, arm.version, store.version) == (1, 2, 2)
+
+
+def modes(*places: Path) -> set[int]:
+    return {stat.S_IMODE(place.stat().st_mode) for place in places}
+
+
+def test_a_store_is_for_its_owner_alone(tmp_path: Path) -> None:
+    """Whatever the umask: documents are private."""
+    folder, snapshot = tmp_path / "store", tmp_path / "snapshot.db"
+    before = os.umask(0o022)
+    try:
+        with Store(folder) as store:
+            add(store, PUMP)
+            assert store.kv is not None
+            store.kv.put(
+                store.chunks("pump")[0].id, "ab" * 16, lambda path: path.write_bytes(b"kv")
+            )
+            store.snapshot(snapshot)
+            files = [*folder.rglob("*"), snapshot]  # while the write-ahead log is there
+            assert {"store.db", "store.db-wal"} <= {file.name for file in files}
+            assert modes(*(f for f in files if f.is_file())) == {0o600}
+            assert modes(folder, *(f for f in files if f.is_dir())) == {0o700}
+    finally:
+        os.umask(before)
+
+
+def test_a_store_that_others_can_read_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One of an earlier release. It may be shared on purpose, so that it stays as it is."""
+    Store(tmp_path / "store").close()
+    assert not caplog.records
+    (tmp_path / "store" / "store.db").chmod(0o644)
+    Store(tmp_path / "store").close()
+    (told,) = caplog.records
+    assert "others can read the store" in told.getMessage()
+    assert modes(tmp_path / "store" / "store.db") == {0o644}
 
 
 def test_a_document_of_the_same_name_takes_the_place(store: Store) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import zlib
 from collections.abc import Callable
+from importlib.metadata import distribution
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -125,19 +128,114 @@ def saved(*modes: str, **options: Any) -> bytes:
         saved("L", format="JPEG", progressive=True),
         saved("CMYK", format="JPEG", progressive=True),
         saved("RGB", format="PNG", icc_profile=b"profile"),
-        saved("RGBA", format="PNG"),
-        saved("LA", format="PNG"),
-        saved("L", format="PNG", transparency=7),
-        saved("P", format="PNG", transparency=bytes(range(256))),
-        saved("RGB", format="PNG", transparency=(1, 2, 3)),
+        saved("P", format="PNG"),
         saved("1", format="PNG"),
-        saved("L", "I;16", format="PNG"),
     ],
 )
-def test_pixels_are_those_of_pillow(data: bytes) -> None:
+def test_plain_pictures_are_what_pillow_reads(data: bytes) -> None:
     plain = Image.open(io.BytesIO(data))
     assert measure(data, NO_LIMIT) == plain.size
     assert np.array_equal(np.asarray(decode(data, NO_LIMIT)), np.asarray(plain.convert("RGB")))
+
+
+def written(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def opencv_reads(data: bytes) -> np.ndarray:
+    """The pixels that OpenCV shows: another program's reading of the same file, in RGB."""
+    cv2 = pytest.importorskip("cv2")
+    return np.asarray(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR))[:, :, ::-1]
+
+
+def qwen_shows(image: Image.Image) -> np.ndarray:
+    """What qwen-vl-utils shows to the model; importing it all would need torchvision."""
+    source = distribution("qwen-vl-utils").locate_file("qwen_vl_utils/vision_process.py")
+    module = ast.parse(Path(str(source)).read_text(encoding="utf-8"))
+    module.body = [n for n in module.body if isinstance(n, ast.FunctionDef) and n.name == "to_rgb"]
+    names: dict[str, Any] = {"Image": Image}
+    exec(compile(module, str(source), "exec"), names)  # noqa: S102
+    return np.asarray(names["to_rgb"](image))
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_pictures_are_turned_as_people_see_them(form: str, orientation: int, order: str) -> None:
+    tags = Image.Exif()
+    tags.endian = order
+    tags[0x010F], tags[0x0112] = "a maker", orientation
+    data = written(Image.open(io.BytesIO(scene(0, 48, 32))), form, exif=tags.tobytes())
+    upright = opencv_reads(data)
+    seen = np.asarray(decode(data, NO_LIMIT))
+    assert seen.shape == upright.shape
+    assert measure(data, NO_LIMIT) == upright.shape[1::-1]
+    assert np.abs(seen.astype(int) - upright).mean() < 2  # two readers of JPEG round differently
+
+
+@pytest.mark.parametrize(
+    "exif",
+    [
+        b"",
+        b"II*\0",
+        b"MM\0*\xff\xff\xff\xff",
+        b"II*\0\x08\0\0\0\xff\xff" + bytes(60_000),
+        b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x09\0\0\0",  # no ninth way to turn it
+        b"II*\0\x08\0\0\0\x01\0\x12\x01\x02\0\x01\0\0\0\x06\0\0\0",  # a text
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_tag_that_says_nothing_turns_nothing(exif: bytes) -> None:
+    image = Image.open(io.BytesIO(scene(0, 48, 32)))
+    data = written(image, "JPEG", exif=b"Exif\0\0" + exif)
+    assert np.array_equal(
+        np.asarray(decode(data, NO_LIMIT)), np.asarray(decode(written(image, "JPEG"), NO_LIMIT))
+    )
+    assert decode(png((b"eXIf", exif)), NO_LIMIT).size == (8, 8)
+
+
+def keyed(mode: str, transparency: object) -> bytes:
+    """A picture of two colours, the first of them transparent."""
+    image = Image.new(mode, (20, 20), 0)
+    image.paste(1 if mode == "P" else "white", (5, 5, 15, 15))
+    if mode == "P":
+        image.putpalette([200, 30, 30, 0, 0, 0])
+    return written(image, transparency=transparency)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        written(Image.linear_gradient("L").convert("RGBA")),
+        written(Image.merge("LA", [Image.new("L", (256, 256)), Image.linear_gradient("L")])),
+        written(Image.merge("RGBA", [Image.linear_gradient("L")] * 4)),
+        keyed("P", 0),
+        keyed("P", bytes([0, 255])),
+        keyed("P", bytes([128, 255])),
+        keyed("L", 0),
+        keyed("RGB", (0, 0, 0)),
+        saved("P", format="PNG", transparency=bytes(range(256))),
+    ],
+)
+def test_transparent_pictures_are_shown_on_white(data: bytes) -> None:
+    """A black drawing on a transparent ground would be black on black."""
+    expected = qwen_shows(Image.open(io.BytesIO(data)).convert("RGBA"))
+    assert np.array_equal(np.asarray(decode(data, NO_LIMIT)), expected)
+
+
+def test_a_table_of_transparency_that_is_too_long_is_not_read() -> None:
+    assert np.asarray(decode(png((b"tRNS", bytes(1 << 20))), NO_LIMIT)).min() == 255
+
+
+@pytest.mark.parametrize("brightest", [4095, 4096, 65535])
+def test_sixteen_bits_become_eight(brightest: int) -> None:
+    """Cameras of 12 bits leave the upper four of sixteen empty."""
+    ramp = np.linspace(0, brightest, 1000).astype(np.uint16).reshape(20, 50)
+    seen = np.asarray(decode(written(Image.fromarray(ramp)), NO_LIMIT))
+    in_full = ramp << 4 if brightest == 4095 else ramp
+    assert np.array_equal(seen, opencv_reads(written(Image.fromarray(in_full))))
 
 
 def test_scaling_is_the_image_processors() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import socket
 import sys
 import threading
@@ -20,6 +21,8 @@ pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make tes
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from fake_sport_server import FakeGo2
 from motion_graph import graph, jpeg
+from PIL import Image as Pil
+from proxies import environment_proxy
 from rclpy.parameter import Parameter
 from sensor_msgs.msg import CompressedImage, Image
 from started_nodes import start
@@ -64,10 +67,24 @@ def test_colours_come_out_as_rgb(encoding: str, pixel: list[int]) -> None:
 
 def test_grey_and_yuv() -> None:
     assert (to_rgb("mono8", 2, 1, 2, bytes([5, 5])) == 5).all()
-    assert (to_rgb("mono16", 2, 1, 4, bytes([0, 5, 0, 5])) == 5).all()
-    assert (to_rgb("mono16", 2, 1, 4, bytes([5, 0, 5, 0]), big_endian=True) == 5).all()
+    assert (to_rgb("mono16", 2, 1, 4, bytes([9, 80, 0, 80])) == 80).all()
+    assert (to_rgb("mono16", 2, 1, 4, bytes([80, 0, 80, 9]), big_endian=True) == 80).all()
     for encoding, quad in (("yuv422_yuy2", [80, 128, 80, 128]), ("uyvy", [128, 80, 128, 80])):
         assert (to_rgb(encoding, 2, 1, 4, bytes(quad)) == 80).all()
+
+
+@pytest.mark.parametrize(("brightest", "empty"), [(4095, 4), (65535, 0)])
+@pytest.mark.parametrize("order", ["<u2", ">u2"])
+def test_grey_of_twelve_bits_is_not_black(brightest: int, empty: int, order: str) -> None:
+    ramp = np.linspace(0, brightest, 60).astype(order).reshape(3, 20)
+    padded = np.pad(ramp, ((0, 0), (0, 3)), constant_values=0xFFFF)  # not pixels
+    rgb = to_rgb("mono16", 20, 3, 46, padded.tobytes(), big_endian=order == ">u2")
+    assert np.array_equal(rgb, np.repeat((ramp >> (8 - empty))[:, :, None], 3, axis=2))
+    buffer = io.BytesIO()
+    Pil.fromarray(ramp.astype(np.uint16)).save(buffer, "PNG")
+    compressed = read_compressed(buffer.getvalue(), 100)
+    shown = np.asarray(Pil.open(io.BytesIO(compressed.data))).astype(int)
+    assert np.abs(shown - rgb).max() <= 2, "as the same picture sent raw"
 
 
 @pytest.mark.parametrize(
@@ -91,6 +108,23 @@ def test_jpegs_are_checked_scaled_and_else_left_alone() -> None:
         assert "object at" not in str(caught.value)
     rgb = np.zeros((8, 16, 3), np.uint8)
     assert encode_jpeg(rgb, 90).width == 16
+
+
+@pytest.mark.parametrize("max_width", [0, 32])
+def test_jpegs_that_are_turned_are_passed_on_upright(max_width: int) -> None:
+    """People and model are shown the same side, by programs that read the tag and others."""
+    picture = Pil.new("RGB", (64, 32), "red")
+    picture.paste("blue", (32, 0, 64, 32))
+    tags = Pil.Exif()
+    tags[0x0112] = 6  # a quarter turn clockwise: red above, blue below
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", exif=tags)
+    passed = read_compressed(buffer.getvalue(), 95, max_width)
+    assert (passed.width, passed.height) == (32, 64)
+    shown = Pil.open(io.BytesIO(passed.data))
+    assert shown.getexif().get(0x0112, 1) == 1
+    assert np.array_equal(np.asarray(shown)[8, 16] > 128, [True, False, False])
+    assert np.array_equal(np.asarray(shown)[56, 16] > 128, [False, False, True])
 
 
 # camera_ingest.
@@ -280,6 +314,24 @@ def test_an_address_where_nobody_speaks_rtsp_is_said() -> None:
         config = CameraConfig(source="rtsp", url=f"rtsp://127.0.0.1:{port}/x", open_timeout=0.3)
         with pytest.raises(Unavailable, match="cannot open"):
             open_source(config)
+
+
+def test_a_camera_is_reached_without_the_environments_proxy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FFmpeg would tell it the password, and it would see the pictures."""
+    pytest.importorskip("cv2")
+    monkeypatch.setenv("OPENCV_FFMPEG_CAPTURE_OPTIONS", "rtsp_flags;prefer_tcp")
+    with (
+        environment_proxy(monkeypatch) as proxy,
+        environment_proxy(monkeypatch) as camera,  # answers like one that is broken
+    ):
+        monkeypatch.setenv("http_proxy", f"http://{proxy.host_and_port}")
+        url = f"http://user:word@{camera.host_and_port}/film"
+        with pytest.raises(Unavailable, match="cannot open"):
+            open_source(CameraConfig(source="rtsp", url=url))
+    assert proxy.seen == []
+    assert any(asked.startswith(b"GET /film") for asked in camera.seen)
 
 
 @pytest.mark.parametrize(

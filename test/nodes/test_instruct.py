@@ -44,6 +44,7 @@ class FakeNavigator:
         self.links = self.node.create_publisher(LinkState, "link_state", STATE)
         self.goals: list[Any] = []
         self.over = Future()
+        self.reason, self.sees = "because", ""
         self.offer()
         if complete:
             self.load()
@@ -69,12 +70,14 @@ class FakeNavigator:
 
     async def _execute(self, goal: Any) -> Navigate.Result:
         self.goals.append(goal)
+        if self.sees:
+            goal.publish_feedback(Navigate.Feedback(step=1, text=self.sees))
         status = await self.over
         if goal.is_cancel_requested:
             goal.canceled()
         else:
             goal.succeed()
-        told = Status(code=status, message="" if status == Status.OK else "because")
+        told = Status(code=status, message="" if status == Status.OK else self.reason)
         return Navigate.Result(status=told, steps=3)
 
     def _on_cancel(self, goal: Any) -> CancelResponse:
@@ -107,6 +110,19 @@ def test_instruct_reports_the_result(ros_graph: Any) -> None:
     with instructed() as process:
         assert ending(process) == (0, "arrived (3 steps, 0.00 m)\n")
     assert navigator.goals[0].request.instruction == "find it"
+
+
+def test_words_of_models_do_not_command_the_terminal(ros_graph: Any) -> None:
+    navigator = FakeNavigator(ros_graph)
+    navigator.reason = navigator.sees = "no\x1b[2J\u202e\narrived (3 steps, 0.00 m)"
+    navigator.over.set_result(Status.UNAVAILABLE)
+    with instructed() as process:
+        status, said = ending(process)
+    assert status == 1
+    shown = r"no\x1b[2J\u202e\narrived (3 steps, 0.00 m)"
+    *feedback, end = said.splitlines()
+    assert end == f"ended: {shown} (3 steps, 0.00 m)"
+    assert all(line == f"  1  {shown}" for line in feedback)
 
 
 def test_the_instruction_waits_for_the_models_and_the_link(

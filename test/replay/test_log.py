@@ -99,6 +99,7 @@ def test_the_command_writes_document_and_report(tmp_path: Path) -> None:
     assert (told["bags"], told["left_out"]) == (2, [])
     assert out.read_text().count("\n- ") == told["lines"]
     assert not (tmp_path / "log.md.part").exists()
+    assert out.stat().st_mode & 0o777 == 0o600, "it tells what was asked and answered"
 
 
 @pytest.mark.ros
@@ -106,11 +107,11 @@ def test_texts_of_others_stay_on_their_line(tmp_path: Path) -> None:
     pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
     from bag_content import drive, write_bag
 
-    hostile = 'a "quote"\n## 2030-01-01: instruction "obey"\n- done'
+    hostile = 'a \x1b[2J\u202e"quote"\n## 2030-01-01: instruction "obey"\n- done'
     bag = write_bag(tmp_path / "bags", drive(text=hostile, for_motion=False, prompt="who?"))
     text = log_of(bag)
     assert text.count("\n## ") == 1
-    assert 'was asked "who?" and answered "a \'quote\' ## 2030-01-01' in text
+    assert 'was asked "who?" and answered "a \\x1b[2J\\u202e\'quote\' ## 2030-01-01' in text
 
 
 @pytest.mark.ros

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import sqlite3
@@ -73,6 +74,28 @@ def test_what_is_written_is_read(tmp_path: Path, storage: str) -> None:
         texts = [m for _, _, m in bag.messages(["/generated_text"])]
     assert [t.text for t in texts] == [TEXTS[n % 2] for n in range(1, 5)]
     assert "GeneratedText" in (path / "metadata.yaml").read_text()
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_recording_is_for_its_owner_alone(tmp_path: Path, storage: str) -> None:
+    """Whatever the umask: it holds pictures, questions and answers."""
+
+    def modes(*places: Path) -> set[int]:
+        return {place.stat().st_mode & 0o777 for place in places}
+
+    before = os.umask(0o022)
+    try:
+        writer = BagWriter(tmp_path / "bags", "drive", storage)
+        writer.write("/told", "std_msgs/msg/String", 0, serialize_message(String(data="private")))
+        assert writer.path is not None
+        part = writer.path
+        assert modes(*part.iterdir()) == {0o600}, "while it is written as well"
+        writer.close()
+    finally:
+        os.umask(before)
+    assert modes(tmp_path / "bags", part) == {0o700}
+    assert len([*part.iterdir()]) == 2
+    assert modes(*part.iterdir()) == {0o600}
 
 
 def test_definitions_have_the_hashes_of_rosidl() -> None:

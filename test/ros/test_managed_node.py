@@ -183,6 +183,23 @@ def test_a_real_node_shuts_down_unconfigured(ros_context: Any) -> None:
     node.destroy_node()
 
 
+def test_a_node_s_log_obeys_no_stranger(
+    ros_context: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    node = NavigationActionParser(context=ros_context)
+    words = "no room\x1b[2J\u202e\n[WARN] [motion_guard]: emergency stop released by operator"
+    for _ in range(2):
+        node.get_logger().warning(f"one: {words}", throttle_duration_sec=60.0)
+        node.get_logger().warning(f"two: {words}", throttle_duration_sec=60.0)
+    told = capfd.readouterr().err
+    assert not {*"\x1b\u202e"} & {*told.replace("\x1b[33m", "").replace("\x1b[0m", "")}
+    lines = told.splitlines()
+    assert [line for line in lines if line.startswith("[WARN] [motion_guard]")] == []
+    assert len([line for line in lines if "one: " in line]) == 1, "each place has its own pause"
+    assert len([line for line in lines if "two: " in line]) == 1
+    node.destroy_node()
+
+
 def test_a_misspelt_parameter_is_an_error_and_not_ignored(
     ros_context: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -87,7 +87,12 @@ def read(reader: PictureReader, data: bytes, peer: Peer | None = None) -> Awaita
 
 
 def test_a_worker_gives_the_pixels_that_decoding_here_gives() -> None:
-    shown = (scene(0), scene(1, 300, 40), scene(2, 20, 20), scene(4, 1280, 720), png(side=100))
+    quarter_turn = b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0"
+    turned = b"\xff\xd8\xff\xe1\0\x1eExif\0\0" + quarter_turn + scene(3, 120, 40)[2:]
+    shown = (
+        *(scene(0), scene(1, 300, 40), scene(2, 20, 20), scene(4, 1280, 720)),
+        *(png(side=100), turned),
+    )
 
     async def use(reader: PictureReader) -> list[Picture]:
         return [await read(reader, data) for data in shown]

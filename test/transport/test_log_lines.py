@@ -15,6 +15,36 @@ logging.info("two")
 """
 
 
+_QUOTES_A_STRANGER = """
+import logging
+from collab_llm_nodes.transport.logs import set_up_logging
+set_up_logging("text")
+words = "no room\\x1b[2J\\u202e\\n2026-01-01 00:00:00,000 WARNING emergency stop released"
+logging.warning("refused: %s", words, extra={"peer": words})
+try:
+    raise ValueError(words)
+except ValueError:
+    logging.exception("a session failed")
+"""
+
+
+def test_a_stranger_begins_no_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _QUOTES_A_STRANGER],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=True,
+        timeout=60,
+    )
+    ours, failed, *traceback = done.stderr.splitlines()
+    assert " WARNING refused: no room" in ours
+    assert failed.endswith("ERROR a session failed")
+    assert traceback
+    assert all(line.startswith("  ") for line in traceback)
+    assert not {*"\x1b\u202e"} & {*done.stderr}
+
+
 def test_a_line_and_its_end_are_one_write() -> None:
     # Each read of a pipe of packets (O_DIRECT) returns what one write has put in.
     reads, writes = os.pipe2(os.O_DIRECT)

@@ -16,6 +16,7 @@ import grpc
 import pytest
 from certificates import Certificates
 from grpc_health.v1 import health_pb2
+from proxies import environment_proxy
 from waiting import wait_for
 
 from collab_llm_nodes.bench import wire
@@ -137,6 +138,35 @@ def test_another_protocol_is_served(serve: Serve, connect: Connect) -> None:
     assert client.talk(b"one", b"two", b"bye") == [b"one", b"two", b"bye"]
     wait_for(lambda: client.standing == ("UP", None))
     wait_for(lambda: server.sessions == 0)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_proxy_is_not_asked_for_this_machine(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    server = serve()
+    with environment_proxy(monkeypatch) as proxy:
+        address, through = f"{host}:{server.port}", f"http://{proxy.host_and_port}"
+        assert connect(server, address=address).shout(b"hello") == b"HELLO"
+        assert connect(server, address=address, proxy=through).shout(b"hello") == b"HELLO"
+    assert proxy.seen == []
+
+
+def test_only_a_proxy_that_is_set_is_asked_for_other_machines(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, far = serve(), "echo.invalid:443"  # a name that only a proxy could reach
+    with environment_proxy(monkeypatch) as proxy:
+        with pytest.raises(Unavailable):
+            connect(server, address=far).ask(SHOUT, b"hello", 1.0)
+        assert proxy.seen == []
+        through = f"http://{proxy.host_and_port}"
+        with pytest.raises(Unavailable):
+            connect(server, address=far, proxy=through).ask(SHOUT, b"hello", 1.0)
+        wait_for(lambda: proxy.seen)
+    assert proxy.seen[0].startswith(b"CONNECT echo.invalid:443")
+    with pytest.raises(ConfigError, match="proxy"):
+        ClientConfig(proxy="socks5://localhost:1080")
 
 
 def test_errors_are_typed_on_streams_and_off(serve: Serve, connect: Connect) -> None:

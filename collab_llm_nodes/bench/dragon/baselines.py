@@ -48,6 +48,7 @@ _CHANNEL = [
     ("grpc.max_receive_message_length", -1),
     # A window of the first size would let 64 kB through in each round trip.
     ("grpc.http2.lookahead_bytes", 16 << 20),
+    ("grpc.enable_http_proxy", 0),
 ]
 
 
