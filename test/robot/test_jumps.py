@@ -131,10 +131,11 @@ def test_who_is_given_whole_steps_is_stopped_by_a_jump_as_well() -> None:
     output = Output()
     steps = DelegatedSteps(ExecutorConfig(), output)
     steps.start(step(Kind.FORWARD, 0.5), Pose2D(), 1.0)
-    steps.on_odometry(Pose2D(0.01), 1.02)
-    assert steps.outcome is Outcome.RUNNING
-    steps.on_odometry(Pose2D(0.6), 1.04)
-    assert steps.outcome is Outcome.JUMPED
+    outcomes = []
+    for x, now in ((0.01, 1.02), (0.6, 1.04)):
+        steps.on_odometry(Pose2D(x), now)
+        outcomes.append(steps.outcome)
+    assert outcomes == [Outcome.RUNNING, Outcome.JUMPED]
     assert output.cancelled
 
 
