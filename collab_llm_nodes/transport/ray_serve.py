@@ -26,6 +26,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
 
 from collab_llm_nodes.collector import freeze_startup_objects
@@ -377,7 +378,12 @@ class Replica:
     ) -> health_pb2.HealthCheckResponse:
         """Return the health of one replica; HAProxy asks those that serve, and gives no token."""
         states = health_pb2.HealthCheckResponse
-        asked = health_pb2.HealthCheckRequest.FromString(request).service
+        try:
+            asked = health_pb2.HealthCheckRequest.FromString(request).service
+        except DecodeError:
+            grpc_context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
+            grpc_context.set_details("no health check")
+            raise
         if asked in ("", self._service.full_name):
             serving = self._service.serving
             return states(status=states.SERVING if serving else states.NOT_SERVING)

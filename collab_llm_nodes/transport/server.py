@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from grpc._cython import cygrpc
 from grpc.aio import _server as grpc_server
 from grpc_health.v1 import health, health_pb2
@@ -118,9 +119,7 @@ class Server(Generic[S]):
             handlers[self.service.stream] = session
         # Health is asked without a token. Only Check: a Watch would hold a stream for nothing.
         check = grpc.unary_unary_rpc_method_handler(
-            self._check,
-            request_deserializer=health_pb2.HealthCheckRequest.FromString,
-            response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
+            self._check, response_serializer=health_pb2.HealthCheckResponse.SerializeToString
         )
         self._server.add_registered_method_handlers(self.service.full_name, handlers)
         self._server.add_registered_method_handlers(health.SERVICE_NAME, {"Check": check})
@@ -171,9 +170,14 @@ class Server(Generic[S]):
     # One call.
 
     async def _check(
-        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
+        self, request: bytes, context: grpc.aio.ServicerContext
     ) -> health_pb2.HealthCheckResponse:
-        if request.service not in ("", self.service.full_name):
+        try:
+            asked = health_pb2.HealthCheckRequest.FromString(request).service
+        except DecodeError:  # gRPC itself would log a traceback, for anybody and as often as asked
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no health check")
+            raise  # abort has raised already
+        if asked not in ("", self.service.full_name):
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
         states = health_pb2.HealthCheckResponse
         return states(status=states.SERVING if self.service.serving else states.NOT_SERVING)

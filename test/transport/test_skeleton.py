@@ -208,6 +208,21 @@ def test_a_question_that_is_given_up_leaves_no_trace(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
+@pytest.mark.parametrize("request_", [b"\xff\xff\xff", b"\x0a\x02\xff\xfe", b"\x0a\x7f"])
+def test_a_malformed_health_check_costs_no_line_of_the_log(
+    serve: Serve, caplog: pytest.LogCaptureFixture, request_: bytes
+) -> None:
+    """Anybody may send it, without a token, a thousand times a second."""
+    server = serve(token="s3cret")
+    with grpc.insecure_channel(f"localhost:{server.port}") as channel:
+        check = channel.unary_unary(CHECK)
+        with pytest.raises(grpc.RpcError) as refused:
+            check(request_, timeout=WAIT_S)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert check(b"", timeout=WAIT_S)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
 def test_a_method_that_nobody_serves_is_refused(serve: Serve) -> None:
     with grpc.insecure_channel(f"localhost:{serve().port}") as channel:
         with pytest.raises(grpc.RpcError) as refused:
