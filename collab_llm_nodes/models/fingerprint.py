@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from collab_llm_nodes.errors import ModelError
-from collab_llm_nodes.models.trained import weight_files
+from collab_llm_nodes.models.checkpoint import weight_files
 
 # Facts of a configuration that change with the place or the library, not with the model.
 _PASSING = {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"}

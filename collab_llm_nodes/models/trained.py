@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,28 +23,6 @@ def write_trained(
     save_file(dict(tensors), Path(folder) / f"{name}.safetensors")
     text = json.dumps(dict(facts), indent=2) + "\n"
     (Path(folder) / f"{name}.json").write_text(text, encoding="utf-8")
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of the model in ``folder``, in the order of their names.
-
-    What is trained beside a model does not belong to it: it has a description of the same name.
-    """
-    files = sorted(folder.glob("*.safetensors"))
-    return [file for file in files if not file.with_suffix(".json").exists()]
-
-
-@contextmanager
-def readable(file: Path) -> Iterator[None]:
-    """Raise ModelError where the safetensors file cannot be read."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise ModelError(
-            f"{file} is not a readable safetensors file: {error}",
-            field="path",
-            remedy="copy or download it again",
-        ) from error
 
 
 def read_trained(
