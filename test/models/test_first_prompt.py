@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import shutil
 import sys
@@ -10,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from folders import PACKAGE
 from tiny_models import scene, tiny_folder, tiny_model
 
 from collab_llm_nodes.errors import InvalidInput, ModelError
-from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.loading import LOCAL, ModelConfig, load
 from collab_llm_nodes.models.partial import load_layers, load_vision, read_facts
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.models.turns import Turn
@@ -108,6 +110,23 @@ def test_code_in_a_checkpoint_is_not_run_and_nobody_is_asked(
     else:
         refused(folder, "cannot load the tokenizer.*custom code")
     assert not ran.exists()
+
+
+def test_no_class_is_chosen_by_a_checkpoint_that_may_bring_code() -> None:
+    """Every call of transformers' Auto classes says so itself: by default they ask."""
+    calls = 0
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            called = getattr(node, "func", None)
+            if not isinstance(node, ast.Call) or not isinstance(called, ast.Attribute):
+                continue
+            chosen = isinstance(called.value, ast.Name) and called.value.id.lower()[:4] == "auto"
+            if chosen and called.attr in ("from_pretrained", "from_config"):
+                given = {ast.unparse(keyword) for keyword in node.keywords}
+                assert given & {"trust_remote_code=False", "**LOCAL"}, f"{file}:{node.lineno}"
+                calls += 1
+    assert calls >= 10, "or the walk finds nothing"
+    assert LOCAL["trust_remote_code"] is False
 
 
 # ---------------------------------------------------------------- other files
