@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -222,7 +221,12 @@ def model_folder(config: ModelConfig) -> Path:
             field="path",
             remedy="give the folder of a checkpoint, or a hub id such as Qwen/Qwen2-VL-2B-Instruct",
         )
-    try:
+    with translated(
+        ModelError,
+        f"{config.path!r} is no folder here and the hub did not give it",
+        field="path",
+        remedy="check the id and the network, or copy the checkpoint here and give its folder",
+    ):
         return Path(
             snapshot_download(
                 config.path,
@@ -231,14 +235,6 @@ def model_folder(config: ModelConfig) -> Path:
                 local_files_only=config.local_files_only,
             )
         )
-    # Not found, not allowed, offline, not cached: all are OSError; a bad id is a ValueError.
-    except (OSError, HFValidationError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise ModelError(
-            f"{config.path!r} is no folder here and the hub did not give it: {first_line}",
-            field="path",
-            remedy="check the id and the network, or copy the checkpoint here and give its folder",
-        ) from error
 
 
 def model_type_of(folder: Path) -> str:

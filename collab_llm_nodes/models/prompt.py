@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from PIL import Image
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from collab_llm_nodes.config import check_ranges, setting
@@ -326,7 +327,7 @@ def _qwen_fetch_image() -> Callable[[dict[str, Any], int], Image.Image] | None:
     """qwen-vl-utils' resizing where its torchvision loads; Pillow's own is the same."""
     try:
         from qwen_vl_utils import fetch_image
-    except (ImportError, RuntimeError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - one of another torch fails in any way
         # No warning: torchvision is kept out on purpose (docs/dependencies.md).
         log.debug("Pillow scales images, qwen-vl-utils is not used: %s", error)
         return None
@@ -381,14 +382,31 @@ def _chat(prompt: Prompt, loaded: LoadedModel) -> str:
 
     chat = [{"role": turn.role, "content": content(turn.content)} for turn in prompt.turns]
     chat.append({"role": "user", "content": content(prompt.text, len(prompt.images))})
-    with translated(  # such as: no system turns
+    return render(loaded.tokenizer, chat)
+
+
+def render(
+    tokenizer: PreTrainedTokenizerBase, chat: Sequence[dict[str, Any]], *, open_end: bool = True
+) -> str:
+    """Return a chat in the form of the tokenizer's template.
+
+    Args:
+        chat: turns, each with ``role`` and ``content``.
+        open_end: an answer begins behind the last turn.
+
+    Raises:
+        InvalidInput: the template refuses these turns (many refuse system turns), or fails.
+    """
+    with translated(
         InvalidInput,
         "the model's chat template refuses them",
         field="turns",
         remedy="leave out the system turn, or what else the message names",
     ):
         return str(
-            loaded.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+            tokenizer.apply_chat_template(
+                list(chat), add_generation_prompt=open_end, tokenize=False
+            )
         )
 
 

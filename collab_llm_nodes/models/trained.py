@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from collab_llm_nodes.errors import ModelError
+from collab_llm_nodes.models.failures import translated
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -47,15 +47,14 @@ def read_trained(
     """
     folder, short = Path(folder), kind.split()[-1]
     weights, description = f"{name}.safetensors", f"{name}.json"
-    try:
+    with translated(
+        ModelError,
+        f"cannot read the {kind} in {folder}",
+        field=field,
+        remedy=f"the folder must hold {weights} and {description}; or load without {field}",
+    ):
         trained = make(json.loads((folder / description).read_text(encoding="utf-8")))
         trained.load_state_dict(load_file(folder / weights))
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise ModelError(
-            f"cannot read the {kind} in {folder}: {error}",
-            field=field,
-            remedy=f"the folder must hold {weights} and {description}; or load without {field}",
-        ) from error
     if trained.hidden_size != width:
         raise ModelError(
             f"{short} of width {trained.hidden_size}, model of width {width}",

@@ -15,7 +15,7 @@ from functools import cached_property
 from collab_llm_nodes.errors import InvalidInput, ModelError
 from collab_llm_nodes.knowledge.chunking import sentence_spans, sentences, windows
 from collab_llm_nodes.models.loading import LoadedModel
-from collab_llm_nodes.models.prompt import Prompt, encode
+from collab_llm_nodes.models.prompt import Prompt, encode, render
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.models.vocabulary import control_tokens
 
@@ -49,11 +49,7 @@ class Layout:
         """Return what the template writes before and behind the text of the first user turn."""
         if not self._chat:
             return "", ""
-        shown = str(
-            self._tokenizer.apply_chat_template(
-                [{"role": "user", "content": _MARK}], add_generation_prompt=True, tokenize=False
-            )
-        )
+        shown = render(self._tokenizer, [{"role": "user", "content": _MARK}])
         before, found, behind = shown.partition(_MARK)
         if not found:
             raise ModelError("the chat template does not show the user's text", field="model")
@@ -126,7 +122,7 @@ class Layout:
         for number, turn in enumerate(turns):
             if self._chat:
                 chat = [{"role": t.role, "content": t.content} for t in turns[: number + 1]]
-                shown = str(self._tokenizer.apply_chat_template(chat, tokenize=False))
+                shown = render(self._tokenizer, chat, open_end=False)
                 whole = shown[len(self._frame[0]) :]
             else:
                 whole = f"{text}{turn.content}\n"
