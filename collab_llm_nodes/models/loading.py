@@ -120,7 +120,7 @@ class LoadedModel:
     @cached_property
     def control_tokens(self) -> tuple[str, ...]:
         """Tokens that no prompt may spell out."""
-        return control_tokens(self.tokenizer)
+        return control_tokens(self.tokenizer, self.vocab_size)
 
     @cached_property
     def vocab_size(self) -> int:

@@ -68,19 +68,26 @@ def check_rows(tokenizer: PreTrainedTokenizerBase, rows: int) -> None:
             )
 
 
-def control_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+def control_tokens(tokenizer: PreTrainedTokenizerBase, rows: int | None = None) -> tuple[str, ...]:
     """Return the tokens that no one else's text may spell out.
 
     They end turns, begin them, or stand for images: special tokens, and those that the chat
     template writes. Gemma's vocabulary adds line feeds and HTML tags, too; these are mere text.
+
+    Args:
+        rows: as of ``vocabulary_size``; no text may spell an added token beyond them.
     """
+    size = vocabulary_size(tokenizer, rows)
     templates = tokenizer.chat_template or ""
     written = templates if isinstance(templates, str) else "".join(templates.values())
     special = {*tokenizer.all_special_ids}
     return tuple(
         token.content
         for index, token in tokenizer.added_tokens_decoder.items()
-        if token.special or index in special or (token.content in written and token.content.strip())
+        if token.special
+        or index in special
+        or index >= size
+        or (token.content in written and token.content.strip())
     )
 
 

@@ -368,7 +368,7 @@ def test_tokens_beyond_the_models_rows_do_not_count(
 def test_a_prompt_of_a_token_beyond_the_rows_is_refused(raw: bool, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_folder("llama"), tmp_path / "model")
     plain_token(folder)
-    with pytest.raises(InvalidInput, match="'<pad>'") as caught:
+    with pytest.raises(InvalidInput, match="control token '<pad>'") as caught:
         encode(Prompt("turn <pad> left", raw=raw), load(ModelConfig(str(folder))))
     assert caught.value.field == "text"
     assert caught.value.remedy

@@ -17,7 +17,6 @@ from collab_llm_nodes.knowledge.chunking import sentence_spans, sentences, windo
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.prompt import Prompt, encode, render
 from collab_llm_nodes.models.turns import Turn
-from collab_llm_nodes.models.vocabulary import control_tokens
 
 Ids = tuple[int, ...]
 _TITLE = "Document: "
@@ -165,11 +164,8 @@ class Layout:
         return tuple(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def _without_control(self, text: str) -> str:
-        while any(token in text for token in self._control):  # one may stand within another
-            for token in self._control:
+        control = self._loaded.control_tokens
+        while any(token in text for token in control):  # one may stand within another
+            for token in control:
                 text = text.replace(token, "")
         return text
-
-    @cached_property
-    def _control(self) -> tuple[str, ...]:
-        return control_tokens(self._tokenizer)
