@@ -177,9 +177,8 @@ def _load(folder: Path, config: ModelConfig, device: torch.device) -> LoadedMode
     package = None
     if config.quantization != "none":
         package = quantizer(config.quantization, DTYPES[config.dtype], device)
-    facts = architecture_in(folder)
-    quantised = quantisation_of(facts) is not None
-    _check_memory(folder, facts, config, device, package)
+    quantised = quantisation_of(architecture_in(folder)) is not None
+    _check_memory(folder, config, device, package)
     model = _model(folder, config, device, vision, package, quantised)
     check_other(model)
     parts = decoder_parts(model)
@@ -282,7 +281,11 @@ def generation_in(folder: Path, architecture: Any) -> GenerationConfig:
     with translated(
         ModelError, f"cannot read {file}", field="path", remedy="copy or download it again"
     ):
-        return GenerationConfig.from_pretrained(folder, local_files_only=True)
+        found = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        ends = found.eos_token_id
+        if not all(isinstance(i, int) for i in (ends if isinstance(ends, list) else [ends or 0])):
+            raise TypeError(f"eos_token_id is {ends!r}")
+        return found
 
 
 def load_tokenizer(folder: Path, vision: bool) -> PreTrainedTokenizerBase:
@@ -359,7 +362,7 @@ def warn_of_overflow(config: ModelConfig, model_type: str) -> None:
 
 
 def _check_memory(
-    folder: Path, facts: Any, config: ModelConfig, device: torch.device, package: str | None
+    folder: Path, config: ModelConfig, device: torch.device, package: str | None
 ) -> None:
     """Refuse what cannot fit before minutes are spent on reading it."""
     dtype = DTYPES[config.dtype]
@@ -371,6 +374,7 @@ def _check_memory(
             return dtype.itemsize
         return weight_size(config.quantization, package, name, dimensions, dtype)
 
+    facts = architecture_in(folder)
     check_fits(weight_bytes(folder, bytes_of), facts, dtype, device, free_bytes(device))
 
 

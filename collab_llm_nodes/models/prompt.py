@@ -23,7 +23,6 @@ from collab_llm_nodes.models.architectures import context_length
 from collab_llm_nodes.models.failures import translated
 from collab_llm_nodes.models.pictures import MAX_SCANS, Picture, decode
 from collab_llm_nodes.models.turns import MAX_TURNS, Turn, check_texts, texts
-from collab_llm_nodes.models.vocabulary import end_tokens
 
 if TYPE_CHECKING:  # loading itself tries prompts
     from collab_llm_nodes.models.loading import LoadedModel
@@ -180,7 +179,6 @@ def try_prompts(loaded: LoadedModel) -> None:
     ):
         ids = encode(Prompt(_SAMPLE, raw=True), loaded).ids
         loaded.tokenizer.decode(list(ids), skip_special_tokens=True)
-        end_tokens(loaded.model.generation_config, loaded.tokenizer, loaded.vocab_size)
     if loaded.tokenizer.chat_template:
         with translated(
             ModelError,

@@ -145,7 +145,7 @@ def test_damaged_generation_settings_are_a_typed_error(text: str, copied: Copied
     """transformers passes over them, and answers no longer end."""
     folder = copied("llama")
     (folder / "generation_config.json").write_text(text)
-    refused(folder, "")
+    refused(folder, "generation_config.json")
 
 
 @pytest.mark.parametrize(
