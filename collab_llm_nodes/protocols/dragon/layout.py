@@ -92,7 +92,7 @@ class Layout:
         Raises:
             InvalidInput: the question holds one of the tokenizer's control tokens.
         """
-        if any(token in question for token in self._control):
+        if any(token in question for token in self._loaded.control_tokens):
             raise InvalidInput(
                 "contains a control token of the model", field="prompt", remedy="remove it"
             )
