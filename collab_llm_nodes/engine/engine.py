@@ -29,14 +29,18 @@ from collab_llm_nodes.engine.static import StaticBackend
 from collab_llm_nodes.engine.streams import stopwatch, wait_for
 from collab_llm_nodes.engine.upload import Upload
 from collab_llm_nodes.errors import CollabError, ConfigError
-from collab_llm_nodes.models.architectures import attention_windows, decoder_parts
+from collab_llm_nodes.models.architectures import (
+    attention_windows,
+    context_length,
+    decoder_parts,
+)
 from collab_llm_nodes.models.devices import free_bytes, lacks_memory
 from collab_llm_nodes.models.fingerprint import fingerprint
 from collab_llm_nodes.models.footprint import column_bytes, pass_bytes
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.pictures import Picture
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode, scaled_size
-from collab_llm_nodes.models.vocabulary import end_tokens, vocabulary_hash, vocabulary_size
+from collab_llm_nodes.models.vocabulary import end_tokens
 
 BACKENDS = ("auto", "static", "eager")
 _WARM_PROMPT = 64
@@ -55,7 +59,8 @@ class Engine:
             static where it supports the model.
 
     Attributes:
-        vocab_size: columns of all logits: the tokenizer's size, without padding rows.
+        vocab_size: columns of all logits: the tokenizer's size, without padding rows, and without
+            tokens that the model has no rows for.
         eos: end tokens.
         num_layers: decoder layers.
         context: tokens a session can hold.
@@ -70,10 +75,10 @@ class Engine:
 
     def __init__(self, loaded: LoadedModel, *, candidates: int = 0, backend: str = "auto") -> None:
         self.loaded = loaded
-        self.vocab_size = vocabulary_size(loaded.tokenizer)
-        self.vocabulary = vocabulary_hash(loaded.tokenizer)
-        self.eos = end_tokens(loaded.model.generation_config, loaded.tokenizer)
-        self.context: int = loaded.model.config.get_text_config().max_position_embeddings
+        self.vocab_size = loaded.vocab_size
+        self.vocabulary = loaded.vocabulary
+        self.eos = end_tokens(loaded.model.generation_config, loaded.tokenizer, self.vocab_size)
+        self.context = context_length(loaded.model.config.get_text_config())
         parts = decoder_parts(loaded.model)
         head = Head(parts, self.vocab_size)
         self.num_layers = len(parts.layers)

@@ -23,10 +23,13 @@ from collab_llm_nodes.engine.static import StaticBackend
 from collab_llm_nodes.engine.tree import TokenTree
 from collab_llm_nodes.engine.upload import Upload
 from collab_llm_nodes.errors import InvalidInput, ModelError, ProtocolError
-from collab_llm_nodes.models.architectures import attention_windows, decoder_parts
+from collab_llm_nodes.models.architectures import (
+    attention_windows,
+    context_length,
+    decoder_parts,
+)
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.models.partial import load_layers
-from collab_llm_nodes.models.vocabulary import vocabulary_size
 
 
 class Stage:
@@ -60,10 +63,10 @@ class Stage:
             )
         self.first, self.last = first, last
         self.takes_ids, self.gives_logits = first == 0, last == self.num_layers
-        self.vocab_size = vocabulary_size(loaded.tokenizer)
+        self.vocab_size = loaded.vocab_size
         model = loaded.model
         self.placeholder: int | None = getattr(model.config, "image_token_id", None)
-        self.context: int = model.config.get_text_config().max_position_embeddings
+        self.context = context_length(model.config.get_text_config())
         self.parts = decoder_parts(model)
         self.width = self.parts.hidden_size
         self.head = Head(self.parts, self.vocab_size)

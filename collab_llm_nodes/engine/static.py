@@ -33,6 +33,7 @@ from collab_llm_nodes.models.architectures import (
     LayerParts,
     architecture_of,
     attention_windows,
+    context_length,
     decoder_parts,
     layer_parts,
 )
@@ -168,9 +169,7 @@ class StaticBackend:
         windows = attention_windows(model)
         self._windowed = [window is not None for window in windows]
         window = max((window for window in windows if window is not None), default=None)
-        self._masks = Masks.on(
-            config.max_position_embeddings, self._heads.shared, self._like[:0], window
-        )
+        self._masks = Masks.on(context_length(config), self._heads.shared, self._like[:0], window)
         self._blocks = Blocks()
         self._rotary = getattr(decoder, "rotary_emb", None)
         # Of each layer: models whose layers rotate by different angles name them by a type.

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import ModelError
+from collab_llm_nodes.models.failures import translated
 from collab_llm_nodes.models.fingerprint import fingerprint
+from collab_llm_nodes.models.loading import LOCAL
 from collab_llm_nodes.models.vocabulary import vocabulary_hash
 
 _BATCH_TOKENS = 8192  # padding included
@@ -45,16 +46,19 @@ class TextEncoder:
 
     def __init__(self, config: TextEncoderConfig) -> None:
         self._config = config
-        if not Path(config.path).is_dir():
-            raise _unreadable(config.path, "no such folder")
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(config.path, local_files_only=True)
+        with translated(
+            ModelError,
+            f"cannot load the encoder {config.path!r}",
+            field="encoder.path",
+            remedy="give the folder of an encoder with safetensors weights and a tokenizer",
+        ):
+            if not Path(config.path).is_dir():
+                raise FileNotFoundError("no such folder")
+            self._tokenizer = AutoTokenizer.from_pretrained(config.path, **LOCAL)
             model = AutoModel.from_pretrained(
-                config.path, local_files_only=True, use_safetensors=True, dtype=torch.float32
+                config.path, use_safetensors=True, dtype=torch.float32, **LOCAL
             )
             self._model = model.to(config.device).eval()
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-            raise _unreadable(config.path, str(error)) from error
         self.width = int(model.config.hidden_size)
         longest = getattr(model.config, "max_position_embeddings", config.max_tokens)
         self._max_tokens = min(config.max_tokens, longest)
@@ -98,11 +102,3 @@ class TextEncoder:
         weights = mask.unsqueeze(-1).to(hidden.dtype)
         mean = (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
         return torch.nn.functional.normalize(mean, dim=-1)
-
-
-def _unreadable(path: str, why: str) -> ModelError:
-    return ModelError(
-        f"cannot load the encoder {path!r}: {why[:500]}",
-        field="encoder.path",
-        remedy="give the folder of an encoder with safetensors weights and a tokenizer",
-    )

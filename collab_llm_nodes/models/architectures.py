@@ -90,6 +90,23 @@ def check_other(model: Any) -> None:
         )
 
 
+def context_length(text: Any) -> int:
+    """Return the tokens that a model reads, with YaRN's factor.
+
+    With YaRN, ``max_position_embeddings`` may be the length before it: Qwen2.5 with factor 4 has
+    32,768 there, and reads 131,072.
+
+    Args:
+        text: configuration of the text decoder (``config.get_text_config()``).
+    """
+    own: int = text.max_position_embeddings
+    rotation = getattr(text, "rope_parameters", None) or {}
+    factor = rotation.get("factor")
+    if rotation.get("rope_type") != "yarn" or not factor:
+        return own
+    return max(own, int(factor * rotation["original_max_position_embeddings"]))
+
+
 def cache_argument(model: Any) -> str:
     """Return the argument of ``model``'s forward pass that takes keys and values."""
     renamed = "cache" in inspect.signature(model.forward).parameters  # since transformers 5.24

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from collab_llm_nodes.errors import ModelError
-from collab_llm_nodes.models.trained import weight_files
+from collab_llm_nodes.models.checkpoint import weight_files
+from collab_llm_nodes.models.failures import translated
 
 # Facts of a configuration that change with the place or the library, not with the model.
 _PASSING = {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"}
@@ -60,7 +61,12 @@ def checkpoint_fingerprint(folder: Path) -> str:
     Raises:
         ModelError: a file cannot be read.
     """
-    try:
+    with translated(
+        ModelError,
+        f"cannot read the checkpoint in {folder}",
+        field="path",
+        remedy="copy or download it again",
+    ):
         facts = _lasting(json.loads((folder / "config.json").read_text(encoding="utf-8")))
         found = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
         for file in weight_files(folder):
@@ -68,10 +74,4 @@ def checkpoint_fingerprint(folder: Path) -> str:
                 found.update(file.name.encode())
                 while part := opened.read(1 << 20):
                     found.update(part)
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"cannot read the checkpoint in {folder}: {error}",
-            field="path",
-            remedy="copy or download it again",
-        ) from error
     return found.hexdigest()

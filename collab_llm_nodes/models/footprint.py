@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from collab_llm_nodes.errors import ModelError
-from collab_llm_nodes.models.trained import readable, weight_files
+from collab_llm_nodes.models.architectures import context_length
+from collab_llm_nodes.models.checkpoint import stored_tensors
 
 _ROWS, _LOGITS = 512, 64
 """Tokens of a large pass, and those whose logits are wanted."""
@@ -38,8 +38,7 @@ def check_fits(
         ModelError: it does not; the message has the three figures.
     """
     text = config.get_text_config()
-    context = getattr(text, "max_position_embeddings", None) or _SESSION
-    columns = min(_SESSION, context)
+    columns = min(_SESSION, context_length(text))
     largest_pass = pass_bytes(
         config, dtype, rows=_ROWS, logits=_LOGITS, columns=columns, pixels=_FULL_HD
     )
@@ -122,7 +121,7 @@ def count_weights(folder: Path) -> int:
     Raises:
         ModelError: there is none, or one cannot be read.
     """
-    return sum(math.prod(shape) for shape in _weight_shapes(folder).values())
+    return sum(math.prod(tensor.shape) for tensor in stored_tensors(folder).values())
 
 
 def weight_bytes(folder: Path, bytes_of: Callable[[str, int], float]) -> float:
@@ -135,24 +134,9 @@ def weight_bytes(folder: Path, bytes_of: Callable[[str, int], float]) -> float:
         ModelError: as ``count_weights``.
     """
     return sum(
-        math.prod(shape) * bytes_of(name, len(shape))
-        for name, shape in _weight_shapes(folder).items()
+        math.prod(tensor.shape) * bytes_of(name, len(tensor.shape))
+        for name, tensor in stored_tensors(folder).items()
     )
-
-
-def _weight_shapes(folder: Path) -> dict[str, list[int]]:
-    shapes: dict[str, list[int]] = {}
-    for file in weight_files(folder):
-        with readable(file), safe_open(file, "pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118  it is no dictionary
-                shapes[name] = tensors.get_slice(name).get_shape()
-    if not shapes:
-        raise ModelError(
-            f"{folder} holds no safetensors file",
-            field="path",
-            remedy="pickled weights are not loaded; convert them to safetensors",
-        )
-    return shapes
 
 
 def in_bytes(size: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedTokenizerBase,
     Qwen2VLImageProcessorPil,
 )
@@ -35,20 +35,31 @@ from collab_llm_nodes.models.architectures import (
     check_other,
     decoder_parts,
 )
+from collab_llm_nodes.models.checkpoint import match_tensors, quantisation_of, stored_tensors
 from collab_llm_nodes.models.devices import device_named, free_bytes, shares_host_memory
+from collab_llm_nodes.models.failures import translated
 from collab_llm_nodes.models.footprint import check_fits, weight_bytes
+from collab_llm_nodes.models.prompt import try_prompts
 from collab_llm_nodes.models.quantised import (
     bitsandbytes_options,
     quantize_with_torchao,
     quantizer,
     weight_size,
 )
-from collab_llm_nodes.models.vocabulary import control_tokens, vocabulary_size
+from collab_llm_nodes.models.vocabulary import (
+    check_rows,
+    control_tokens,
+    vocabulary_hash,
+    vocabulary_size,
+)
 
 log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 QUANTIZATIONS = ("none", "int8", "int4")
+
+# What a checkpoint brings is data: its code is not run, and nobody is asked about it.
+LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 @dataclass(frozen=True)
@@ -109,7 +120,17 @@ class LoadedModel:
     @cached_property
     def control_tokens(self) -> tuple[str, ...]:
         """Tokens that no prompt may spell out."""
-        return control_tokens(self.tokenizer)
+        return control_tokens(self.tokenizer, self.vocab_size)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Number of token ids that the model reads and gives."""
+        return vocabulary_size(self.tokenizer, self.model.get_output_embeddings().out_features)
+
+    @cached_property
+    def vocabulary(self) -> str:
+        """Hash of these tokens."""
+        return vocabulary_hash(self.tokenizer, self.vocab_size)
 
     @property
     def device(self) -> torch.device:
@@ -118,7 +139,7 @@ class LoadedModel:
 
 
 def load(config: ModelConfig) -> LoadedModel:
-    """Load what ``config`` names.
+    """Load what ``config`` names, and try once what requests need.
 
     Nothing process-wide changes (``threads.py`` sets threads), but how CUDA is set up where it is
     used (``devices.prepare``).
@@ -126,11 +147,28 @@ def load(config: ModelConfig) -> LoadedModel:
     Raises:
         ModelError: not found or offline, unknown architecture, no safetensors, no chat template
             (of a model that sees), no image processor, too little memory, no such device,
-            quantisation that cannot be done here, adapters that do not fit. ``field`` names the
-            setting.
+            quantisation that cannot be done here, adapters that do not fit, a prompt that cannot be
+            encoded, or whatever a library raises. ``field`` names the setting.
     """
     device = device_named(config.device)
     folder = model_folder(config)
+    with unloadable(folder):
+        loaded = _load(folder, config, device)
+        try_prompts(loaded)
+    return loaded
+
+
+def unloadable(folder: Path) -> AbstractContextManager[None]:
+    """Raise a ModelError for whatever is raised while the model in ``folder`` is loaded."""
+    return translated(
+        ModelError,
+        f"cannot load {folder}",
+        field="path",
+        remedy="check the checkpoint's files, and install what they need",
+    )
+
+
+def _load(folder: Path, config: ModelConfig, device: torch.device) -> LoadedModel:
     model_type = model_type_of(folder)
     vision = architecture_of(model_type).vision
     tokenizer = load_tokenizer(folder, vision)
@@ -139,16 +177,13 @@ def load(config: ModelConfig) -> LoadedModel:
     package = None
     if config.quantization != "none":
         package = quantizer(config.quantization, DTYPES[config.dtype], device)
+    quantised = quantisation_of(architecture_in(folder)) is not None
     _check_memory(folder, config, device, package)
-    model = _model(folder, config, device, vision, package)
+    model = _model(folder, config, device, vision, package, quantised)
     check_other(model)
     parts = decoder_parts(model)
-    if vocabulary_size(tokenizer) > parts.head.out_features:
-        raise ModelError(
-            f"{vocabulary_size(tokenizer)} tokens but only {parts.head.out_features} logits",
-            field="path",
-            remedy="the tokenizer beside the weights belongs to another model",
-        )
+    check_rows(tokenizer, parts.head.out_features)
+    model.generation_config = generation_in(folder, model.config)
     adapters = None
     if config.exits is not None:
         source = folder if config.exits == "beside" else Path(config.exits).expanduser()
@@ -185,22 +220,20 @@ def model_folder(config: ModelConfig) -> Path:
             field="path",
             remedy="give the folder of a checkpoint, or a hub id such as Qwen/Qwen2-VL-2B-Instruct",
         )
-    try:
+    with translated(
+        ModelError,
+        f"{config.path!r} is no folder here and the hub did not give it",
+        field="path",
+        remedy="check the id and the network, or copy the checkpoint here and give its folder",
+    ):
         return Path(
             snapshot_download(
                 config.path,
                 allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"],
+                ignore_patterns=["*/*", "consolidated*"],  # the same weights in another form
                 local_files_only=config.local_files_only,
             )
         )
-    # Not found, not allowed, offline, not cached: all are OSError; a bad id is a ValueError.
-    except (OSError, HFValidationError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise ModelError(
-            f"{config.path!r} is no folder here and the hub did not give it: {first_line}",
-            field="path",
-            remedy="check the id and the network, or copy the checkpoint here and give its folder",
-        ) from error
 
 
 def model_type_of(folder: Path) -> str:
@@ -209,15 +242,50 @@ def model_type_of(folder: Path) -> str:
     Raises:
         ModelError: it names none.
     """
-    try:
+    with translated(
+        ModelError,
+        f"{folder} holds no readable config.json with a model_type",
+        field="path",
+        remedy=f"give a transformers checkpoint of {', '.join(ARCHITECTURES)}",
+    ):
         facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return str(facts["model_type"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(
-            f"{folder} holds no readable config.json with a model_type: {error}",
-            field="path",
-            remedy=f"give a transformers checkpoint of {', '.join(ARCHITECTURES)}",
-        ) from error
+
+
+def architecture_in(folder: Path) -> Any:
+    """Return transformers' configuration of the model in ``folder``.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    with translated(
+        ModelError,
+        f"cannot read {folder / 'config.json'}",
+        field="path",
+        remedy="copy or download it again",
+    ):
+        return AutoConfig.from_pretrained(folder, **LOCAL)
+
+
+def generation_in(folder: Path, architecture: Any) -> GenerationConfig:
+    """Return the generation settings in ``folder``, or else those of the configuration.
+
+    transformers passes over a damaged file, and the end tokens that only it names are lost.
+
+    Raises:
+        ModelError: the file cannot be read.
+    """
+    file = folder / "generation_config.json"
+    if not file.exists():
+        return GenerationConfig.from_model_config(architecture)
+    with translated(
+        ModelError, f"cannot read {file}", field="path", remedy="copy or download it again"
+    ):
+        found = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        ends = found.eos_token_id
+        if not all(isinstance(i, int) for i in (ends if isinstance(ends, list) else [ends or 0])):
+            raise TypeError(f"eos_token_id is {ends!r}")
+        return found
 
 
 def load_tokenizer(folder: Path, vision: bool) -> PreTrainedTokenizerBase:
@@ -226,14 +294,14 @@ def load_tokenizer(folder: Path, vision: bool) -> PreTrainedTokenizerBase:
     Raises:
         ModelError: there is none, or it has no chat template and the model sees images.
     """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ModelError(
-            f"cannot load the tokenizer in {folder}: {error}",
-            field="path",
-            remedy="copy tokenizer.json and tokenizer_config.json beside the weights",
-        ) from error
+    with translated(
+        ModelError,
+        f"cannot load the tokenizer in {folder}",
+        field="path",
+        remedy="copy this model's tokenizer.json and tokenizer_config.json beside the weights;"
+        " custom code is not run",
+    ):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **LOCAL)
     if tokenizer.chat_template is None:  # older checkpoints keep it with the processor
         legacy = folder / "chat_template.json"
         if legacy.is_file():
@@ -248,17 +316,16 @@ def load_tokenizer(folder: Path, vision: bool) -> PreTrainedTokenizerBase:
 
 
 def _legacy_template(file: Path) -> str:
-    try:
+    with translated(
+        ModelError,
+        f"cannot read {file}",
+        field="path",
+        remedy="download the file again, or put a chat_template.jinja beside it",
+    ):
         template = json.loads(file.read_text(encoding="utf-8"))["chat_template"]
         if not isinstance(template, str):
             raise TypeError("chat_template is no text")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(
-            f"cannot read {file}: {type(error).__name__}: {error}",
-            field="path",
-            remedy="download the file again, or put a chat_template.jinja beside it",
-        ) from error
-    return template
+        return template
 
 
 def load_image_processor(folder: Path) -> Qwen2VLImageProcessorPil:
@@ -268,17 +335,18 @@ def load_image_processor(folder: Path) -> Qwen2VLImageProcessorPil:
         ModelError: there is none.
     """
     # Always the PIL variant: it needs no torchvision, so pixels are the same on every machine.
-    try:
+    with translated(
+        ModelError,
+        f"cannot load the image processor in {folder}",
+        field="path",
+        remedy="copy preprocessor_config.json beside the weights",
+    ):
         processor: Qwen2VLImageProcessorPil = Qwen2VLImageProcessorPil.from_pretrained(
             folder, local_files_only=True
         )
-    except (OSError, ValueError, TypeError) as error:
-        raise ModelError(
-            f"cannot load the image processor in {folder}: {error}",
-            field="path",
-            remedy="copy preprocessor_config.json beside the weights",
-        ) from error
-    return processor
+        if not (processor.size["shortest_edge"] and processor.size["longest_edge"]):
+            raise ValueError("its size lacks shortest_edge or longest_edge")
+        return processor
 
 
 def warn_of_overflow(config: ModelConfig, model_type: str) -> None:
@@ -306,14 +374,7 @@ def _check_memory(
             return dtype.itemsize
         return weight_size(config.quantization, package, name, dimensions, dtype)
 
-    try:
-        facts = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(
-            f"cannot read {folder / 'config.json'}: {error}",
-            field="path",
-            remedy="copy or download it again",
-        ) from error
+    facts = architecture_in(folder)
     check_fits(weight_bytes(folder, bytes_of), facts, dtype, device, free_bytes(device))
 
 
@@ -330,7 +391,12 @@ def no_progress_bar() -> Iterator[None]:
 
 
 def _model(
-    folder: Path, config: ModelConfig, device: torch.device, vision: bool, package: str | None
+    folder: Path,
+    config: ModelConfig,
+    device: torch.device,
+    vision: bool,
+    package: str | None,
+    quantised: bool,
 ) -> Any:
     auto: Any = AutoModelForImageTextToText if vision else AutoModelForCausalLM
     dtype = DTYPES[config.dtype]
@@ -345,7 +411,7 @@ def _model(
     try:
         with no_progress_bar():
             model, report = auto.from_pretrained(
-                folder, local_files_only=True, output_loading_info=True, **options
+                folder, output_loading_info=True, **LOCAL, **options
             )
         if report["missing_keys"]:  # transformers would leave these random
             raise ModelError(
@@ -353,6 +419,8 @@ def _model(
                 field="path",
                 remedy="copy or download it again",
             )
+        if not quantised:  # else transformers has read numbers with their scales
+            match_tensors(model, stored_tensors(folder))
         model.eval().requires_grad_(False)
         if package == "torchao":
             quantize_with_torchao(model, config.quantization, device)
@@ -363,9 +431,5 @@ def _model(
             f"too little memory on {device}: {error}",
             field="device",
             remedy="set quantization, or free the device",
-        ) from error
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
-        raise ModelError(
-            f"cannot load {folder}: {error}", field="path", remedy="check the checkpoint's files"
         ) from error
     return model

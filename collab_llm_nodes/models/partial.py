@@ -12,6 +12,7 @@ divided among processes of which none could hold it:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,33 +23,59 @@ import torch
 from safetensors import safe_open
 from torch import nn
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
-    GenerationConfig,
     PreTrainedTokenizerBase,
     Qwen2VLImageProcessorPil,
 )
 
 from collab_llm_nodes.errors import ConfigError, ModelError
-from collab_llm_nodes.models.architectures import ARCHITECTURES, architecture_of
+from collab_llm_nodes.models.architectures import (
+    ARCHITECTURES,
+    architecture_of,
+    context_length,
+)
+from collab_llm_nodes.models.checkpoint import (
+    match_tensors,
+    quantisation_of,
+    readable,
+    stored_tensors,
+)
 from collab_llm_nodes.models.devices import device_named
 from collab_llm_nodes.models.fingerprint import checkpoint_fingerprint
 from collab_llm_nodes.models.loading import (
     DTYPES,
     LoadedModel,
     ModelConfig,
+    architecture_in,
+    generation_in,
     load_image_processor,
     load_tokenizer,
     model_folder,
     model_type_of,
+    unloadable,
     warn_of_overflow,
 )
-from collab_llm_nodes.models.trained import readable, weight_files
-from collab_llm_nodes.models.vocabulary import end_tokens
+from collab_llm_nodes.models.prompt import try_prompts
+from collab_llm_nodes.models.vocabulary import (
+    check_rows,
+    end_tokens,
+    vocabulary_hash,
+    vocabulary_size,
+)
 
 _VISION = "model.visual."
 """Beginning of the names of the vision encoder's tensors."""
+_COMPUTED = re.compile(r"rotary_(pos_)?emb\.inv_freq$|(^|\.)position_ids$|decoder\.version$")
+"""Names of tensors that older checkpoints hold and today's classes compute, or do not need."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor is stored: the name is the file's, not the model's."""
+
+    file: Path
+    name: str
 
 
 @dataclass(frozen=True)
@@ -84,45 +111,80 @@ class CheckpointFacts:
         """Id of the tokens that stand for pictures; None: the model reads text only."""
         return self.architecture.image_token_id if self.vision else None
 
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids that the model reads and gives."""
+        return vocabulary_size(self.tokenizer, self.architecture.get_text_config().vocab_size)
+
+    @property
+    def vocabulary(self) -> str:
+        """Hash of these tokens."""
+        return vocabulary_hash(self.tokenizer, self.vocab_size)
+
     @cached_property
     def weights(self) -> str:
         """Hash of the weights and type of their numbers: the same in processes that share a model.
 
         The first use reads the whole checkpoint.
+
+        Raises:
+            ModelError: a file cannot be read, or its tensors are not understood here.
         """
-        return f"{checkpoint_fingerprint(model_folder(self.config))} {self.config.dtype}"
+        folder = model_folder(self.config)
+        with unloadable(folder):
+            _places(_empty_model(self.architecture, self.config), folder)
+        return f"{checkpoint_fingerprint(folder)} {self.config.dtype}"
 
     def without_weights(self) -> LoadedModel:
-        """Return a model that has no weights and computes nothing: facts and a tokenizer."""
-        model = _empty_model(self.architecture, self.config)
-        return LoadedModel(model, self.tokenizer, self.image_processor, None, self.config)
+        """Return a model that has no weights and computes nothing: facts and a tokenizer.
+
+        Raises:
+            ModelError: prompts for it cannot be encoded.
+        """
+        with unloadable(model_folder(self.config)):
+            model = _empty_model(self.architecture, self.config)
+            loaded = LoadedModel(model, self.tokenizer, self.image_processor, None, self.config)
+            try_prompts(loaded)
+        return loaded
 
 
 def read_facts(config: ModelConfig) -> CheckpointFacts:
     """Read what a checkpoint's files say about it.
 
     Raises:
-        ModelError: as ``load``; or this architecture is not divided.
+        ModelError: as ``load``; this architecture is not divided, or the checkpoint is quantised;
+            quantisation or exits are asked for.
     """
+    if config.quantization != "none" or config.exits is not None or config.exit_layers:
+        raise ModelError(
+            "a part of a model has no quantisation and no exits",
+            field="quantization",
+            remedy="leave quantization, exits and exit_layers as they are by default",
+        )
     folder = model_folder(config)
-    vision = _sees(folder)
-    facts = AutoConfig.from_pretrained(folder, local_files_only=True)
-    text = facts.get_text_config()
-    try:
-        generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
-    except OSError:  # not every checkpoint has one
-        generation = GenerationConfig.from_model_config(facts)
-    tokenizer = load_tokenizer(folder, vision)
-    return CheckpointFacts(
-        text.num_hidden_layers,
-        text.max_position_embeddings,
-        text.hidden_size,
-        end_tokens(generation, tokenizer),
-        tokenizer,
-        load_image_processor(folder) if vision else None,
-        facts,
-        config,
-    )
+    with unloadable(folder):
+        vision = _sees(folder)
+        facts = architecture_in(folder)
+        if quantisation_of(facts) is not None:
+            raise ModelError(
+                f"the checkpoint in {folder} is quantised, and so it is not divided",
+                field="path",
+                remedy="take the checkpoint that is not quantised, or load the whole model",
+            )
+        text = facts.get_text_config()
+        tokenizer = load_tokenizer(folder, vision)
+        check_rows(tokenizer, text.vocab_size)
+        size = vocabulary_size(tokenizer, text.vocab_size)
+        return CheckpointFacts(
+            text.num_hidden_layers,
+            context_length(text),
+            text.hidden_size,
+            end_tokens(generation_in(folder, facts), tokenizer, size),
+            tokenizer,
+            load_image_processor(folder) if vision else None,
+            facts,
+            config,
+        )
 
 
 def load_layers(config: ModelConfig, first: int, last: int) -> tuple[LoadedModel, int, int]:
@@ -136,15 +198,10 @@ def load_layers(config: ModelConfig, first: int, last: int) -> tuple[LoadedModel
 
     Raises:
         ConfigError: there are no such layers. ``field`` is ``layers``.
-        ModelError: as ``load``; quantisation or exits are asked for.
+        ModelError: as ``read_facts``; a file cannot be read, or its tensors are not understood
+            here.
     """
     facts = read_facts(config)
-    if config.quantization != "none" or config.exits is not None or config.exit_layers:
-        raise ModelError(
-            "a part of a model has no quantisation and no exits",
-            field="quantization",
-            remedy="leave quantization, exits and exit_layers as they are by default",
-        )
     if not 0 <= first < last <= facts.num_layers:
         raise ConfigError(
             f"no layers {first} to {last} of {facts.num_layers}",
@@ -152,37 +209,29 @@ def load_layers(config: ModelConfig, first: int, last: int) -> tuple[LoadedModel
             remedy=f"0 <= first < last <= {facts.num_layers}",
         )
     warn_of_overflow(config, facts.architecture.model_type)
-    model = _empty_model(facts.architecture, config)
-    decoder = model.get_decoder()
-    prefix = next(name for name, module in model.named_modules() if module is decoder)
-    embedding = f"{prefix}.embed_tokens.weight"
-    tied = last == facts.num_layers and facts.architecture.tie_word_embeddings
-
-    def wanted(name: str) -> bool:
-        if name.startswith(_VISION):
-            return False
-        place = name.removeprefix(f"{prefix}.")
-        if place.startswith("layers."):
-            return first <= int(place.split(".")[1]) < last
-        if place.startswith(("embed", "project_in")):
-            return first == 0 or (tied and name == embedding)
-        return last == facts.num_layers and not (tied and name == "lm_head.weight")
-
     device = device_named(config.device)
-    found = _read_tensors(model, wanted, config, device)
-    size = _bytes_of(found)
-    if tied:
-        found["lm_head.weight"] = found[embedding]
-        if first:
-            del found[embedding]
-    model.load_state_dict(found, strict=False, assign=True)
-    decoder.layers = nn.ModuleList(decoder.layers[first:last])
-    if getattr(decoder, "rotary_emb", None) is not None:  # its angles are computed, not loaded
-        rotary = type(decoder.rotary_emb)(config=facts.architecture.get_text_config())
-        decoder.rotary_emb = rotary.to(device)
-    model.eval().requires_grad_(False)
-    loaded = LoadedModel(model, facts.tokenizer, None, None, config)
-    return loaded, facts.num_layers, size
+    with unloadable(model_folder(config)):
+        model = _empty_model(facts.architecture, config)
+        decoder = model.get_decoder()
+        prefix = next(name for name, module in model.named_modules() if module is decoder)
+
+        def wanted(name: str) -> bool:
+            if name.startswith(_VISION):
+                return False
+            place = name.removeprefix(f"{prefix}.")
+            if place.startswith("layers."):
+                return first <= int(place.split(".")[1]) < last
+            if place.startswith(("embed", "project_in")):
+                return first == 0
+            return last == facts.num_layers
+
+        size = _fill(model, wanted, config, device)
+        decoder.layers = nn.ModuleList(decoder.layers[first:last])
+        if getattr(decoder, "rotary_emb", None) is not None:  # its angles are computed, not loaded
+            rotary = type(decoder.rotary_emb)(config=facts.architecture.get_text_config())
+            decoder.rotary_emb = rotary.to(device)
+        model.eval().requires_grad_(False)
+    return LoadedModel(model, facts.tokenizer, None, None, config), facts.num_layers, size
 
 
 def load_vision(facts: CheckpointFacts) -> tuple[LoadedModel, int]:
@@ -192,19 +241,19 @@ def load_vision(facts: CheckpointFacts) -> tuple[LoadedModel, int]:
         A model that can encode prompts and their images, and the bytes loaded.
 
     Raises:
-        ModelError: the checkpoint cannot be read, or there is no such device.
+        ModelError: as ``CheckpointFacts.without_weights`` and ``load_layers``.
     """
     loaded = facts.without_weights()
     if not facts.vision:
         return loaded, 0
     model, device = loaded.model, device_named(facts.config.device)
-    found = _read_tensors(model, lambda name: name.startswith(_VISION), facts.config, device)
-    model.load_state_dict(found, strict=False, assign=True)
-    encoder = model.model.visual
-    rotary = type(encoder.rotary_pos_emb)(config=facts.architecture.vision_config)
-    encoder.rotary_pos_emb = rotary.to(device)  # its angles are computed, not loaded
-    model.eval().requires_grad_(False)
-    return loaded, _bytes_of(found)
+    with unloadable(model_folder(facts.config)):
+        size = _fill(model, lambda name: name.startswith(_VISION), facts.config, device)
+        encoder = model.model.visual
+        rotary = type(encoder.rotary_pos_emb)(config=facts.architecture.vision_config)
+        encoder.rotary_pos_emb = rotary.to(device)  # its angles are computed, not loaded
+        model.eval().requires_grad_(False)
+    return loaded, size
 
 
 def _sees(folder: Path) -> bool:
@@ -228,45 +277,57 @@ def _empty_model(architecture: Any, config: ModelConfig) -> Any:
     vision = architecture_of(architecture.model_type).vision
     auto: Any = AutoModelForImageTextToText if vision else AutoModelForCausalLM
     with torch.device("meta"):
-        return auto.from_config(architecture, dtype=DTYPES[config.dtype])
+        return auto.from_config(architecture, dtype=DTYPES[config.dtype], trust_remote_code=False)
 
 
-def _read_tensors(
-    model: Any, wanted: Callable[[str], bool], config: ModelConfig, device: torch.device
-) -> dict[str, torch.Tensor]:
-    """Read the ``wanted`` tensors of a model; the rest of its checkpoint is not touched."""
-    folder = model_folder(config)
-    missing = {name for name in model.state_dict() if wanted(name)}
-    found: dict[str, torch.Tensor] = {}
-    for file in weight_files(folder):
-        with readable(file), safe_open(file, "pt") as tensors:
-            for stored in tensors.keys():  # noqa: SIM118  it is no dictionary
-                name = _name_in_model(stored, model)
-                if name in missing:
-                    found[name] = tensors.get_tensor(stored).to(device, DTYPES[config.dtype])
-    missing -= found.keys()
+def _places(model: Any, folder: Path) -> dict[str, Place]:
+    """Find each tensor of ``model``.
+
+    Raises:
+        ModelError: one is missing, or a stored one is not understood: it is no part of the model,
+            it would have to be converted, or it is there twice.
+    """
+    stored, own = stored_tensors(folder), model.state_dict()
+    places: dict[str, Place] = {}
+    for match in match_tensors(model, stored):
+        if match.name in own and match.whole and match.name not in places:
+            places[match.name] = Place(stored[match.stored].file, match.stored)
+        elif not _COMPUTED.search(match.stored):
+            raise ModelError(
+                f"the checkpoint in {folder} holds {match.stored}, which is not understood here",
+                field="path",
+                remedy="load the whole model in one process, or take the original checkpoint",
+            )
+    # transformers ties the one to the other, whichever is stored, but not where both are.
+    for pair in model.all_tied_weights_keys.items():
+        for name, other in (pair, pair[::-1]):
+            if name not in places and other in places:
+                places[name] = places[other]
+    missing = sorted(own.keys() - places.keys())
     if missing:
         raise ModelError(
-            f"the checkpoint in {folder} lacks {', '.join(sorted(missing)[:3])}",
+            f"the checkpoint in {folder} lacks {', '.join(missing[:3])}",
             field="path",
             remedy="copy or download it again",
         )
-    return found
+    return places
 
 
-def _name_in_model(stored: str, model: Any) -> str:
-    """Return the name that a checkpoint's tensor has in ``model``.
-
-    Checkpoints of Qwen2-VL and Qwen2.5-VL name tensors as the first classes of these models did.
-    """
-    if not architecture_of(model.config.model_type).vision:
-        return stored
-    if stored.startswith("visual."):
-        return f"model.{stored}"
-    if stored.startswith("model.") and not stored.startswith((_VISION, "model.language_model.")):
-        return f"model.language_model.{stored.removeprefix('model.')}"
-    return stored
-
-
-def _bytes_of(tensors: dict[str, torch.Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors.values())
+def _fill(
+    model: Any, wanted: Callable[[str], bool], config: ModelConfig, device: torch.device
+) -> int:
+    """Give ``model`` the ``wanted`` tensors, and return their bytes; the others are not read."""
+    names: dict[Place, list[str]] = {}
+    for name, place in _places(model, model_folder(config)).items():
+        if wanted(name):
+            names.setdefault(place, []).append(name)
+    found: dict[str, torch.Tensor] = {}
+    size = 0
+    for file in sorted({place.file for place in names}):
+        with readable(file), safe_open(file, "pt") as tensors:
+            for place in (place for place in names if place.file == file):
+                tensor = tensors.get_tensor(place.name).to(device, DTYPES[config.dtype])
+                size += tensor.nbytes
+                found.update(dict.fromkeys(names[place], tensor))
+    model.load_state_dict(found, strict=False, assign=True)
+    return size

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from jinja2.exceptions import TemplateError
 from PIL import Image
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import InvalidInput, ModelError
-from collab_llm_nodes.models.loading import LoadedModel
+from collab_llm_nodes.models.architectures import context_length
+from collab_llm_nodes.models.failures import translated
 from collab_llm_nodes.models.pictures import MAX_SCANS, Picture, decode
 from collab_llm_nodes.models.turns import MAX_TURNS, Turn, check_texts, texts
+
+if TYPE_CHECKING:  # loading itself tries prompts
+    from collab_llm_nodes.models.loading import LoadedModel
 
 log = logging.getLogger(__name__)
 
 _FULL_HD = 1920 * 1080  # of cameras; for small models far more than they keep
+_SAMPLE = "Go on."
 
 
 @dataclass(frozen=True)
@@ -118,10 +124,11 @@ def encode(
     Raw text gets what the tokenizer itself adds, such as the token that begins OPT's texts.
 
     Raises:
-        InvalidInput: empty, oversized or forbidden text, turns out of order; too many, corrupt or
-            oversized images; images for a text-only model or raw text; a chat for a model without
-            a chat template, or turns that its template refuses. ``field`` is ``text``, ``raw``,
-            ``turns``, ``turns[i].role``, ``turns[i].content``, ``images`` or ``images[i]``.
+        InvalidInput: empty, oversized or forbidden text, text that the tokenizer cannot encode or
+            the model has no tokens for, turns out of order; too many, corrupt or oversized images;
+            images for a text-only model or raw text; a chat for a model without a chat template, or
+            turns that its template refuses. ``field`` is ``text``, ``raw``, ``turns``,
+            ``turns[i].role``, ``turns[i].content``, ``images`` or ``images[i]``.
         ModelError: the chat template does not place the images.
     """
     limits = limits or PromptLimits()
@@ -137,7 +144,14 @@ def encode(
         )
     pixels, grid = _pixels(prompt, limits, loaded) if prompt.images else (None, None)
     ids = _ids(prompt, grid, loaded)
-    limit = loaded.model.config.get_text_config().max_position_embeddings
+    if (highest := max(ids, default=0)) >= loaded.vocab_size:
+        raise InvalidInput(
+            f"contains the token {loaded.tokenizer.convert_ids_to_tokens(highest)!r}, which is"
+            " the tokenizer's and not the model's",
+            field="text",
+            remedy="remove it",
+        )
+    limit = context_length(loaded.model.config.get_text_config())
     if len(ids) >= limit:
         raise InvalidInput(
             f"{len(ids)} tokens, the model reads {limit} together with its answer",
@@ -148,6 +162,41 @@ def encode(
         return EncodedPrompt(ids)
     positions, delta = _positions(ids, grid, loaded)
     return EncodedPrompt(ids, pixels, grid, positions, delta)
+
+
+def try_prompts(loaded: LoadedModel) -> None:
+    """Encode a small prompt of each kind that the model takes, and decode it.
+
+    What would fail in every request is refused when the model is loaded.
+
+    Raises:
+        ModelError: the tokenizer, the chat template or the image processor cannot do it.
+    """
+    folder = loaded.config.path
+    own = "put the file that came with the model beside the weights"
+    with translated(
+        ModelError, f"the tokenizer in {folder} cannot encode text", field="path", remedy=own
+    ):
+        ids = encode(Prompt(_SAMPLE, raw=True), loaded).ids
+        loaded.tokenizer.decode(list(ids), skip_special_tokens=True)
+    if loaded.tokenizer.chat_template:
+        with translated(
+            ModelError,
+            f"the chat template in {folder} does not take a question",
+            field="path",
+            remedy=f"{own}; of several templates, one is named default",
+        ):
+            encode(Prompt(_SAMPLE), loaded)
+    if loaded.image_processor is not None:
+        file = io.BytesIO()
+        Image.new("RGB", (56, 56)).save(file, "PNG")
+        with translated(
+            ModelError,
+            f"preprocessor_config.json or the chat template in {folder} does not take a picture",
+            field="path",
+            remedy=own,
+        ):
+            encode(Prompt(_SAMPLE, (file.getvalue(),)), loaded)
 
 
 def check_encoded(prompt: EncodedPrompt, loaded: LoadedModel, field: str) -> None:
@@ -276,7 +325,7 @@ def _qwen_fetch_image() -> Callable[[dict[str, Any], int], Image.Image] | None:
     """qwen-vl-utils' resizing where its torchvision loads; Pillow's own is the same."""
     try:
         from qwen_vl_utils import fetch_image
-    except (ImportError, RuntimeError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - one of another torch fails in any way
         # No warning: torchvision is kept out on purpose (docs/dependencies.md).
         log.debug("Pillow scales images, qwen-vl-utils is not used: %s", error)
         return None
@@ -288,7 +337,13 @@ def _ids(prompt: Prompt, grid: Tensor | None, loaded: LoadedModel) -> tuple[int,
     tokenizer = loaded.tokenizer
     # With a template, special tokens are its business, so the tokenizer adds none.
     text = prompt.text if prompt.raw else _chat(prompt, loaded)
-    ids: list[int] = tokenizer(text, add_special_tokens=prompt.raw)["input_ids"]
+    with translated(
+        InvalidInput,
+        "the tokenizer cannot encode it",
+        field="text",
+        remedy="leave out characters that this model does not read",
+    ):
+        ids: list[int] = tokenizer(text, add_special_tokens=prompt.raw)["input_ids"]
     if prompt.raw or loaded.image_processor is None:
         return tuple(ids)
     placeholder = loaded.model.config.image_token_id
@@ -325,16 +380,32 @@ def _chat(prompt: Prompt, loaded: LoadedModel) -> str:
 
     chat = [{"role": turn.role, "content": content(turn.content)} for turn in prompt.turns]
     chat.append({"role": "user", "content": content(prompt.text, len(prompt.images))})
-    try:
+    return render(loaded.tokenizer, chat)
+
+
+def render(
+    tokenizer: PreTrainedTokenizerBase, chat: Sequence[dict[str, Any]], *, open_end: bool = True
+) -> str:
+    """Return a chat in the form of the tokenizer's template.
+
+    Args:
+        chat: turns, each with ``role`` and ``content``.
+        open_end: an answer begins behind the last turn.
+
+    Raises:
+        InvalidInput: the template refuses these turns (many refuse system turns), or fails.
+    """
+    with translated(
+        InvalidInput,
+        "the model's chat template refuses them",
+        field="turns",
+        remedy="leave out the system turn, or what else the message names",
+    ):
         return str(
-            loaded.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+            tokenizer.apply_chat_template(
+                list(chat), add_generation_prompt=open_end, tokenize=False
+            )
         )
-    except TemplateError as error:  # such as: no system turns
-        raise InvalidInput(
-            f"the model's chat template refuses them: {error}",
-            field="turns",
-            remedy="leave out the system turn, or what else the message names",
-        ) from error
 
 
 def _positions(

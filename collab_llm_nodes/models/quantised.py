@@ -90,22 +90,22 @@ def quantize_with_torchao(model: Any, kind: str, device: torch.device) -> None:
     Raises:
         ModelError: its maps are too narrow, or torchao fails.
     """
-    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
-    from torchao.utils import TorchAOBaseTensor
-
-    scheme = (
-        Int8WeightOnlyConfig(set_inductor_config=False)
-        if kind == "int8"
-        else Int4WeightOnlyConfig(
-            int4_packing_format="tile_packed_to_4d", set_inductor_config=False
-        )
-    )
     layers = decoder_parts(model).layers
     try:
+        from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+        from torchao.utils import TorchAOBaseTensor
+
+        scheme = (
+            Int8WeightOnlyConfig(set_inductor_config=False)
+            if kind == "int8"
+            else Int4WeightOnlyConfig(
+                int4_packing_format="tile_packed_to_4d", set_inductor_config=False
+            )
+        )
         quantize_(layers, scheme, device=device)
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, ValueError, ImportError, AssertionError, NotImplementedError) as error:
+    except Exception as error:
         raise ModelError(
             f"torchao cannot quantise this model to {kind}: {error}",
             field="quantization",

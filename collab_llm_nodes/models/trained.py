@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from collab_llm_nodes.errors import ModelError
+from collab_llm_nodes.models.failures import translated
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -24,28 +23,6 @@ def write_trained(
     save_file(dict(tensors), Path(folder) / f"{name}.safetensors")
     text = json.dumps(dict(facts), indent=2) + "\n"
     (Path(folder) / f"{name}.json").write_text(text, encoding="utf-8")
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of the model in ``folder``, in the order of their names.
-
-    What is trained beside a model does not belong to it: it has a description of the same name.
-    """
-    files = sorted(folder.glob("*.safetensors"))
-    return [file for file in files if not file.with_suffix(".json").exists()]
-
-
-@contextmanager
-def readable(file: Path) -> Iterator[None]:
-    """Raise ModelError where the safetensors file cannot be read."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise ModelError(
-            f"{file} is not a readable safetensors file: {error}",
-            field="path",
-            remedy="copy or download it again",
-        ) from error
 
 
 def read_trained(
@@ -70,15 +47,14 @@ def read_trained(
     """
     folder, short = Path(folder), kind.split()[-1]
     weights, description = f"{name}.safetensors", f"{name}.json"
-    try:
+    with translated(
+        ModelError,
+        f"cannot read the {kind} in {folder}",
+        field=field,
+        remedy=f"the folder must hold {weights} and {description}; or load without {field}",
+    ):
         trained = make(json.loads((folder / description).read_text(encoding="utf-8")))
         trained.load_state_dict(load_file(folder / weights))
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise ModelError(
-            f"cannot read the {kind} in {folder}: {error}",
-            field=field,
-            remedy=f"the folder must hold {weights} and {description}; or load without {field}",
-        ) from error
     if trained.hidden_size != width:
         raise ModelError(
             f"{short} of width {trained.hidden_size}, model of width {width}",

@@ -7,55 +7,101 @@ from collections.abc import Iterable
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from collab_llm_nodes.errors import ConfigError, VocabularyMismatch
+from collab_llm_nodes.errors import ConfigError, ModelError, VocabularyMismatch
 
 NamedHash = tuple[str, str]
 """A model's name, for people, and its :func:`vocabulary_hash`."""
 
 
-def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Number of ids that mean something: the highest token id + 1.
+def vocabulary_size(tokenizer: PreTrainedTokenizerBase, rows: int | None = None) -> int:
+    """Number of ids that mean something: the highest token id + 1, at most ``rows``.
 
-    Logits may be wider: Qwen2-VL pads 151657 tokens to 151936 (2B) or 152064 (7B) rows. Whoever
-    exchanges tokens clips to this.
+    Logits may be wider: Qwen2-VL pads 151657 tokens to 151936 (2B) or 152064 (7B) rows. They may be
+    narrower, too: the tokenizers of Llama 2 and Gemma 3 1B add a token that the model has no row
+    for. Whoever exchanges tokens clips to this.
+
+    Args:
+        rows: of the model's LM head; None: of no model.
     """
-    return max(tokenizer.get_vocab().values()) + 1
+    size = max(tokenizer.get_vocab().values()) + 1
+    return size if rows is None else min(size, rows)
 
 
-def vocabulary_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 over token -> id and over which tokens are special."""
+def vocabulary_hash(tokenizer: PreTrainedTokenizerBase, rows: int | None = None) -> str:
+    """SHA-256 over token -> id and over which tokens are special.
+
+    Args:
+        rows: as of ``vocabulary_size``; tokens beyond them do not count.
+    """
+    size = vocabulary_size(tokenizer, rows)
     digest = hashlib.sha256()
     for token, index in sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0])):
-        digest.update(f"{index}\t{token}\n".encode())
+        if index < size:
+            digest.update(f"{index}\t{token}\n".encode())
     special = {
         index for index, token in tokenizer.added_tokens_decoder.items() if token.special
     } | set(tokenizer.all_special_ids)
-    digest.update(f"special {sorted(special)}".encode())
+    digest.update(f"special {sorted(i for i in special if i < size)}".encode())
     return digest.hexdigest()
 
 
-def control_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+def check_rows(tokenizer: PreTrainedTokenizerBase, rows: int) -> None:
+    """Refuse a tokenizer that reads plain text as tokens which the model has no rows for.
+
+    Added tokens beyond the rows, and padding that no text becomes, are harmless: ``encode`` refuses
+    the prompts that spell them.
+
+    Raises:
+        ModelError: there is such a token; the tokenizer belongs to another model.
+    """
+    added = tokenizer.added_tokens_decoder
+    for token, index in tokenizer.get_vocab().items():
+        if index < rows or index in added:
+            continue
+        text = tokenizer.convert_tokens_to_string([token])
+        if index in tokenizer(text, add_special_tokens=False)["input_ids"]:
+            raise ModelError(
+                f"{vocabulary_size(tokenizer)} tokens but only {rows} logits, and text becomes"
+                f" token {index} ({token!r})",
+                field="path",
+                remedy="the tokenizer beside the weights belongs to another model",
+            )
+
+
+def control_tokens(tokenizer: PreTrainedTokenizerBase, rows: int | None = None) -> tuple[str, ...]:
     """Return the tokens that no one else's text may spell out.
 
     They end turns, begin them, or stand for images: special tokens, and those that the chat
     template writes. Gemma's vocabulary adds line feeds and HTML tags, too; these are mere text.
+
+    Args:
+        rows: as of ``vocabulary_size``; no text may spell an added token beyond them.
     """
+    size = vocabulary_size(tokenizer, rows)
     templates = tokenizer.chat_template or ""
     written = templates if isinstance(templates, str) else "".join(templates.values())
     special = {*tokenizer.all_special_ids}
     return tuple(
         token.content
         for index, token in tokenizer.added_tokens_decoder.items()
-        if token.special or index in special or (token.content in written and token.content.strip())
+        if token.special
+        or index in special
+        or index >= size
+        or (token.content in written and token.content.strip())
     )
 
 
-def end_tokens(generation: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Return the tokens that end an answer: a model's, and its tokenizer's."""
+def end_tokens(
+    generation: GenerationConfig, tokenizer: PreTrainedTokenizerBase, size: int
+) -> frozenset[int]:
+    """Return the tokens that end an answer: a model's, and its tokenizer's.
+
+    Args:
+        size: the model's ``vocabulary_size``; no answer has ids beyond it.
+    """
     configured = generation.eos_token_id
     found = set(configured) if isinstance(configured, list) else {configured}
     found.add(tokenizer.eos_token_id)
-    size = vocabulary_size(tokenizer)
     return frozenset(t for t in found if t is not None and t < size)
 
 

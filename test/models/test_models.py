@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ import yaml
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny_models import VISION, scene, tiny_folder, tiny_model, tiny_prompt
+from transformers import AutoTokenizer
 
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.engine.engine import Engine
@@ -28,9 +30,11 @@ from collab_llm_nodes.models.architectures import ARCHITECTURES, decoder_parts
 from collab_llm_nodes.models.fingerprint import checkpoint_fingerprint
 from collab_llm_nodes.models.footprint import count_weights
 from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.prompt import Prompt, PromptLimits, encode
 from collab_llm_nodes.models.trained import write_trained
 from collab_llm_nodes.models.vocabulary import check_same, vocabulary_hash, vocabulary_size
+from collab_llm_nodes.protocols.jupiter.profiler import model_facts
 
 # ---------------------------------------------------------------- loading
 
@@ -65,7 +69,7 @@ def test_dtype_is_converted(tmp_path: Path) -> None:
         assert exits[1].dtype == loading.DTYPES[dtype]
 
 
-def rewrite(file: Path, change: Callable[[dict[str, object]], object]) -> None:
+def rewrite(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
     content = json.loads(file.read_text())
     change(content)
     file.write_text(json.dumps(content))
@@ -182,8 +186,8 @@ def test_what_is_trained_beside_a_model_is_no_part_of_it(tmp_path: Path) -> None
     assert count_weights(folder) == weights
     assert checkpoint_fingerprint(folder) == known
     (folder / "medusa.json").unlink()
-    assert count_weights(folder) == weights + 64, "nothing says what it is"
-    assert checkpoint_fingerprint(folder) != known
+    assert count_weights(folder) == weights, "whatever it is"
+    assert checkpoint_fingerprint(folder) == known
 
 
 @pytest.mark.parametrize("name", ["verifier_qwen2_vl_7b.yaml", "qwen2_vl_2b_7b.yaml"])
@@ -296,13 +300,141 @@ def test_mismatch_names_both_models() -> None:
     assert caught.value.code == "VOCABULARY_MISMATCH"
 
 
-def test_a_tokenizer_larger_than_the_logits_is_refused(tmp_path: Path) -> None:
+def fewer_rows(folder: Path, by: int) -> int:
+    """Cut rows off the embedding and the LM head of a Llama; returns those that are left."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    rows = len(tensors["lm_head.weight"]) - by
+    for name in ("lm_head.weight", "model.embed_tokens.weight"):
+        tensors[name] = tensors[name][:rows].contiguous()
+    save_file(tensors, file, {"format": "pt"})
+    rewrite(folder / "config.json", lambda c: c.update(vocab_size=rows))
+    return rows
+
+
+def test_the_tokenizer_of_a_larger_model_is_refused(tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_folder("llama"), tmp_path / "model")
-    tokenizer = tiny_model("llama").tokenizer.__class__.from_pretrained(folder)
-    tokenizer.add_tokens(["zebra"])
-    tokenizer.save_pretrained(folder)
-    with pytest.raises(ModelError, match="logits"):
+    fewer_rows(folder, 8)
+    with pytest.raises(ModelError, match="logits, and text becomes token") as caught:
         load(ModelConfig(str(folder)))
+    assert caught.value.field == "path"
+    assert "belongs to another model" in caught.value.remedy
+
+
+def special_token(folder: Path) -> None:
+    """Add one as Gemma 3 1B does, whose tokenizer is that of models which see."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image_soft_token>"]})
+    tokenizer.save_pretrained(folder)
+
+
+def plain_token(folder: Path) -> None:
+    """Add one as Llama 2 does, for padding."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<pad>"])
+    tokenizer.save_pretrained(folder)
+
+
+def padding(folder: Path) -> None:
+    """Fill the vocabulary up with entries that no merge makes."""
+    file = folder / "tokenizer.json"
+
+    def pad(content: dict[str, Any]) -> None:
+        size = max(content["model"]["vocab"].values()) + 1
+        content["model"]["vocab"].update({f"unused {i}": size + i for i in range(64)})
+
+    rewrite(file, pad)
+
+
+@pytest.mark.parametrize("add", [special_token, plain_token, padding])
+def test_tokens_beyond_the_models_rows_do_not_count(
+    add: Callable[[Path], None], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_folder("llama"), tmp_path / "model")
+    add(folder)
+    loaded, plain = load(ModelConfig(str(folder))), tiny_model("llama")
+    rows = plain.model.config.vocab_size
+    assert vocabulary_size(loaded.tokenizer) > rows, "or this tests nothing"
+    engine, facts = Engine(loaded), read_facts(ModelConfig(str(folder)))
+    assert engine.vocab_size == facts.vocab_size == rows
+    assert engine.vocabulary == facts.vocabulary == plain.vocabulary, "it speaks to its family"
+    prompt = encode(Prompt("turn left"), loaded)
+    assert prompt.ids == encode(Prompt("turn left"), plain).ids
+    logits = engine.open(prompt).feed(prompt.ids, last=1)
+    assert torch.equal(logits, Engine(plain).open(prompt).feed(prompt.ids, last=1))
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_prompt_of_a_token_beyond_the_rows_is_refused(raw: bool, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_folder("llama"), tmp_path / "model")
+    plain_token(folder)
+    with pytest.raises(InvalidInput, match="control token '<pad>'") as caught:
+        encode(Prompt("turn <pad> left", raw=raw), load(ModelConfig(str(folder))))
+    assert caught.value.field == "text"
+    assert caught.value.remedy
+
+
+def test_a_template_that_writes_a_token_beyond_the_rows_is_refused(tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_folder("llama"), tmp_path / "model")
+    plain_token(folder)
+    template = folder / "chat_template.jinja"
+    template.write_text("<pad>" + template.read_text())
+    with pytest.raises(ModelError, match="chat template.*'<pad>'") as caught:
+        load(ModelConfig(str(folder)))
+    assert caught.value.field == "path"
+
+
+def test_end_tokens_beyond_the_rows_end_nothing(tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_folder("llama"), tmp_path / "model")
+    rows = tiny_model("llama").model.config.vocab_size
+    plain_token(folder)
+    rewrite(folder / "generation_config.json", lambda c: c.update(eos_token_id=[2, rows]))
+    assert Engine(load(ModelConfig(str(folder)))).eos == read_facts(ModelConfig(str(folder))).eos
+    assert rows not in Engine(load(ModelConfig(str(folder)))).eos
+
+
+# ---------------------------------------------------------------- context
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+
+
+@pytest.mark.parametrize(
+    ("rotation", "named", "context"),
+    [
+        ({"rope_type": "default"}, 1024, 1024),
+        (YARN, 1024, 4096),  # as Qwen2.5 is published
+        (YARN, 4096, 4096),  # as DeepSeek is
+        ({**YARN, "factor": 2.5}, 1024, 2560),
+        (
+            {  # as Llama 3.1 is: the factor is counted in what is named
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 512,
+            },
+            1024,
+            1024,
+        ),
+    ],
+)
+def test_the_context_counts_the_factor_of_yarn(
+    rotation: dict[str, Any], named: int, context: int, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_folder("llama"), tmp_path / "model")
+    changed = {"max_position_embeddings": named, "rope_parameters": {"rope_theta": 1e4, **rotation}}
+    rewrite(folder / "config.json", lambda c: c.update(changed))
+    config = ModelConfig(str(folder))
+    loaded = load(config)
+    assert Engine(loaded).context == read_facts(config).context == model_facts(config).context
+    assert Engine(loaded).context == context
+    longest = PromptLimits(max_characters=10**6)
+    word = len(loaded.tokenizer(" left")["input_ids"])
+    text = " left" * ((context - 1) // word)
+    assert len(encode(Prompt(text, raw=True), loaded, longest).ids) < context
+    with pytest.raises(InvalidInput, match=f"the model reads {context}"):
+        encode(Prompt(text + " left" * 2, raw=True), loaded, longest)
 
 
 # ---------------------------------------------------------------- prompts

@@ -15,9 +15,8 @@ from functools import cached_property
 from collab_llm_nodes.errors import InvalidInput, ModelError
 from collab_llm_nodes.knowledge.chunking import sentence_spans, sentences, windows
 from collab_llm_nodes.models.loading import LoadedModel
-from collab_llm_nodes.models.prompt import Prompt, encode
+from collab_llm_nodes.models.prompt import Prompt, encode, render
 from collab_llm_nodes.models.turns import Turn
-from collab_llm_nodes.models.vocabulary import control_tokens
 
 Ids = tuple[int, ...]
 _TITLE = "Document: "
@@ -49,11 +48,7 @@ class Layout:
         """Return what the template writes before and behind the text of the first user turn."""
         if not self._chat:
             return "", ""
-        shown = str(
-            self._tokenizer.apply_chat_template(
-                [{"role": "user", "content": _MARK}], add_generation_prompt=True, tokenize=False
-            )
-        )
+        shown = render(self._tokenizer, [{"role": "user", "content": _MARK}])
         before, found, behind = shown.partition(_MARK)
         if not found:
             raise ModelError("the chat template does not show the user's text", field="model")
@@ -97,7 +92,7 @@ class Layout:
         Raises:
             InvalidInput: the question holds one of the tokenizer's control tokens.
         """
-        if any(token in question for token in self._control):
+        if any(token in question for token in self._loaded.control_tokens):
             raise InvalidInput(
                 "contains a control token of the model", field="prompt", remedy="remove it"
             )
@@ -126,7 +121,7 @@ class Layout:
         for number, turn in enumerate(turns):
             if self._chat:
                 chat = [{"role": t.role, "content": t.content} for t in turns[: number + 1]]
-                shown = str(self._tokenizer.apply_chat_template(chat, tokenize=False))
+                shown = render(self._tokenizer, chat, open_end=False)
                 whole = shown[len(self._frame[0]) :]
             else:
                 whole = f"{text}{turn.content}\n"
@@ -169,11 +164,8 @@ class Layout:
         return tuple(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def _without_control(self, text: str) -> str:
-        while any(token in text for token in self._control):  # one may stand within another
-            for token in self._control:
+        control = self._loaded.control_tokens
+        while any(token in text for token in control):  # one may stand within another
+            for token in control:
                 text = text.replace(token, "")
         return text
-
-    @cached_property
-    def _control(self) -> tuple[str, ...]:
-        return control_tokens(self._tokenizer)

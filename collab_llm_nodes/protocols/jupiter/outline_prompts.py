@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+from collab_llm_nodes.models.prompt import render
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.jupiter.outline import read_outline, read_point
 
@@ -61,4 +62,4 @@ class OutlinePrompts:
 def chat_text(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn]) -> str:
     """Return a chat in the model's form, up to where its answer begins."""
     chat = [{"role": turn.role, "content": turn.content} for turn in turns]
-    return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+    return render(tokenizer, chat)

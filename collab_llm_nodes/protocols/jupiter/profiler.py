@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.engine.stage import Stage
 from collab_llm_nodes.engine.streams import wait_for
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
 from collab_llm_nodes.models import heads as medusa
-from collab_llm_nodes.models.architectures import architecture_of
+from collab_llm_nodes.models.architectures import architecture_of, context_length
 from collab_llm_nodes.models.devices import device_named, free_bytes
 from collab_llm_nodes.models.footprint import column_bytes
-from collab_llm_nodes.models.loading import DTYPES, ModelConfig, model_folder
+from collab_llm_nodes.models.loading import DTYPES, ModelConfig, architecture_in, model_folder
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig, time_messages
 from collab_llm_nodes.protocols.jupiter.profile import DeviceProfile, ModelFacts
 from collab_llm_nodes.transport.background import background_loop
@@ -68,7 +68,7 @@ def model_facts(config: ModelConfig) -> ModelFacts:
         ModelError: it cannot be found, or is not of text.
     """
     folder = model_folder(config)
-    facts: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+    facts = architecture_in(folder)
     if architecture_of(facts.model_type).vision:
         raise ModelError(
             "Jupiter's planner and server take text models",
@@ -77,7 +77,7 @@ def model_facts(config: ModelConfig) -> ModelFacts:
         )
     dtype = DTYPES[config.dtype]
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(facts, dtype=dtype)
+        model: Any = AutoModelForCausalLM.from_config(facts, dtype=dtype, trust_remote_code=False)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     decoder = model.get_decoder()
     prefix = next(name for name, module in model.named_modules() if module is decoder)
@@ -100,7 +100,7 @@ def model_facts(config: ModelConfig) -> ModelFacts:
     return ModelFacts(
         fingerprint=hashlib.sha256(told.encode()).hexdigest(),
         layers=layers,
-        context=facts.max_position_embeddings,
+        context=context_length(facts),
         layer_bytes=sizes["layer"] // layers,
         embedding_bytes=sizes["embedding"],
         head_bytes=sizes["head"],

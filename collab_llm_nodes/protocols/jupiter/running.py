@@ -20,7 +20,6 @@ from collab_llm_nodes.models.detokenising import Detokeniser
 from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.prompt import Prompt, check_prompt, encode
 from collab_llm_nodes.models.turns import Turn
-from collab_llm_nodes.models.vocabulary import vocabulary_hash
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources, Source
 from collab_llm_nodes.protocols.jupiter.arrangement import Arrangement
 from collab_llm_nodes.protocols.jupiter.chain import Layers, Part
@@ -117,7 +116,7 @@ class Jupiter:
     def __init__(self, config: JupiterConfig) -> None:
         self._config = config
         self._loaded = read_facts(config.model).without_weights()
-        self._vocabulary = vocabulary_hash(self._loaded.tokenizer)
+        self._vocabulary = self._loaded.vocabulary
         planning = config.planning
         self._facts = model_facts(config.model)
         self._arrangement = Arrangement(

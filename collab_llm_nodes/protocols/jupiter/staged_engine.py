@@ -29,7 +29,6 @@ from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, Prot
 from collab_llm_nodes.models.loading import DTYPES, ModelConfig
 from collab_llm_nodes.models.partial import CheckpointFacts, load_vision, read_facts
 from collab_llm_nodes.models.prompt import EncodedPrompt
-from collab_llm_nodes.models.vocabulary import vocabulary_hash, vocabulary_size
 from collab_llm_nodes.protocols.jupiter.chain import Chain, WorkerLost
 from collab_llm_nodes.protocols.jupiter.generation import MOST_LOSSES
 from collab_llm_nodes.protocols.jupiter.messages import Result, Step, Want, WorkerInfo
@@ -76,8 +75,7 @@ class StagedEngine:
         self.loaded, self.bytes = load_vision(facts)
         self.placeholder = facts.placeholder
         self._no_features = torch.empty(0, facts.width, dtype=DTYPES[model.dtype])
-        self.vocab_size = vocabulary_size(facts.tokenizer)
-        self.vocabulary = vocabulary_hash(facts.tokenizer)
+        self.vocab_size, self.vocabulary = facts.vocab_size, facts.vocabulary
         self.eos, self.num_layers, self.context = facts.eos, facts.num_layers, facts.context
         self.pipeline = Pipeline(stages, plan)
         try:

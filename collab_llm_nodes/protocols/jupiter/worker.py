@@ -47,7 +47,6 @@ from collab_llm_nodes.models.heads import MedusaHeads
 from collab_llm_nodes.models.loading import model_folder
 from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.threads import set_threads
-from collab_llm_nodes.models.vocabulary import vocabulary_hash, vocabulary_size
 from collab_llm_nodes.protocols.jupiter import codec
 from collab_llm_nodes.protocols.jupiter.gloo import GlooPath, MeetingPlace
 from collab_llm_nodes.protocols.jupiter.lanes import StageLanes
@@ -142,12 +141,12 @@ class StageWorker(StreamService[Answer]):
             facts.weights,
             facts.num_layers,
             facts.context,
-            vocabulary_size(facts.tokenizer),
+            facts.vocab_size,
             facts.width,
             config.limits.max_lanes,
             facts.eos,
             _count_heads(self._heads),
-            vocabulary_hash(facts.tokenizer),
+            facts.vocabulary,
         )
         self.title = f"jupiter worker for {self.info.model}"
         self._chain: _Chain | None = None

@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 from collab_llm_nodes.errors import ConfigError, did_you_mean
 from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.heads import head_fingerprint
+from collab_llm_nodes.models.loading import LOCAL
 from collab_llm_nodes.models.low_rank import LowRank
 from collab_llm_nodes.protocols.minions.embedded.remote import ROLE
 from collab_llm_nodes.training import loop, run_folder
@@ -310,7 +311,7 @@ def _read(config: TrainMinions, name: str) -> tuple[Any, PreTrainedTokenizerBase
             remedy="name the folder of a trained text family",
         )
     model = read(folder, torch.device("cpu"))
-    return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return model, AutoTokenizer.from_pretrained(folder, **LOCAL)
 
 
 def _folder(config: TrainMinions, name: str) -> Path:

@@ -63,7 +63,7 @@ def train_adapters(
     corrections are trained. Agreement is the share of answer tokens with the final argmax.
     """
     model = Qwen2VLForConditionalGeneration.from_pretrained(config.model, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(config.model)
+    tokenizer = AutoTokenizer.from_pretrained(config.model, trust_remote_code=False)
     model.requires_grad_(False)
     fast = FastForward(model, prefix_ids(tokenizer))
     pictures = data.Pictures([Path(s) for s in config.shards])

@@ -33,7 +33,7 @@ def roll_out_round(
     torch.set_num_threads(1)
     os.environ.setdefault("LP_NUM_THREADS", "1")
     model = Qwen2VLForConditionalGeneration.from_pretrained(model_folder, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    tokenizer = AutoTokenizer.from_pretrained(model_folder, trust_remote_code=False)
     renderer = Renderer()
     waiting, running = list(range(first_seed, first_seed + rooms)), list[Episode]()
     visited: list[data.Snapshot] = []

@@ -278,7 +278,7 @@ def _eval_nav(config: EvalConfig, tell: Tell) -> dict[str, Any]:
     for role, name in (("target", config.target), ("draft", config.draft)):
         folder = name if Path(name).is_dir() else shipped_model(name)
         model = Qwen2VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         answer = partial(answers, model, tokenizer)
         episodes[role] = closed_loop(answer, seeds, partial(tell, f"{role} alone"))
         if role == "target":

@@ -173,7 +173,7 @@ class Learner:
 
     def _read(self, folder: str) -> Qwen2VLForConditionalGeneration:
         """The checkpoint in ``folder``, which must have this training's tokenizer."""
-        own = AutoTokenizer.from_pretrained(folder)
+        own = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         if own.get_vocab() != self.tokenizer.get_vocab():
             raise ConfigError(
                 f"{folder} has another tokenizer",

@@ -20,6 +20,7 @@ from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.heads import MedusaHeads
+from collab_llm_nodes.models.loading import LOCAL
 from collab_llm_nodes.models.vocabulary import check_one_vocabulary, vocabulary_hash
 from collab_llm_nodes.training.loop import Progress
 from collab_llm_nodes.training.text.answering import answers, engine_of
@@ -143,7 +144,7 @@ class _Evaluation:
                     remedy="give the folder models/ of a finished `collab-llm train text`",
                 )
             try:
-                tokenizers[name] = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+                tokenizers[name] = AutoTokenizer.from_pretrained(folder, **LOCAL)
                 self._models[name] = TextForward(read(folder, device), CONTEXT)
             except (OSError, ValueError, SafetensorError) as error:
                 raise ModelError(

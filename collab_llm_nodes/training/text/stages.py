@@ -345,7 +345,7 @@ class _Family:
 
     def read_tokenizer(self) -> PreTrainedTokenizerBase:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            self._folder("tokenizer")
+            self._folder("tokenizer"), trust_remote_code=False
         )
         return tokenizer
 

@@ -1,0 +1,144 @@
+"""Files of a checkpoint: which of them hold the model, and what their headers say."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.quantizers import AutoHfQuantizer
+
+from collab_llm_nodes.errors import ModelError
+from collab_llm_nodes.models.failures import translated
+
+_FLOATS = {"F64", "F32", "F16", "BF16"}
+"""Types of numbers that are weights as they stand; others need scales that belong to them."""
+_DAMAGED = "copy or download it again"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor, as the header of its file describes it.
+
+    Attributes:
+        dtype: safetensors' name of its type, such as "BF16" or "F8_E4M3".
+    """
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of the model in ``folder``, as transformers chooses them.
+
+    These are ``model.safetensors``, or else those that the index names. Others in the folder, such
+    as adapters or a second, consolidated copy, are no part of the model.
+
+    Raises:
+        ModelError: the index cannot be read.
+    """
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        return []
+    with translated(ModelError, f"cannot read {index}", field="path", remedy=_DAMAGED):
+        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        return sorted({folder / name for name in places})
+
+
+def stored_tensors(folder: Path) -> dict[str, Stored]:
+    """Return the tensors of the model in ``folder`` by name; only headers are read.
+
+    Raises:
+        ModelError: there is none, or a file cannot be read.
+    """
+    found: dict[str, Stored] = {}
+    for file in weight_files(folder):
+        with readable(file), safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  it is no dictionary
+                header = tensors.get_slice(name)
+                found[name] = Stored(file, tuple(header.get_shape()), header.get_dtype())
+    if not found:
+        raise ModelError(
+            f"{folder} holds no safetensors file named model.safetensors or in an index",
+            field="path",
+            remedy="pickled weights are not loaded; convert them to safetensors",
+        )
+    return found
+
+
+def readable(file: Path) -> AbstractContextManager[None]:
+    """Raise ModelError where the safetensors file cannot be read."""
+    message = f"{file} is not a readable safetensors file"
+    return translated(ModelError, message, field="path", remedy=_DAMAGED)
+
+
+def quantisation_of(config: Any) -> Any:
+    """Return the entry ``quantization_config`` of a model's configuration; None: it has none.
+
+    Raises:
+        ModelError: transformers does not know the method, and would read the weights as plain ones.
+    """
+    text = config.get_text_config()
+    found = getattr(config, "quantization_config", None) or getattr(
+        text, "quantization_config", None
+    )
+    if not found:
+        return None
+    with translated(
+        ModelError,
+        "cannot read quantization_config in config.json",
+        field="path",
+        remedy="take the checkpoint that is not quantised",
+    ):
+        if not AutoHfQuantizer.supports_quant_method(found):
+            raise ValueError(f"no method {found.get('quant_method')!r} in transformers")
+    return found
+
+
+@dataclass(frozen=True)
+class Match:
+    """A stored tensor and its place in a model.
+
+    Attributes:
+        name: the tensor's name in the model, which may not have it.
+        whole: it is stored as it is; else transformers converts it, or makes it of several.
+    """
+
+    stored: str
+    name: str
+    whole: bool
+
+
+def match_tensors(model: Any, stored: dict[str, Stored]) -> list[Match]:
+    """Return the place of each stored tensor in ``model``, by transformers' own rules for names.
+
+    Raises:
+        ModelError: a weight is of integers or of short floating-point numbers, which mean nothing
+            without their scales.
+    """
+    transforms = get_model_conversion_mapping(model)
+    renamings = [entry for entry in transforms if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in transforms if isinstance(entry, WeightConverter)]
+    own, prefix = model.state_dict(), model.base_model_prefix
+    matches = []
+    for name, tensor in stored.items():
+        found, converter = rename_source_key(name, renamings, converters, prefix, own)
+        if found not in own and name in own:
+            found, converter = rename_source_key(name, [], [], prefix, own)
+        weight = own.get(found)
+        if weight is not None and weight.is_floating_point() and tensor.dtype not in _FLOATS:
+            raise ModelError(
+                f"{name} is of type {tensor.dtype}, and config.json names no quantisation",
+                field="path",
+                remedy="take the checkpoint that is not quantised, or its own config.json",
+            )
+        matches.append(Match(name, found, converter is None))
+    return matches
