@@ -6,6 +6,7 @@ refer to themselves. The reader is pure Python, so that none of this can corrupt
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from collab_llm_nodes.processes import module_environment
 
 _FIELD = "path"
 _WORKER = "collab_llm_nodes.knowledge.pdf_worker"
+_HEADER = re.compile(rb"(?:\xef\xbb\xbf)?\s*%PDF-\d\.\d\s*?[\r\n]")
 _HEADER_WITHIN = 1024  # bytes; readers look no farther
 _BYTES_PER_CHARACTER = 4
 _LOOK_S = 0.1
@@ -47,7 +49,12 @@ _UNREADABLE = ("is not a readable PDF", "save it again with another program")
 
 
 def is_pdf(data: bytes) -> bool:
-    """Return True if ``data`` begins like a PDF."""
+    """Return True if ``data`` begins with the header of a PDF."""
+    return _HEADER.match(data) is not None
+
+
+def may_be_pdf(data: bytes) -> bool:
+    """Return True if readers would look for a PDF in ``data``, which is no text."""
     return b"%PDF-" in data[:_HEADER_WITHIN]
 
 
