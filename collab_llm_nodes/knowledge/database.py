@@ -34,18 +34,19 @@ from collab_llm_nodes.errors import (
     Unavailable,
     quoted,
 )
+from collab_llm_nodes.knowledge.words import normal_form
 
 log = logging.getLogger(__name__)
 
 _FILE = "store.db"
-_FORMAT = 1  # PRAGMA user_version
+_FORMAT = 2  # PRAGMA user_version
 _APPLICATION = 0x434C4C4D  # "CLLM", so that no other database is taken for a store
 _RETRY_S = 0.01
 _PAGE_BYTES = 4096
 _CACHE_KIB = 16384
 _LOG_BYTES = 64 << 20  # that the write-ahead log keeps after a larger change
 
-_SCHEMA = (
+_TABLES = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID",
     # Ids are never given again: a KV file cannot pass for that of another chunk.
     """CREATE TABLE document (
@@ -61,17 +62,45 @@ _SCHEMA = (
     """CREATE TABLE vector (
         chunk INTEGER PRIMARY KEY REFERENCES chunk ON DELETE CASCADE, value BLOB NOT NULL)""",
     "CREATE INDEX vector_of_chunk ON vector (chunk)",  # lists the chunks without the blobs
-    # The words' table keeps no copy of the text: it must be given what it is to forget.
+)
+# The words' table keeps no copy of the text: it must be given what it is to forget.
+_INDEX = (
+    "CREATE VIEW indexed AS SELECT id, normal_form(text) AS text FROM chunk",
+    """CREATE VIRTUAL TABLE words USING fts5(
+        text, content='indexed', content_rowid='id', tokenize='unicode61 remove_diacritics 2')""",
+    "CREATE VIRTUAL TABLE terms USING fts5vocab(words, row)",
+    """CREATE TRIGGER chunk_removed AFTER DELETE ON chunk BEGIN
+        INSERT INTO words (words, rowid, text)
+        VALUES ('delete', old.id, normal_form(old.text)); END""",
+)
+_INDEX_1 = (
     """CREATE VIRTUAL TABLE words USING fts5(
         text, content='chunk', content_rowid='id', tokenize='unicode61 remove_diacritics 2')""",
     "CREATE VIRTUAL TABLE terms USING fts5vocab(words, row)",
     """CREATE TRIGGER chunk_removed AFTER DELETE ON chunk BEGIN
         INSERT INTO words (words, rowid, text) VALUES ('delete', old.id, old.text); END""",
 )
+_SCHEMAS = {1: _TABLES + _INDEX_1, _FORMAT: _TABLES + _INDEX}
+"""Statements by format. Format 1 indexed texts as they were, not in their normal form."""
+_UPGRADE = (
+    "DROP TRIGGER chunk_removed",
+    "DROP TABLE terms",
+    "DROP TABLE words",
+    *_INDEX,
+    "INSERT INTO words (words) VALUES ('rebuild')",
+    # Hashes of words were those of other forms, too: they are made anew.
+    """DELETE FROM vector WHERE EXISTS
+        (SELECT 1 FROM meta WHERE key = 'encoder' AND value LIKE 'word hashes 1 %')""",
+    "DELETE FROM meta WHERE key = 'encoder' AND value LIKE 'word hashes 1 %'",
+    f"PRAGMA user_version = {_FORMAT}",
+)
 
 _META = {("store", "text"), ("version", "integer")}
 _ANY_META = _META | {("encoder", "text")}
-_DAMAGE = ("malformed", "not a database", "corrupt", "no such", "constructor failed", "logic error")
+_DAMAGE = (
+    *("malformed", "not a database", "corrupt", "no such", "constructor failed", "logic error"),
+    "user-defined function",  # the normal form of what is no text
+)
 """Words of SQLite that cannot be about a sound store with our schema."""
 
 
@@ -168,6 +197,7 @@ class Database:
         db = sqlite3.connect(
             file, timeout=self._busy_s, isolation_level=None, check_same_thread=False
         )
+        db.create_function("normal_form", 1, normal_form, deterministic=True)
         db.execute("PRAGMA foreign_keys = ON")
         db.execute("PRAGMA secure_delete = ON")  # what is removed is overwritten
         db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
@@ -194,34 +224,37 @@ class Database:
                 time.sleep(_RETRY_S)
 
     def _prepare(self) -> None:
-        """Make the tables of a new store, or check that this is one."""
+        """Make the tables of a new store, or check that this is one and bring it up to date."""
         with self.writing() as db:
             (found,) = db.execute("PRAGMA user_version").fetchone()
             (application,) = db.execute("PRAGMA application_id").fetchone()
             schema = _schema(db)
             if not schema:
-                for statement in _SCHEMA:
+                for statement in _SCHEMAS[_FORMAT]:
                     db.execute(statement)
                 db.execute("INSERT INTO meta VALUES ('store', ?)", (uuid.uuid4().hex,))
                 db.execute("INSERT INTO meta VALUES ('version', 0)")
                 db.execute(f"PRAGMA application_id = {_APPLICATION}")
                 db.execute(f"PRAGMA user_version = {_FORMAT}")
-            elif application != _APPLICATION or found != _FORMAT:
+            elif application != _APPLICATION or found not in _SCHEMAS:
                 raise ConfigError(
                     f"{self._folder} holds no store of format {_FORMAT}",
                     field="store",
                     remedy="name another folder, or use the release that made it",
                 )
-            elif difference := schema ^ _own_schema():
+            elif difference := schema ^ _own_schema(found):
                 kind, name, *_ = min(difference)
                 raise ConfigError(
-                    f"{self._name} does not have the schema of format {_FORMAT}:"
+                    f"{self._name} does not have the schema of format {found}:"
                     f" {kind} {quoted(name)}",
                     field="store",
                     remedy="do not use it: it was changed by another program, or is damaged",
                 )
             elif not _META <= set(db.execute("SELECT key, typeof(value) FROM meta")) <= _ANY_META:
                 raise self.damaged("name, version or encoder")
+            elif found != _FORMAT:
+                for statement in _UPGRADE:
+                    db.execute(statement)
 
     def checked(self, rows: Iterable[tuple], *types: type) -> Iterator[tuple]:
         """Yield rows whose values have these types.
@@ -296,10 +329,10 @@ def _schema(db: sqlite3.Connection) -> set[tuple[str, ...]]:
 
 
 @functools.cache
-def _own_schema() -> set[tuple[str, ...]]:
-    """Return what ``_schema`` gives for a new store."""
+def _own_schema(number: int) -> set[tuple[str, ...]]:
+    """Return what ``_schema`` gives for a new store of a format."""
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
-        for statement in _SCHEMA:
+        for statement in _SCHEMAS[number]:
             db.execute(statement)
         return _schema(db)
 

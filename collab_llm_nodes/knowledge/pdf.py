@@ -37,13 +37,18 @@ class Status(IntEnum):
     PAGES = 4
     CHARACTERS = 5
     MEMORY = 6
+    LIBRARY = 7
 
 
 _REFUSALS: dict[int, tuple[str, str]] = {
-    Status.ENCRYPTED: ("is encrypted", "save it without a password"),
+    Status.ENCRYPTED: ("is encrypted: it needs a password or a certificate", "save it without"),
     Status.PAGES: ("has too many pages", "split it, or raise pdf_pages"),
     Status.CHARACTERS: ("holds too much text", "split it, or raise characters"),
     Status.MEMORY: ("takes too much memory to read", "save it again with another program"),
+    Status.LIBRARY: (
+        "needs a library that is not installed",
+        "for encryption by AES: pip install 'pypdf[crypto]'; or save it without encryption",
+    ),
 }
 _UNREADABLE = ("is not a readable PDF", "save it again with another program")
 

@@ -10,7 +10,6 @@ it. Any number of processes may read while one writes; a second writer waits.
 
 from __future__ import annotations
 
-import re
 import sqlite3
 import time
 import zlib
@@ -30,12 +29,12 @@ from collab_llm_nodes.knowledge.documents import Document
 from collab_llm_nodes.knowledge.encoders import Encoder
 from collab_llm_nodes.knowledge.kv_files import KvFiles
 from collab_llm_nodes.knowledge.vectors import NUMBER, Vectors, is_vector
+from collab_llm_nodes.knowledge.words import words
 
 _BATCH = 1000  # chunks
 _QUERY_CHARACTERS = 10_000
 _QUERY_TERMS = 64
 _UTF8_BYTES = 4  # of a character at most
-_WORD = re.compile(r"\w+")
 _COLUMNS = "chunk.id, name, digest, start, end, text, page, section"
 _TYPES = (int, str, str, int, int, str, int, str)
 
@@ -360,9 +359,8 @@ class Store:
         stores cannot be compared. Words that more than half of the chunks hold tell nothing, and
         are left out if there are others.
         """
-        words = dict.fromkeys(_WORD.findall(question[:_QUERY_CHARACTERS].lower()))
         with self._database.reading() as db:
-            rarest = self._rarest(db, words)
+            rarest = self._rarest(db, dict.fromkeys(words(question[:_QUERY_CHARACTERS])))
             if not rarest:
                 return ()
             rows = db.execute(
@@ -453,9 +451,8 @@ class Store:
             )
             # Not by a trigger: that takes three times as long.
             db.execute(
-                "INSERT INTO words (rowid, text) SELECT id, text FROM chunk"
-                " WHERE id > ? AND document = ?",
-                (last, document),
+                "INSERT INTO words (rowid, text) SELECT id, text FROM indexed WHERE id > ?",
+                (last,),
             )
 
     def _meta(self, key: str) -> Any:
@@ -484,10 +481,10 @@ class Store:
                 remedy="use that one, or forget the vectors and embed again",
             )
 
-    def _rarest(self, db: sqlite3.Connection, words: Iterable[str]) -> list[str]:
+    def _rarest(self, db: sqlite3.Connection, asked: Iterable[str]) -> list[str]:
         (total,) = db.execute("SELECT count(*) FROM chunk").fetchone()
         found = []
-        for word in words:
+        for word in asked:
             row = db.execute("SELECT doc FROM terms WHERE term = ?", (word,)).fetchone()
             found.append((row[0] if row else 0, word))
         # A count of 0 may mean that the index spells the word in another way: it is always asked.

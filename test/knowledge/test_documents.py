@@ -268,6 +268,25 @@ def test_a_hostile_pdf_is_a_typed_error(data: bytes, why: str) -> None:
     assert time.monotonic() - begun < 60
 
 
+@pytest.mark.parametrize("algorithm", ["RC4-128", "AES-128", "AES-256"])
+def test_a_pdf_is_read_unless_reading_needs_a_password(algorithm: str) -> None:
+    assert read_pdf("a", pdf_files.encrypted("text", "", algorithm), LIMITS).strip() == "text"
+    with pytest.raises(InvalidInput, match="is encrypted: it needs a password"):
+        read_pdf("a", pdf_files.encrypted("text", "secret", algorithm), LIMITS)
+
+
+def test_a_library_that_is_not_installed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pypdf reads AES with the help of cryptography."""
+    for name in ("cryptography", "Crypto"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError")
+    monkeypatch.syspath_prepend(tmp_path)
+    for password in ("", "secret"):
+        with pytest.raises(InvalidInput, match=r"not installed .*pip install 'pypdf\[crypto\]'"):
+            read_pdf("a", pdf_files.encrypted("text", password, "AES-256"), LIMITS)
+
+
 def test_a_pdf_that_contains_itself_ends() -> None:
     """The reader may call it empty or unreadable."""
     limits = DocumentLimits(pdf_cpu_s=2.0)

@@ -124,6 +124,61 @@ def test_words_are_found_whatever_the_question_holds(store: Store) -> None:
     assert store.search('joints" OR "pump', 1)  # words only, no language of queries
 
 
+LETTERS = {  # as written, and as asked
+    "two characters": ("Gro\u0308\xdfe", "Gr\xf6\xdfe"),
+    "one character": ("Gr\xf6\xdfe", "Gro\u0308\xdfe"),
+    "ligature": ("\ufb01lter", "filter"),
+    "no ligature": ("filter", "\ufb01lter"),
+    "wide": ("\uff2d\uff18", "M8"),
+    "Angstrom": ("\u212bngstrom", "\xc5ngstrom"),
+    "Korean": ("\u1107\u1162\u1110\u1165\u1105\u1175", "\ubc30\ud130\ub9ac"),
+}
+
+
+@pytest.mark.parametrize(("written", "asked"), LETTERS.values(), ids=LETTERS)
+def test_equal_words_are_found_however_they_are_encoded(
+    store: Store, written: str, asked: str
+) -> None:
+    text = f"The {written} of the pump"
+    add(store, PUMP, ARM, Document("odd", text))
+    assert found(store.search(asked, 1)) == [text], "and stays as it was written"
+    assert (ENCODER.encode([text]) == ENCODER.encode([f"the {asked} of the pump"])).all()
+    assert store.mend(ENCODER) == (0, False)
+    store.remove("odd")
+    assert store.search(asked, 1) == ()
+    assert store.mend(ENCODER) == (0, False)
+
+
+FORMAT_1 = (
+    *("DROP TRIGGER chunk_removed", "DROP TABLE terms", "DROP TABLE words", "DROP VIEW indexed"),
+    """CREATE VIRTUAL TABLE words USING fts5(
+        text, content='chunk', content_rowid='id', tokenize='unicode61 remove_diacritics 2')""",
+    "CREATE VIRTUAL TABLE terms USING fts5vocab(words, row)",
+    """CREATE TRIGGER chunk_removed AFTER DELETE ON chunk BEGIN
+        INSERT INTO words (words, rowid, text) VALUES ('delete', old.id, old.text); END""",
+    "INSERT INTO words (words) VALUES ('rebuild')",
+    "PRAGMA user_version = 1",
+)
+
+
+@pytest.mark.parametrize("encoder", ["word hashes 1 1024", "of a model"])
+def test_a_store_of_the_earlier_format_is_brought_up_to_date(tmp_path: Path, encoder: str) -> None:
+    """Its index and its hashes of words were those of texts as they had been written."""
+    named = f"UPDATE meta SET value = '{encoder}' WHERE key = 'encoder'"
+    change = "UPDATE chunk SET text = replace(text, 'hall', 'Gro\u0308\xdfe')"
+    changed(tmp_path, change, *FORMAT_1, named)
+    for _ in range(2):
+        with Store(tmp_path) as store:
+            assert "Gro\u0308\xdfe" in store.search("Gr\xf6\xdfe", 1)[0].chunk.text
+            assert store.document("pump") == PUMP
+            kept = encoder == "of a model"
+            assert store.encoder == (encoder if kept else "")
+            assert (store.without_vector() == 0) == kept
+    with Store(tmp_path) as store:
+        store.remove("pump")
+        assert store.search("Gr\xf6\xdfe", 1) == ()
+
+
 def test_words_that_most_chunks_hold_do_not_count_beside_others(store: Store) -> None:
     add(store, Document("log", "\n".join(f"the motor of unit{i} runs on" for i in range(50))))
     assert "unit17" in store.search("the motor of unit17", 3)[0].chunk.text
@@ -308,6 +363,7 @@ def changed(folder: Path, *statements: str, values: Sequence[object] = ()) -> Pa
         add(store, PUMP)
         embed_all(store)
     with contextlib.closing(sqlite3.connect(folder / "store.db")) as db:
+        db.create_function("normal_form", 1, str)
         for statement in statements:
             db.execute(statement, values)
         db.commit()
@@ -337,10 +393,7 @@ ENDLESS = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELE
     [
         ([f"CREATE TRIGGER late AFTER INSERT ON chunk BEGIN {ENDLESS}; END"], "trigger 'late'"),
         ([f"CREATE VIEW busy AS {ENDLESS}"], "view 'busy'"),
-        (
-            ["ALTER TABLE meta RENAME TO m", "CREATE VIEW meta AS SELECT * FROM m"],
-            "table '(m|meta)'",
-        ),
+        (["DROP TABLE meta", "CREATE VIEW meta AS SELECT 'a' AS key, 1 AS value"], "table 'meta'"),
         (["ALTER TABLE chunk ADD COLUMN huge AS (zeroblob(1 << 30))"], "table 'chunk'"),
         (["CREATE TABLE more (x)"], "table 'more'"),
         (["CREATE INDEX mine ON chunk (upper(text))"], "index 'mine'"),
