@@ -63,7 +63,8 @@ _TABLES = (
         chunk INTEGER PRIMARY KEY REFERENCES chunk ON DELETE CASCADE, value BLOB NOT NULL)""",
     "CREATE INDEX vector_of_chunk ON vector (chunk)",  # lists the chunks without the blobs
 )
-# The words' table keeps no copy of the text: it must be given what it is to forget.
+# The words' table keeps no copy of the text: it must be given what it is to forget, and reads the
+# rest through the view.
 _INDEX = (
     "CREATE VIEW indexed AS SELECT id, normal_form(text) AS text FROM chunk",
     """CREATE VIRTUAL TABLE words USING fts5(
