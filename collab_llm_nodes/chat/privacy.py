@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 
 from collab_llm_nodes.errors import InvalidInput
@@ -73,9 +73,16 @@ class PrivacyLedger:
         return departure
 
     def depart_together(
-        self, round: int, receiver: str, texts: Iterable[tuple[str, str]]
+        self,
+        round: int,
+        receiver: str,
+        texts: Iterable[tuple[str, str]],
+        record: Callable[[tuple[Departure, ...]], None] = lambda departures: None,
     ) -> tuple[Departure, ...]:
         """Enter the texts of one request, each with its kind: all of them or none.
+
+        Args:
+            record: writes them down elsewhere; what it raises keeps them here.
 
         Raises:
             LeavesTooMuch: they must not be sent; nothing is entered.
@@ -89,6 +96,7 @@ class PrivacyLedger:
                 field="max_bytes_out",
                 remedy="raise it, or send less",
             )
+        record(entered)
         self.departures += entered
         return entered
 

@@ -51,7 +51,7 @@ def ask(
     )
     answer, report = run_ask(question, console)
     if answer.text:
-        console.print(answer.text, style="bold", markup=False, highlight=False)
+        console.print(answer.text, style="bold", highlight=False)
     write_json(json_file, report)
     if answer.error is not None:
         fail(answer.error)

@@ -146,6 +146,6 @@ def log(
         lines, left_out = write_log(bags, file, namespace=namespace, places=known, since=since)
     building.replace(out)
     for why in left_out:
-        console.print(f"left out: {why}", highlight=False, markup=False)
+        console.print(f"left out: {why}", highlight=False)
     console.print(f"wrote {out}: {lines} lines about {len(bags) - len(left_out)} bags")
     write_json(json_file, {"lines": lines, "bags": len(bags), "left_out": left_out})

@@ -617,8 +617,7 @@ def bench_minions(
     answers: Annotated[
         Path | None,
         typer.Option(
-            help="Folder that keeps answers: a run that was ended goes on there. It holds pickles:"
-            " nobody else may write to it."
+            help="Folder that keeps answers: a run that was ended goes on there."
         ),
     ] = None,
     threads: Annotated[int, typer.Option(help="CPU threads of each process.", min=1)] = 1,

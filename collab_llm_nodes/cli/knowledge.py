@@ -58,7 +58,7 @@ def add(
                 opened.add(document, chunks(document, plan))
             except InvalidInput as error:
                 refused.append(error)
-                console.print(f"refused: {error}", highlight=False, markup=False)
+                console.print(f"refused: {error}", highlight=False)
             else:
                 console.print(f"added {document.name}", highlight=False)
         while model is not None and (left := opened.embed(model)):
@@ -108,8 +108,8 @@ def search(
     for hit, weight in zip(found.hits, found.weights.tolist(), strict=True):
         place = f", page {hit.chunk.page}" if hit.chunk.page else ""
         section = f", {hit.chunk.section}" if hit.chunk.section else ""
-        console.print(f"{hit.score:.3f}  {hit.name}{place}{section}", style="bold", markup=False)
-        console.print(hit.chunk.text, markup=False, highlight=False)
+        console.print(f"{hit.score:.3f}  {hit.name}{place}{section}", style="bold")
+        console.print(hit.chunk.text, highlight=False)
         chunk = {key: value for key, value in asdict(hit.chunk).items() if key != "document"}
         results.append({"document": hit.name, "score": hit.score, "weight": weight, **chunk})
     write_json(json_file, {"scorer": found.scorer, "chunks": results})

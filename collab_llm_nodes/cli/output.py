@@ -12,15 +12,21 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.markup import escape
 from rich.segment import Segment
+from rich.text import Text
 
 from collab_llm_nodes.ending import ended_at_once
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, printable
 
 
 class _Console(Console):
-    """A console that obeys no control character in what models, documents and servers say."""
+    """A console that shows what models, documents and servers say as it is.
+
+    It obeys no control character, markup (``[/bold]``) or emoji code (``:bug:``) in a text.
+    """
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, markup=False, emoji=False)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -94,7 +100,7 @@ def tells_port(file: Path | None, address: str, model: str) -> Callable[[int], N
 
 def fail(error: CollabError, status: int = 1) -> NoReturn:
     """Print a typed error and end with ``status``."""
-    _Console(stderr=True).print(f"[bold red]{error.code}[/]: {escape(str(error))}", highlight=False)
+    _Console(stderr=True).print(Text.assemble((error.code, "bold red"), f": {error}"))
     sys.exit(status)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.decoding.sampling import SamplingConfig
@@ -225,14 +225,14 @@ def _add_row(table: Table, drive: Drive) -> None:
     for answer in drive.answers:
         total.add(answer.metrics)
     latency = statistics.median(a.latency_s for a in drive.answers) if drive.answers else 0.0
-    result = (
-        "[green]reached[/]" if _reached(drive) else f"[red]missed[/] {escape(drive.error[:40])}"
-    )
+    reached = _reached(drive)
+    result = ("reached", "green") if reached else ("missed", "red")
+    why = "" if reached else f" {drive.error[:40]}"
     table.add_row(
         str(drive.room.seed),
         drive.instruction,
         str(drive.steps),
-        f"{result} {drive.distance_to_goal:.2f} m",
+        Text.assemble(result, f"{why} {drive.distance_to_goal:.2f} m"),
         f"{total.tau:.2f}",
         f"{total.cache_hits}/{total.cache_lookups}",
         f"{1e3 * latency:.0f}",

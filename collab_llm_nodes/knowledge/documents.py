@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import logging
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import InvalidInput, quoted
 
+log = logging.getLogger(__name__)
+
 PAGE_BREAK = "\f"
 """Stands between two pages of a text, as in the output of pdftotext."""
 _MAX_NAME = 512
+_DAMAGE = "\N{REPLACEMENT CHARACTER}"
+_NUL_BLOCK = re.compile("\0{64,}")
+"""What a power cut leaves in a file that was being written."""
+_BAD = re.compile(f"[\0{_DAMAGE}]+")
+_CHARACTERS_PER_BAD = 1000
+"""Fewer of them for each place that is no text: another encoding, or no text at all."""
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF16_LE, "utf-16"),
@@ -95,20 +105,32 @@ def checked(name: str, content: str, limits: DocumentLimits, field: str = "docum
 def decoded(name: str, data: bytes, field: str = "documents") -> str:
     """Return the text in ``data``: UTF-8, or UTF-16 with a byte order mark.
 
+    A log may hold a block of NUL bytes, from a power cut, and a few bytes that are no text. Each
+    such place becomes a replacement character.
+
     Raises:
         InvalidInput: another encoding, or no text at all.
     """
     encoding = next((e for mark, e in _BYTE_ORDER_MARKS if data.startswith(mark)), "utf-8")
-    if encoding != "utf-16" and b"\0" in data:
-        raise _binary(name, field)
+    error: UnicodeDecodeError | None = None
     try:
-        return data.decode(encoding)
-    except UnicodeDecodeError as error:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as first:
+        text, error = data.decode(encoding, "replace"), first
+    if error is None and "\0" not in text:
+        return text
+    text, blocks = _NUL_BLOCK.subn(_DAMAGE, text)
+    text, places = _BAD.subn(_DAMAGE, text)
+    if (places - blocks) * _CHARACTERS_PER_BAD > len(text) or not text.strip(_DAMAGE):
+        if error is None or (b"\0" in data and encoding != "utf-16"):
+            raise _binary(name, field)
         raise InvalidInput(
             f"{quoted(name)} is not {encoding[:6].upper()} at byte {error.start}",
             field=field,
             remedy="convert it, for example: iconv -f latin1 -t utf-8",
         ) from error
+    log.warning("%s is damaged; places that hold no text: %d", quoted(name), places)
+    return text
 
 
 def _binary(name: str, field: str) -> InvalidInput:

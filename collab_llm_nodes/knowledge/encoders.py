@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-_WORD = re.compile(r"\w+")
+from collab_llm_nodes.knowledge.words import words
 
 
 class Encoder(Protocol):
@@ -41,13 +40,13 @@ class WordHashes:
     @property
     def fingerprint(self) -> str:
         """Name of the method and its width."""
-        return f"word hashes 1 {self.width}"
+        return f"word hashes 2 {self.width}"
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Return float32 [texts, width], of length 1 where there are words."""
         vectors = np.zeros((len(texts), self.width), np.float32)
         for row, text in zip(vectors, texts, strict=True):
-            for word, count in Counter(_WORD.findall(text.lower())).items():
+            for word, count in Counter(words(text)).items():
                 hashed = zlib.crc32(word.encode())
                 # The sign, from another bit, lets words that share a place cancel out on average.
                 row[(hashed >> 1) % self.width] += count**0.5 * (1 if hashed & 1 else -1)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from collab_llm_nodes.errors import ConfigError, InvalidInput, quoted
 from collab_llm_nodes.knowledge.documents import Document, DocumentLimits, checked, decoded
-from collab_llm_nodes.knowledge.pdf import is_pdf, read_pdf
+from collab_llm_nodes.knowledge.pdf import is_pdf, may_be_pdf, read_pdf
 
 _FIELD = "path"
 
@@ -113,5 +113,13 @@ def read_document(
     """
     data = folders.read(path, limits.file_bytes)
     name = name or Path(path).name
-    content = read_pdf(name, data, limits, check) if is_pdf(data) else decoded(name, data, _FIELD)
+    if is_pdf(data):
+        content = read_pdf(name, data, limits, check)
+    else:
+        try:
+            content = decoded(name, data, _FIELD)
+        except InvalidInput:
+            if not may_be_pdf(data):
+                raise
+            content = read_pdf(name, data, limits, check)
     return checked(name, content, limits, _FIELD)

@@ -6,6 +6,7 @@ refer to themselves. The reader is pure Python, so that none of this can corrupt
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from collab_llm_nodes.processes import module_environment
 
 _FIELD = "path"
 _WORKER = "collab_llm_nodes.knowledge.pdf_worker"
+_HEADER = re.compile(rb"(?:\xef\xbb\xbf)?\s*%PDF-\d\.\d\s*?[\r\n]")
 _HEADER_WITHIN = 1024  # bytes; readers look no farther
 _BYTES_PER_CHARACTER = 4
 _LOOK_S = 0.1
@@ -35,19 +37,29 @@ class Status(IntEnum):
     PAGES = 4
     CHARACTERS = 5
     MEMORY = 6
+    LIBRARY = 7
 
 
 _REFUSALS: dict[int, tuple[str, str]] = {
-    Status.ENCRYPTED: ("is encrypted", "save it without a password"),
+    Status.ENCRYPTED: ("is encrypted: it needs a password or a certificate", "save it without"),
     Status.PAGES: ("has too many pages", "split it, or raise pdf_pages"),
     Status.CHARACTERS: ("holds too much text", "split it, or raise characters"),
     Status.MEMORY: ("takes too much memory to read", "save it again with another program"),
+    Status.LIBRARY: (
+        "needs a library that is not installed",
+        "for encryption by AES: pip install 'pypdf[crypto]'; or save it without encryption",
+    ),
 }
 _UNREADABLE = ("is not a readable PDF", "save it again with another program")
 
 
 def is_pdf(data: bytes) -> bool:
-    """Return True if ``data`` begins like a PDF."""
+    """Return True if ``data`` begins with the header of a PDF."""
+    return _HEADER.match(data) is not None
+
+
+def may_be_pdf(data: bytes) -> bool:
+    """Return True if readers would look for a PDF in ``data``, which is no text."""
     return b"%PDF-" in data[:_HEADER_WITHIN]
 
 

@@ -13,7 +13,7 @@ import signal
 import sys
 
 from pypdf import PdfReader
-from pypdf.errors import FileNotDecryptedError, PyPdfError
+from pypdf.errors import DependencyError, FileNotDecryptedError, PyPdfError
 
 from collab_llm_nodes.knowledge.documents import PAGE_BREAK
 from collab_llm_nodes.knowledge.pdf import Status
@@ -35,6 +35,8 @@ def main() -> int:
         return _read(sys.stdin.buffer.read(), limits.pages, limits.characters)
     except FileNotDecryptedError:
         return Status.ENCRYPTED
+    except DependencyError:
+        return Status.LIBRARY
     except MemoryError:
         return Status.MEMORY
     except (PyPdfError, RecursionError):
@@ -42,7 +44,10 @@ def main() -> int:
 
 
 def _read(data: bytes, most_pages: int, most_characters: int) -> Status:
-    reader = PdfReader(io.BytesIO(data))
+    try:
+        reader = PdfReader(io.BytesIO(data))
+    except NotImplementedError:  # such as encryption for a certificate
+        return Status.ENCRYPTED if b"/Encrypt" in data else Status.UNREADABLE
     if reader.is_encrypted and not reader.decrypt(""):
         return Status.ENCRYPTED
     pages = []

@@ -10,7 +10,6 @@ it. Any number of processes may read while one writes; a second writer waits.
 
 from __future__ import annotations
 
-import re
 import sqlite3
 import time
 import zlib
@@ -25,17 +24,19 @@ import numpy as np
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import ConfigError, InvalidInput, quoted
 from collab_llm_nodes.knowledge.chunking import Chunk
-from collab_llm_nodes.knowledge.database import Database, damaged
+from collab_llm_nodes.knowledge.database import Database
 from collab_llm_nodes.knowledge.documents import Document
 from collab_llm_nodes.knowledge.encoders import Encoder
 from collab_llm_nodes.knowledge.kv_files import KvFiles
 from collab_llm_nodes.knowledge.vectors import NUMBER, Vectors, is_vector
+from collab_llm_nodes.knowledge.words import words
 
 _BATCH = 1000  # chunks
 _QUERY_CHARACTERS = 10_000
 _QUERY_TERMS = 64
-_WORD = re.compile(r"\w+")
+_UTF8_BYTES = 4  # of a character at most
 _COLUMNS = "chunk.id, name, digest, start, end, text, page, section"
+_TYPES = (int, str, str, int, int, str, int, str)
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,9 @@ class StoreLimits:
         4 << 30, "Size of the database at most [bytes].", low=1 << 20, high=1 << 44
     )
     chunks: int = setting(200_000, "Chunks of one document at most.", low=1, high=10_000_000)
+    characters: int = setting(
+        64 << 20, "Text of one document at most [characters].", low=1, high=1 << 29
+    )
     kv_bytes: int = setting(1 << 30, "Size of all KV files at most [bytes].", low=0, high=1 << 44)
     busy_s: float = setting(
         10.0,
@@ -102,7 +106,8 @@ class Store:
 
     Raises:
         InvalidInput: there is no store in the folder, and none is to be made.
-        ConfigError: the folder holds something else, or a store of a newer format.
+        ConfigError: the folder holds something else, a store of a newer format, or one with
+            tables, triggers or views that are not ours.
         Unavailable: it cannot be read or written.
     """
 
@@ -121,7 +126,7 @@ class Store:
             busy_s=self._limits.busy_s,
             create=create,
         )
-        self._vectors = Vectors()
+        self._vectors = Vectors(self._database)
         self.kv: KvFiles | None = None
         if folder is not None:
             self.kv = KvFiles(folder / "kv", self._limits.kv_bytes)
@@ -146,10 +151,16 @@ class Store:
             replacing: False makes it an error if there is a document of this name.
 
         Raises:
-            InvalidInput: more chunks than ``limits.chunks``, or the name is taken.
+            InvalidInput: more text or chunks than ``limits`` allow, or the name is taken.
             Unavailable: no room, on the disk or within ``limits.bytes``.
             Busy: another writer took longer than ``limits.busy_s``.
         """
+        if len(document.content) > self._limits.characters:
+            raise InvalidInput(
+                f"{quoted(document.name)} has {len(document.content)} characters",
+                field="documents",
+                remedy=f"at most {self._limits.characters}; split it, or raise the store's limit",
+            )
         with self._database.writing() as db:
             replaced = self._ids(db, document.name)
             if (
@@ -202,12 +213,13 @@ class Store:
         """
         with self._database.reading() as db:
             self._check_encoder(db, encoder.fingerprint)
-            found = db.execute(
+            rows = db.execute(
                 "SELECT id, text FROM chunk WHERE id IN"
                 " (SELECT id FROM chunk EXCEPT SELECT chunk FROM vector ORDER BY 1 LIMIT ?)"
                 " ORDER BY id",
                 (most,),
-            ).fetchall()
+            )
+            found = list(self._database.checked(rows, int, str))
         if found:
             vectors = encoder.encode([text for _, text in found]).astype(NUMBER)
             with self._database.writing() as db:
@@ -294,7 +306,8 @@ class Store:
                 " (SELECT count(*) FROM chunk WHERE chunk.document = document.id), version, added"
                 " FROM document ORDER BY name"
             )
-            return tuple(StoredDocument(*row) for row in rows)
+            types = (str, str, int, int, int, float)
+            return tuple(StoredDocument(*row) for row in self._database.checked(rows, *types))
 
     def pieces(self) -> int:
         """Return the number of chunks of all documents."""
@@ -308,13 +321,26 @@ class Store:
             InvalidInput: there is none.
         """
         with self._database.reading() as db:
-            row = db.execute("SELECT content FROM document WHERE name = ?", (name,)).fetchone()
+            rows = db.execute(
+                "SELECT content, digest, characters FROM document WHERE name = ?", (name,)
+            )
+            row = next(self._database.checked(rows, bytes, str, int), None)
         if row is None:
             raise _no_document(name)
+        packed, digest, characters = row
+        if characters > self._limits.characters:
+            raise InvalidInput(
+                f"{quoted(name)} has {characters} characters",
+                field="name",
+                remedy=f"at most {self._limits.characters}; raise the store's limit",
+            )
         try:
-            return Document(name, zlib.decompress(row[0]).decode())
+            document = Document(name, _unpacked(packed, _UTF8_BYTES * characters).decode())
         except (zlib.error, UnicodeDecodeError) as error:
-            raise damaged(str(error)) from error
+            raise self._database.damaged(str(error)) from error
+        if document.id != digest:
+            raise self._database.damaged(f"{quoted(name)} is not what was added")
+        return document
 
     def chunks(self, name: str) -> tuple[Hit, ...]:
         """Return the chunks of a document in their order, with score 0."""
@@ -324,7 +350,7 @@ class Store:
                 " WHERE name = ? ORDER BY chunk.id",
                 (name,),
             )
-            return tuple(map(_hit, rows))
+            return tuple(map(_hit, self._database.checked(rows, *_TYPES, float)))
 
     def search(self, question: str, most: int) -> tuple[Hit, ...]:
         """Return the ``most`` chunks that fit the words of ``question`` best, by BM25.
@@ -333,9 +359,8 @@ class Store:
         stores cannot be compared. Words that more than half of the chunks hold tell nothing, and
         are left out if there are others.
         """
-        words = dict.fromkeys(_WORD.findall(question[:_QUERY_CHARACTERS].lower()))
         with self._database.reading() as db:
-            rarest = self._rarest(db, words)
+            rarest = self._rarest(db, dict.fromkeys(words(question[:_QUERY_CHARACTERS])))
             if not rarest:
                 return ()
             rows = db.execute(
@@ -346,7 +371,7 @@ class Store:
                 " ORDER BY score DESC, chunk.id",
                 (" OR ".join(f'"{word}"' for word in rarest), most),
             )
-            return tuple(map(_hit, rows))
+            return tuple(map(_hit, self._database.checked(rows, *_TYPES, float)))
 
     def nearest(self, vector: np.ndarray, encoder: str, most: int) -> tuple[Hit, ...]:
         """Return the ``most`` chunks whose vectors have the largest product with ``vector``.
@@ -368,14 +393,14 @@ class Store:
                 )
             self._vectors.refresh(db)
             best, scores = self._vectors.nearest(vector, most)
-            found = {
-                row[0]: row
-                for row in db.execute(
-                    f"SELECT {_COLUMNS} FROM chunk JOIN document ON document.id = document"
-                    f" WHERE chunk.id IN ({', '.join('?' * len(best))})",
-                    best,
-                )
-            }
+            rows = db.execute(
+                f"SELECT {_COLUMNS} FROM chunk JOIN document ON document.id = document"
+                f" WHERE chunk.id IN ({', '.join('?' * len(best))})",
+                best,
+            )
+            found = {row[0]: row for row in self._database.checked(rows, *_TYPES)}
+        if len(found) < len(best):
+            raise self._database.damaged("a vector of no chunk")
         return tuple(_hit((*found[i], s)) for i, s in zip(best, scores, strict=True))
 
     def snapshot(self, file: str | Path) -> None:
@@ -426,9 +451,8 @@ class Store:
             )
             # Not by a trigger: that takes three times as long.
             db.execute(
-                "INSERT INTO words (rowid, text) SELECT id, text FROM chunk"
-                " WHERE id > ? AND document = ?",
-                (last, document),
+                "INSERT INTO words (rowid, text) SELECT id, text FROM indexed WHERE id > ?",
+                (last,),
             )
 
     def _meta(self, key: str) -> Any:
@@ -457,10 +481,10 @@ class Store:
                 remedy="use that one, or forget the vectors and embed again",
             )
 
-    def _rarest(self, db: sqlite3.Connection, words: Iterable[str]) -> list[str]:
+    def _rarest(self, db: sqlite3.Connection, asked: Iterable[str]) -> list[str]:
         (total,) = db.execute("SELECT count(*) FROM chunk").fetchone()
         found = []
-        for word in words:
+        for word in asked:
             row = db.execute("SELECT doc FROM terms WHERE term = ?", (word,)).fetchone()
             found.append((row[0] if row else 0, word))
         # A count of 0 may mean that the index spells the word in another way: it is always asked.
@@ -472,6 +496,11 @@ class Store:
 def _hit(row: tuple) -> Hit:
     chunk, name, digest, start, end, text, page, section, score = row
     return Hit(chunk, name, Chunk(digest, start, end, text, page, section), score)
+
+
+def _unpacked(packed: bytes, most: int) -> bytes:
+    """Decompress up to ``most`` bytes: a few kilobytes of a stranger may stand for gigabytes."""
+    return zlib.decompressobj().decompress(packed, max(most, 1))  # 0 would mean no limit
 
 
 def _next_version(db: sqlite3.Connection) -> int:

@@ -6,17 +6,19 @@ import sqlite3
 
 import numpy as np
 
+from collab_llm_nodes.knowledge.database import Database
+
 NUMBER = np.dtype("<f4")
 _TOLERANCE = 1e-2
 """Largest error of a vector's length: encoders compute it in float32, or less."""
 
 
-def is_vector(value: bytes, width: int) -> bool:
+def is_vector(value: object, width: int) -> bool:
     """Return False if an encoder cannot have given these bytes.
 
     A vector has length 1, or 0 where a text has no words.
     """
-    if len(value) != width * NUMBER.itemsize:
+    if not isinstance(value, bytes) or len(value) != width * NUMBER.itemsize:
         return False
     with np.errstate(over="ignore", invalid="ignore"):
         length = float(np.linalg.norm(np.frombuffer(value, NUMBER)))
@@ -24,23 +26,32 @@ def is_vector(value: bytes, width: int) -> bool:
 
 
 class Vectors:
-    """A copy of the table ``vector``; what has changed there is read, the rest is kept."""
+    """A copy of the table ``vector``; what has changed there is read, the rest is kept.
 
-    def __init__(self) -> None:
+    Args:
+        database: with the table.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
         self._version = -1
         self._encoder = ""
         self._ids = np.zeros(0, np.int64)  # ascending
         self._rows = np.zeros((0, 0), NUMBER)
 
     def refresh(self, db: sqlite3.Connection) -> None:
-        """Read what has changed since the last call; ``db`` is in a transaction."""
+        """Read what has changed since the last call; ``db`` is in a transaction.
+
+        Raises:
+            Unavailable: a row holds no vector.
+        """
         meta = dict(db.execute("SELECT key, value FROM meta"))
         if meta["version"] == self._version:
             return
         encoder = meta.get("encoder", "")
         if encoder != self._encoder:
             first = db.execute("SELECT length(value) FROM vector LIMIT 1").fetchone()
-            width = first[0] // NUMBER.itemsize if first else 0
+            width = (first[0] or 0) // NUMBER.itemsize if first else 0
             self._ids, self._rows = np.zeros(0, np.int64), np.zeros((0, width), NUMBER)
         listed = db.execute("SELECT chunk FROM vector ORDER BY chunk")
         ids = np.array([row[0] for row in listed], np.int64)
@@ -51,16 +62,24 @@ class Vectors:
         found = db.execute(
             "SELECT chunk, value FROM vector WHERE chunk >= ?", (min(places, default=0),)
         )
-        for chunk, value in found if places else ():
+        for chunk, value in self._database.checked(found, int, bytes) if places else ():
             if (place := places.get(chunk)) is not None:
+                if len(value) != rows[place].nbytes:
+                    raise self._database.damaged("vectors of different lengths")
                 rows[place] = np.frombuffer(value, NUMBER)
         self._version, self._encoder = meta["version"], encoder
         self._ids, self._rows = ids, rows
 
     def nearest(self, vector: np.ndarray, most: int) -> tuple[list[int], list[float]]:
-        """Return ids and products of the best rows, the best one first."""
+        """Return ids and products of the best rows, the best one first.
+
+        Raises:
+            Unavailable: the rows have another width than ``vector``.
+        """
         if not len(self._ids):
             return [], []
+        if self._rows.shape[1:] != vector.shape:
+            raise self._database.damaged("vectors of another length than the encoder's")
         scores = self._rows @ vector.astype(NUMBER)
         most = min(most, len(scores))
         least = np.partition(scores, -most)[-most]

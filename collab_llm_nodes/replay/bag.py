@@ -3,6 +3,9 @@
 The format is rosbag2's (version 9: Jazzy and newer), so ``ros2 bag`` reads what is written here,
 and what it records is read here. Message definitions travel inside.
 
+A bag may hold topics that are not ours, such as JSON or Protobuf in an mcap file, or types that
+nobody can parse: each topic is read by its own definition, once it is asked for.
+
 What is written as mcap carries checksums, of its chunks and of its index, which are checked when it
 is read; an sqlite3 file has none, so only damage to its structure is found.
 """
@@ -17,14 +20,18 @@ import sys
 from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any, BinaryIO
 from zlib import crc32
 
-from rosbags.highlevel import AnyReader
-from rosbags.interfaces import Connection, Qos
-from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin, Writer
-from rosbags.typesys import Stores, get_types_from_msg, get_typestore
+import yaml
+from rosbags.interfaces import Connection, MessageDefinitionFormat, Qos
+from rosbags.rosbag2 import CompressionFormat, CompressionMode, Reader, StoragePlugin, Writer
+from rosbags.rosbag2.reader import DirectoryReader
+from rosbags.rosbag2.storage_mcap import Channel, McapReader, Schema
+from rosbags.rosbag2.storage_sqlite3 import Sqlite3Reader
+from rosbags.typesys import Stores, get_types_from_idl, get_types_from_msg, get_typestore
+from rosbags.typesys.store import Typestore
 
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
 
@@ -36,6 +43,8 @@ else:
 STORAGES = {"mcap": StoragePlugin.MCAP, "sqlite3": StoragePlugin.SQLITE3}
 SUFFIXES = {".mcap": "mcap", ".db3": "sqlite3"}
 _SEPARATOR = "=" * 80
+CDR = "cdr"
+"""Encoding of ROS 2's messages."""
 
 
 class BagWriter:
@@ -251,26 +260,124 @@ def _short(type_name: str) -> str:
     return type_name.replace("/msg/", "/")
 
 
+class _Schemas(dict[int, Schema]):
+    """Schemas of an mcap file; those of other systems count as no definition."""
+
+    def __setitem__(self, key: int, schema: Schema) -> None:
+        known = schema.encoding in ("ros2msg", "ros2idl")
+        super().__setitem__(key, schema if known else schema._replace(encoding="", data=""))
+
+
+class _Channels(dict[int, Channel]):
+    """Channels of an mcap file, without QoS."""
+
+    def __setitem__(self, key: int, channel: Channel) -> None:
+        super().__setitem__(key, channel._replace(metadata=b""))
+
+
+class _McapReader(McapReader):
+    def __init__(self, path: Any) -> None:
+        super().__init__(path)
+        self.schemas, self.channels = _Schemas(), _Channels()
+
+
+class _DirectoryReader(DirectoryReader):
+    STORAGE_PLUGINS = {"mcap": _McapReader, "sqlite3": Sqlite3Reader}
+
+    def open(self) -> None:
+        super().open()
+        for storage in self.storages:
+            storage.connections = [_without_qos(c) for c in storage.connections]
+
+
+class _Reader(Reader):
+    """Reads bags that rosbags refuses for topics, or settings, that nobody has asked for."""
+
+    STORAGE_PLUGINS = {"dir": _DirectoryReader, ".mcap": _McapReader, ".db3": Sqlite3Reader}
+
+
+class _BagPath(PosixPath):
+    """A path in a bag, whose ``metadata.yaml`` names only topics in ROS's encoding, and no QoS.
+
+    rosbags finds the messages of a topic by its QoS as well. People edit that for
+    ``ros2 bag play``, and then it is no longer the one in the storage file.
+    """
+
+    def read_text(self, *args: Any, **kwargs: Any) -> str:
+        text = super().read_text(*args, **kwargs)
+        if self.name != "metadata.yaml":
+            return text
+        content = yaml.safe_load(text)
+        about = content["rosbag2_bagfile_information"]
+        topics = [
+            topic
+            for topic in about["topics_with_message_count"]
+            if topic["topic_metadata"]["serialization_format"] == CDR
+        ]
+        for topic in topics:
+            topic["topic_metadata"]["offered_qos_profiles"] = []
+        about["topics_with_message_count"] = topics
+        return yaml.safe_dump(content)
+
+
+def _without_qos(connection: Connection) -> Connection:
+    return connection._replace(ext=connection.ext._replace(offered_qos_profiles=[]))  # type: ignore[call-arg]
+
+
+def _typestore(path: Path, connection: Connection) -> Typestore:
+    """Return the types that a connection's definition consists of.
+
+    Raises:
+        InvalidInput: there is no definition, or it is not the one that the bag names.
+    """
+    name, text = connection.msgtype, connection.msgdef.data
+    store = get_typestore(Stores.EMPTY)
+    if connection.msgdef.format == MessageDefinitionFormat.MSG:
+        store.register(get_types_from_msg(text, name))
+    elif connection.msgdef.format == MessageDefinitionFormat.IDL:
+        for part in text.split(f"{_SEPARATOR}\n"):
+            title, _, rest = part.partition("\n")
+            store.register(get_types_from_idl(rest if title.startswith("IDL: ") else part))
+    if name not in store.fielddefs:
+        raise InvalidInput(
+            f"{path} holds no definition of {name}",
+            field=connection.topic,
+            remedy="record it with collab-llm record or rosbag2 of Jazzy or newer",
+        )
+    if connection.digest and connection.digest != store.hash_rihs01(name):
+        raise InvalidInput(
+            f"{path}: hash mismatch of {name}",
+            field="bag",
+            remedy="the bag's types are not those it names: it was edited, or is damaged",
+        )
+    return store
+
+
 class Bag:
     """A bag open for reading.
 
     Attributes:
         path: as it was given.
-        types: the type of each topic.
+        types: the type of each topic in ROS's encoding (CDR).
     """
 
-    def __init__(self, path: Path, reader: AnyReader) -> None:
+    def __init__(self, path: Path, reader: Reader) -> None:
         self.path = path
         self._reader = reader
-        self.types = {c.topic: c.msgtype for c in reader.connections}
+        self._connections = [
+            c for c in reader.connections if getattr(c.ext, "serialization_format", "") == CDR
+        ]
+        self.types = {c.topic: c.msgtype for c in self._connections}
+        self._typestores: dict[str, Typestore] = {}
 
     def messages(self, topics: Collection[str]) -> Iterator[tuple[str, int, Any]]:
         """Topic, time of reception [ns] and content of the messages of ``topics``, in order.
 
         Raises:
-            InvalidInput: the bag is damaged, or lacks the definition of a type.
+            InvalidInput: the bag is damaged, lacks the definition of a type, or has another one
+                than it says.
         """
-        connections = [c for c in self._reader.connections if c.topic in topics]
+        connections = [c for c in self._connections if c.topic in topics]
         if not connections:
             return
         stored = self._reader.messages(connections)
@@ -288,13 +395,10 @@ class Bag:
                     return
                 missing -= 1
                 connection, stamp, data = found
-                if connection.msgtype not in self._reader.typestore.fielddefs:
-                    raise InvalidInput(
-                        f"{self.path} holds no definition of {connection.msgtype}",
-                        field=connection.topic,
-                        remedy="record it with collab-llm record or rosbag2 of Jazzy or newer",
-                    )
-                message = self._reader.deserialize(data, connection.msgtype)
+                name = connection.msgtype
+                if name not in self._typestores:
+                    self._typestores[name] = _typestore(self.path, connection)
+                message = self._typestores[name].deserialize_cdr(data, name)
             yield connection.topic, stamp, message
 
 
@@ -303,12 +407,11 @@ def open_bag(path: Path) -> Iterator[Bag]:
     """Open a bag: its folder, or one of its storage files.
 
     Raises:
-        InvalidInput: there is none, it was not closed, it is damaged, or what it says of its types
-            is not true.
+        InvalidInput: there is none, it was not closed, or it is damaged.
     """
     _check_complete(path)
     with damage(path):
-        reader = AnyReader([path])
+        reader = _Reader(_BagPath(path))
         reader.open()
     try:
         yield Bag(path, reader)
@@ -384,11 +487,8 @@ def damage(path: Path, remedy: str = "") -> Iterator[None]:
     except CollabError:
         raise
     except Exception as error:  # bytes that were changed can make a parser raise anything
-        words = str(error) or type(error).__name__
-        if "hash mismatch" in words:
-            remedy = "the bag's types are not those it names: it was edited, or is damaged"
         raise InvalidInput(
-            f"{path} cannot be read: {words}",
+            f"{path} cannot be read: {str(error) or type(error).__name__}",
             field="bag",
             remedy=remedy or _mending(path),
         ) from error

@@ -3,10 +3,13 @@
 A recorder that was killed leaves a storage file without index and no ``metadata.yaml``. Of an mcap
 file everything up to the first incomplete record is kept; of an sqlite3 file everything up to the
 last transaction.
+
+Topics in other encodings than ROS's, or without a definition that can be parsed, are left out.
 """
 
 from __future__ import annotations
 
+import logging
 import mmap
 import shutil
 import sqlite3
@@ -17,13 +20,14 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from rosbags.interfaces import Connection
+from rosbags.interfaces import Connection, Qos
 from rosbags.rosbag2 import Writer
 from rosbags.rosbag2.metadata import parse_qos
 from rosbags.rosbag2.storage_mcap import decompress
 
-from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.errors import InvalidInput, printable
 from collab_llm_nodes.replay.bag import (
+    CDR,
     MAGIC,
     SUFFIXES,
     close_bag,
@@ -32,6 +36,8 @@ from collab_llm_nodes.replay.bag import (
     storage_files,
     type_hash,
 )
+
+log = logging.getLogger(__name__)
 
 _SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _DATA_END = 0x03, 0x04, 0x05, 0x06, 0x0F
 
@@ -86,20 +92,40 @@ def mend(path: Path, out: Path | None = None) -> tuple[Path, int]:
 
 def _copy(messages: Iterator[_Message], writer: Writer) -> int:
     """The number of messages written."""
-    connections: dict[_Topic, Connection] = {}
+    connections: dict[_Topic, Connection | None] = {}
     count = 0
     for topic, stamp, data in messages:
         if topic not in connections:
-            connections[topic] = writer.add_connection(
-                topic.name,
-                topic.type_name,
-                msgdef=topic.definition,
-                rihs01=type_hash(topic.type_name, topic.definition),
-                offered_qos_profiles=parse_qos(topic.qos),
-            )
-        writer.write(connections[topic], stamp, data)
-        count += 1
+            connections[topic] = _connection(topic, writer)
+        if (connection := connections[topic]) is not None:
+            writer.write(connection, stamp, data)
+            count += 1
     return count
+
+
+def _connection(topic: _Topic, writer: Writer) -> Connection | None:
+    try:
+        digest = type_hash(topic.type_name, topic.definition)
+    except Exception as error:  # noqa: BLE001 text of any kind can make a parser raise anything
+        why = " ".join(str(error).split())
+        words = f"left out {topic.name}: no definition of {topic.type_name}: {why}"
+        log.warning("%s", printable(words))
+        return None
+    return writer.add_connection(
+        topic.name,
+        topic.type_name,
+        msgdef=topic.definition,
+        rihs01=digest,
+        offered_qos_profiles=_parsed(topic.qos),
+    )
+
+
+def _parsed(qos: str) -> list[Qos]:
+    """The profiles; none if they cannot be read: only players ask for them."""
+    try:
+        return parse_qos(qos)
+    except Exception:  # noqa: BLE001 as above
+        return []
 
 
 def _read_mcap(file: Path) -> Iterator[_Message]:
@@ -114,17 +140,19 @@ def _read_mcap(file: Path) -> Iterator[_Message]:
             for kind, record in _unchunked(data):
                 try:
                     if kind == _SCHEMA:
-                        name, _, text = _strings(record, 2, 3)
-                        schemas[struct.unpack_from("<H", record)[0]] = name, text
+                        name, encoding, text = _strings(record, 2, 3)
+                        if encoding == "ros2msg":
+                            schemas[struct.unpack_from("<H", record)[0]] = name, text
                     elif kind == _CHANNEL:
                         number, schema = struct.unpack_from("<HH", record)
-                        (topic, _), qos = _strings(record, 4, 2), _qos(record)
-                        topics[number] = _Topic(topic, *schemas[schema], qos)
+                        (topic, encoding), qos = _strings(record, 4, 2), _qos(record)
+                        if encoding == CDR:
+                            topics[number] = _Topic(topic, *schemas[schema], qos)
                     elif kind == _MESSAGE:
                         number, _, stamp = struct.unpack_from("<HIQ", record)
                         yield topics[number], stamp, record[22:]
                 except KeyError:
-                    continue  # of a topic that was told of in a chunk that is lost
+                    continue  # of a topic in another encoding, or named in a chunk that is lost
                 except struct.error:
                     return
 
@@ -201,15 +229,18 @@ def _read_sqlite3(file: Path) -> Iterator[_Message]:
                 )
             )
             topics = {
-                number: _Topic(name, kind, definitions[kind], qos)
+                number: _Topic(name, kind, definitions.get(kind, ""), qos)
                 for number, name, kind, qos in connection.execute(
                     "SELECT id, name, type, offered_qos_profiles FROM topics"
+                    " WHERE serialization_format = ?",
+                    (CDR,),
                 )
             }
             for number, stamp, data in connection.execute(
                 "SELECT topic_id, timestamp, data FROM messages ORDER BY timestamp, id"
             ):
-                yield topics[number], stamp, data
+                if number in topics:
+                    yield topics[number], stamp, data
         except (sqlite3.DatabaseError, KeyError) as error:
             raise InvalidInput(f"{file} cannot be mended: {error}", field="bag") from error
         finally:

@@ -8,7 +8,6 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
 
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.errors import Unavailable
@@ -69,21 +68,27 @@ def own_domain(first: int) -> Iterator[int]:
         domain = DOMAINS[(first + n) % len(DOMAINS)]
         lock = _lock(Path(tempfile.gettempdir()) / f"collab_llm_domain_{domain}")
         if lock is not None:
-            with lock:
+            try:
                 yield domain
+            finally:
+                os.close(lock)  # which unlocks it
             return
     raise Unavailable(f"all {len(DOMAINS)} ROS domains are in use", remedy="stop other graphs")
 
 
-def _lock(file: Path) -> TextIO | None:
-    """The open file, locked; None if somebody else has it."""
+def _lock(file: Path) -> int | None:
+    """Return a descriptor of the locked file, or None if somebody else has it.
+
+    Anybody may put a link or a pipe in its place: it is neither followed, waited for nor written.
+    """
+    flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        lock = file.open("w", encoding="utf-8")
-    except OSError:  # another user's
+        lock = os.open(file, flags, 0o600)
+    except OSError:  # a link, or another user's
         return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        lock.close()
+        os.close(lock)
         return None
     return lock

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,6 @@ from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.minions import prompts
 from collab_llm_nodes.protocols.minions.embedded.queries import Query
 from collab_llm_nodes.protocols.minions.embedded.remote import UNKNOWN
-from collab_llm_nodes.protocols.minions.messages import Outcome
 
 PRICES = from_yaml(PriceTable, config_file("prices.yaml"))
 
@@ -161,7 +161,7 @@ def test_a_perfect_worker_does_chunks_and_tasks_apart(monkeypatch: pytest.Monkey
 
 def answered_as(*right: bool) -> list[Answered]:
     asked = make_case("x", 300, 1, words).asked[0]
-    return [Answered(asked, Outcome(asked.answer if each else UNKNOWN)) for each in right]
+    return [Answered(asked, asked.answer if each else UNKNOWN) for each in right]
 
 
 def test_paired_gains() -> None:
@@ -275,6 +275,46 @@ def test_a_run_that_was_ended_goes_on_with_the_answers_it_has(
     assert [each.asked for answers in both for each in answers] == [c.asked[0] for c in cases]
     assert file.stat().st_mtime_ns == written
     assert len([*kept.iterdir()]) == 2
+
+
+class Touch:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.file,)
+
+
+def test_answers_of_a_stranger_are_data(tmp_path: Path) -> None:
+    """A folder of answers may come from anybody; it used to hold pickles, which are programs."""
+    family = write_family(tmp_path / "family")
+    count = Counter(read(family / "text-worker")).text
+    (case,) = make_cases("kept", 400, 1, 1, count)
+    task = (Staff(family, family / "text-worker"), WAYS["local_only"], case)
+
+    def answered() -> list[Answered]:
+        with crew(Desk(), 1, tmp_path / "answers") as answer:
+            return [each for answers in answer([task]) for each in answers]
+
+    answered()
+    (file,) = (tmp_path / "answers").iterdir()
+    entry = json.loads(file.read_text())["answers"][0]
+    for content in (
+        pickle.dumps([Touch(tmp_path / "touched")]),
+        b"",
+        b"[]",
+        b'{"answers": []}',
+        *(
+            json.dumps({"answers": [entry | change]}).encode()
+            for change in ({"wall_s": "x"}, {"dropped": {"x": 1}}, {"calls": [1]}, {"wire": 1})
+        ),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(ConfigError, match="holds no answers"):
+            answered()
+    assert not (tmp_path / "touched").exists()
 
 
 def test_a_base_model_reads_examples_as_text_and_ends_with_its_line(tmp_path: Path) -> None:

@@ -169,6 +169,16 @@ def test_the_texts_of_one_request_leave_together_or_not_at_all() -> None:
     assert ledger.room == 0
 
 
+def test_what_cannot_be_recorded_does_not_leave() -> None:
+    def full(departures: object) -> None:
+        raise OSError("disk full")
+
+    ledger = PrivacyLedger(10)
+    with pytest.raises(OSError, match="full"):
+        ledger.depart_together(1, "gpt-4o", [("question", "12345")], full)
+    assert (ledger.bytes, ledger.by_round()) == (0, {})
+
+
 def test_bytes_are_told_by_round_and_kind() -> None:
     ledger = PrivacyLedger(100)
     ledger.depart(1, "question", "gpt-4o", "how much?")

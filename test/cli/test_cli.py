@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from configparser import ConfigParser
@@ -396,3 +397,18 @@ def test_two_graphs_on_one_machine_have_two_domains() -> None:
         assert {first, second} <= set(DOMAINS)
         with pytest.raises(KeyError), own_domain(7):
             raise KeyError("whatever happens inside")
+
+
+def test_the_lock_of_a_domain_touches_no_file_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everybody may put links into the folder of temporary files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    link, file = (tmp_path / f"collab_llm_domain_{n}" for n in (7, 8))
+    victim = tmp_path / "victim"
+    for kept in (victim, file):
+        kept.write_text("precious")
+    link.symlink_to(victim)
+    with own_domain(DOMAINS.index(7)) as first, own_domain(DOMAINS.index(7)) as second:
+        assert (first, second) == (8, 9)
+    assert (victim.read_text(), file.read_text()) == ("precious", "precious")

@@ -80,6 +80,46 @@ def test_other_bytes_are_a_typed_error(data: bytes, why: str) -> None:
     assert why in refusal(error)
 
 
+LINES = "".join(f"[INFO] [{n}.1] [driver]: Größe {n} mm\n" for n in range(60)).encode()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("length", [64, 4096])
+def test_a_power_cut_spoils_its_own_place_only(
+    encoding: str, length: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Blocks that were not written in time read as NUL, at the end of a log or within it."""
+    lines = LINES.decode()
+    data = f"{lines}half a li{chr(0) * length}{lines}{chr(0) * length}".encode(encoding)
+    assert decoded("a.log", data) == f"{lines}half a li\ufffd{lines}\ufffd"
+    (told,) = caplog.records
+    assert told.getMessage() == "'a.log' is damaged; places that hold no text: 2"
+
+
+def test_a_few_bytes_that_are_no_text_do_not_spoil_a_log() -> None:
+    text = decoded("a.log", LINES + b"name=\xff\xfe?\n" + LINES)
+    assert text == f"{LINES.decode()}name=\ufffd?\n{LINES.decode()}"
+    assert decoded("a.log", LINES + b"a\0b" + LINES).count("\ufffd") == 1
+    cut = (LINES.decode() + "ä").encode("utf-16")[:-1]
+    assert decoded("a.log", cut) == f"{LINES.decode()}\ufffd"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        bytes(5000),
+        LINES.decode().encode("utf-16-le"),
+        LINES.decode().encode("latin1"),
+        bytes(200) + os.urandom(5000),
+        b"\x7fELF" + (b"\1\0\0\0" * 9 + bytes(500)) * 50,
+    ],
+    ids=["nothing", "utf-16", "latin1", "noise", "program"],
+)
+def test_what_is_no_text_is_not_read_as_a_damaged_one(data: bytes) -> None:
+    with pytest.raises(InvalidInput):
+        decoded("a", data)
+
+
 def test_a_config_out_of_range_is_refused() -> None:
     with pytest.raises(ConfigError, match="pdf_pages"):
         DocumentLimits(pdf_pages=0)
@@ -187,6 +227,25 @@ def test_a_pdf_becomes_text_with_its_pages(place: Path) -> None:
     assert [page.strip() for page in document.content.split("\f")] == ["one", "two", "three"]
 
 
+@pytest.mark.parametrize("before", [b"\xef\xbb\xbf", b"\r\n", b"HTTP/1.1 200 OK\r\n\r\n\xff"])
+def test_a_pdf_may_follow_something_else(place: Path, before: bytes) -> None:
+    (place / "allowed" / "report").write_bytes(before + pdf_files.pdf("one"))
+    assert read_document("report", Folders([place / "allowed"]), LIMITS).content.strip() == "one"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# PDF\n\nA file begins with `%PDF-1.7`.\n",
+        "%PDF-1.7 is the header.\n",
+        "```\n%PDF-1.7\n%%EOF\n```\n",
+    ],
+)
+def test_a_text_about_pdfs_is_a_text(place: Path, text: str) -> None:
+    (place / "allowed" / "notes.md").write_text(text)
+    assert read_document("notes.md", Folders([place / "allowed"]), LIMITS).content == text
+
+
 @pytest.mark.parametrize(
     ("data", "why"),
     [
@@ -207,6 +266,25 @@ def test_a_hostile_pdf_is_a_typed_error(data: bytes, why: str) -> None:
         read_pdf("name.pdf", data, limits)
     assert why in refusal(error)
     assert time.monotonic() - begun < 60
+
+
+@pytest.mark.parametrize("algorithm", ["RC4-128", "AES-128", "AES-256"])
+def test_a_pdf_is_read_unless_reading_needs_a_password(algorithm: str) -> None:
+    assert read_pdf("a", pdf_files.encrypted("text", "", algorithm), LIMITS).strip() == "text"
+    with pytest.raises(InvalidInput, match="is encrypted: it needs a password"):
+        read_pdf("a", pdf_files.encrypted("text", "secret", algorithm), LIMITS)
+
+
+def test_a_library_that_is_not_installed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pypdf reads AES with the help of cryptography."""
+    for name in ("cryptography", "Crypto"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError")
+    monkeypatch.syspath_prepend(tmp_path)
+    for password in ("", "secret"):
+        with pytest.raises(InvalidInput, match=r"not installed .*pip install 'pypdf\[crypto\]'"):
+            read_pdf("a", pdf_files.encrypted("text", password, "AES-256"), LIMITS)
 
 
 def test_a_pdf_that_contains_itself_ends() -> None:

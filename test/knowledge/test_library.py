@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from collab_llm_nodes.cli import app
+from collab_llm_nodes.cli.output import fail
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
 from collab_llm_nodes.knowledge.chunking import ChunkPlan, chunks
@@ -123,3 +124,17 @@ def test_a_store_that_is_not_there_is_not_made_by_looking(tmp_path: Path) -> Non
                 catch_exceptions=False,
             )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_names_are_shown_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither markup nor codes of emojis: a folder of a website is full of both."""
+    monkeypatch.chdir(tmp_path)
+    names = ["[/red]arm.md", "[id].md", ":bug:.txt"]
+    for name in names:
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text("The pump.")
+    for words in (["add", "store", *names], ["list", "store"], ["search", "store", "pump"]):
+        shown = CliRunner().invoke(app, ["knowledge", *words], catch_exceptions=False).output
+        assert [name for name in names if name not in shown] == []
+    with pytest.raises(SystemExit):
+        fail(InvalidInput("no [/red] :bug:"))

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import random
 import re
 import sqlite3
 import stat
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from collab_llm_nodes.errors import Busy, ConfigError, InvalidInput, Unavailable
+from collab_llm_nodes.errors import Busy, CollabError, ConfigError, InvalidInput, Unavailable
 from collab_llm_nodes.knowledge.chunking import ChunkPlan, chunks
 from collab_llm_nodes.knowledge.documents import Document
 from collab_llm_nodes.knowledge.encoders import WordHashes
@@ -119,6 +122,61 @@ def test_words_are_found_whatever_the_question_holds(store: Store) -> None:
     for question in ("", "___", '" OR *', "AND OR NOT NEAR( ^ : -", "x" * 50_000, "absent"):
         assert store.search(question, 9) == ()
     assert store.search('joints" OR "pump', 1)  # words only, no language of queries
+
+
+LETTERS = {  # as written, and as asked
+    "two characters": ("Sa\u0308ge", "S\xe4ge"),
+    "one character": ("S\xe4ge", "Sa\u0308ge"),
+    "ligature": ("\ufb01lter", "filter"),
+    "no ligature": ("filter", "\ufb01lter"),
+    "wide": ("\uff2d\uff18", "M8"),
+    "Angstrom": ("\u212bngstrom", "\xc5ngstrom"),
+    "Korean": ("\u1107\u1162\u1110\u1165\u1105\u1175", "\ubc30\ud130\ub9ac"),
+}
+
+
+@pytest.mark.parametrize(("written", "asked"), LETTERS.values(), ids=LETTERS)
+def test_equal_words_are_found_however_they_are_encoded(
+    store: Store, written: str, asked: str
+) -> None:
+    text = f"The {written} of the pump"
+    add(store, PUMP, ARM, Document("odd", text))
+    assert found(store.search(asked, 1)) == [text], "and stays as it was written"
+    assert (ENCODER.encode([text]) == ENCODER.encode([f"the {asked} of the pump"])).all()
+    assert store.mend(ENCODER) == (0, False)
+    store.remove("odd")
+    assert store.search(asked, 1) == ()
+    assert store.mend(ENCODER) == (0, False)
+
+
+FORMAT_1 = (
+    *("DROP TRIGGER chunk_removed", "DROP TABLE terms", "DROP TABLE words", "DROP VIEW indexed"),
+    """CREATE VIRTUAL TABLE words USING fts5(
+        text, content='chunk', content_rowid='id', tokenize='unicode61 remove_diacritics 2')""",
+    "CREATE VIRTUAL TABLE terms USING fts5vocab(words, row)",
+    """CREATE TRIGGER chunk_removed AFTER DELETE ON chunk BEGIN
+        INSERT INTO words (words, rowid, text) VALUES ('delete', old.id, old.text); END""",
+    "INSERT INTO words (words) VALUES ('rebuild')",
+    "PRAGMA user_version = 1",
+)
+
+
+@pytest.mark.parametrize("encoder", ["word hashes 1 1024", "of a model"])
+def test_a_store_of_the_earlier_format_is_brought_up_to_date(tmp_path: Path, encoder: str) -> None:
+    """Its index and its hashes of words were those of texts as they had been written."""
+    named = f"UPDATE meta SET value = '{encoder}' WHERE key = 'encoder'"
+    change = "UPDATE chunk SET text = replace(text, 'hall', 'Gro\u0308\xdfe')"
+    changed(tmp_path, change, *FORMAT_1, named)
+    for _ in range(2):
+        with Store(tmp_path) as store:
+            assert "Gro\u0308\xdfe" in store.search("Gr\xf6\xdfe", 1)[0].chunk.text
+            assert store.document("pump") == PUMP
+            kept = encoder == "of a model"
+            assert store.encoder == (encoder if kept else "")
+            assert (store.without_vector() == 0) == kept
+    with Store(tmp_path) as store:
+        store.remove("pump")
+        assert store.search("Gr\xf6\xdfe", 1) == ()
 
 
 def test_words_that_most_chunks_hold_do_not_count_beside_others(store: Store) -> None:
@@ -294,6 +352,143 @@ def test_what_is_no_store_is_left_alone(tmp_path: Path) -> None:
         Store(tmp_path / "file" / "inner")
     with sqlite3.connect(tmp_path / "other" / "store.db") as other:
         assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("t",)]
+
+
+# --- Stores of strangers, and damaged ones -------------------------------------------------------
+
+
+def changed(folder: Path, *statements: str, values: Sequence[object] = ()) -> Path:
+    """Make a store with ``PUMP`` and its vectors, and change it without our code."""
+    with Store(folder) as store:
+        add(store, PUMP)
+        embed_all(store)
+    with contextlib.closing(sqlite3.connect(folder / "store.db")) as db:
+        db.create_function("normal_form", 1, str)
+        for statement in statements:
+            db.execute(statement, values)
+        db.commit()
+    return folder
+
+
+def use(folder: Path) -> None:
+    """Do everything that a store can."""
+    with Store(folder, create=False) as store:
+        store.documents()
+        store.document("pump")
+        store.chunks("pump")
+        store.search("pump motor", 3)
+        store.nearest(ENCODER.encode(["pump"])[0], ENCODER.fingerprint, 3)
+        add(store, ARM)
+        store.embed(ENCODER)
+        store.remove("pump")
+        store.mend(ENCODER)
+        store.compact()
+
+
+ENDLESS = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
+
+
+@pytest.mark.parametrize(
+    ("statements", "named"),
+    [
+        ([f"CREATE TRIGGER late AFTER INSERT ON chunk BEGIN {ENDLESS}; END"], "trigger 'late'"),
+        ([f"CREATE VIEW busy AS {ENDLESS}"], "view 'busy'"),
+        (["DROP TABLE meta", "CREATE VIEW meta AS SELECT 'a' AS key, 1 AS value"], "table 'meta'"),
+        (["ALTER TABLE chunk ADD COLUMN huge AS (zeroblob(1 << 30))"], "table 'chunk'"),
+        (["CREATE TABLE more (x)"], "table 'more'"),
+        (["CREATE INDEX mine ON chunk (upper(text))"], "index 'mine'"),
+        (["DROP INDEX vector_of_chunk"], "index 'vector_of_chunk'"),
+        (["DROP TRIGGER chunk_removed"], "trigger 'chunk_removed'"),
+    ],
+)
+def test_only_our_own_schema_is_used(tmp_path: Path, statements: list[str], named: str) -> None:
+    changed(tmp_path / "theirs", *statements)
+    with pytest.raises(ConfigError, match=f"theirs does not have the schema .*: {named}") as error:
+        Store(tmp_path / "theirs", create=False)
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize("claimed", [len(PUMP.content), 0, -1, 1 << 28, 1 << 40])
+def test_a_row_that_unpacks_to_more_than_it_says_is_refused(tmp_path: Path, claimed: int) -> None:
+    packer = zlib.compressobj(9)
+    bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(256)) + packer.flush()
+    change = f"UPDATE document SET content = ?, characters = {claimed}"
+    changed(tmp_path, change, values=(bomb,))
+    probe = "print(*[line.split()[1] for line in open('/proc/self/status') if 'VmHWM' in line])"
+    read = (
+        "import sys; from collab_llm_nodes.errors import CollabError\n"
+        "from collab_llm_nodes.knowledge.store import Store\n"
+        "try: Store(sys.argv[1]).document('pump')\n"
+        "except CollabError as error: print(error.code)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", read + probe, tmp_path],
+        env=module_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    code, kilobytes = done.stdout.split()
+    assert code in ("UNAVAILABLE", "INVALID_INPUT")
+    assert int(kilobytes) < 200_000
+
+
+def test_a_text_beyond_the_limit_is_refused_on_both_ways(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        add(store, PUMP)
+    with Store(tmp_path, StoreLimits(characters=50)) as store:
+        for refused in (lambda: add(store, PUMP), lambda: store.document("pump")):
+            with pytest.raises(InvalidInput, match="126 characters"):
+                refused()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM meta WHERE key = 'version'",
+        "UPDATE meta SET value = 'none' WHERE key = 'version'",
+        "UPDATE meta SET value = 1 WHERE key = 'encoder'",
+        "UPDATE document SET name = x'70756d70'",
+        "UPDATE document SET added = 'now'",
+        "UPDATE document SET content = 'text'",
+        "UPDATE document SET digest = 'abc'",
+        "UPDATE chunk SET start = 'begin'",
+        "UPDATE chunk SET text = CAST(x'ff' AS TEXT)",
+        "UPDATE vector SET value = 'text' WHERE chunk = 2",
+        "UPDATE vector SET value = zeroblob(5) WHERE chunk = 2",
+        "UPDATE vector SET value = zeroblob(5)",
+    ],
+)
+def test_values_that_cannot_be_ours_are_damage(tmp_path: Path, statement: str) -> None:
+    changed(tmp_path / "theirs", statement)
+    with pytest.raises(Unavailable, match="the store in .*theirs is damaged") as error:
+        use(tmp_path / "theirs")
+    assert "snapshot" in error.value.remedy
+
+
+def test_sqlite_may_quote_bytes_that_are_no_text(tmp_path: Path) -> None:
+    file = changed(tmp_path) / "store.db"
+    file.write_bytes(file.read_bytes().replace(b"WITHOUT ROWID", b"WITHOUT\xcbROWID"))
+    with pytest.raises(Unavailable, match="damaged"):
+        Store(tmp_path)
+
+
+def test_damage_is_always_a_typed_error(tmp_path: Path) -> None:
+    sound = (changed(tmp_path) / "store.db").read_bytes()
+    remedies: list[str] = []
+    for seed in range(60):
+        chance, data = random.Random(seed), bytearray(sound)
+        for _ in range(chance.choice([1, 20, 200])):
+            data[chance.randrange(100, len(data))] = chance.randrange(256)
+        for old in tmp_path.glob("store.db-*"):
+            old.unlink()
+        (tmp_path / "store.db").write_bytes(data)
+        try:
+            use(tmp_path)
+        except CollabError as error:
+            remedies.append(error.remedy)
+    assert len(remedies) > 20
+    assert all(remedies)
 
 
 def test_a_closed_store_says_so(tmp_path: Path) -> None:

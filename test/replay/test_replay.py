@@ -7,11 +7,13 @@ import os
 import random
 import shutil
 import sqlite3
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from folders import OLD_ROOM, ROOM
 from typer.testing import CliRunner
 
@@ -420,6 +422,96 @@ def test_fields_of_another_version_are_named(
     monkeypatch.setattr(bag_module, "definition", of_old)
     with pytest.raises(InvalidInput, match="another version of the package.*final"):
         read_recording(write_bag(tmp_path, drive()))
+
+
+# What is not ours.
+
+
+def mcap_record(kind: int, body: bytes) -> bytes:
+    return struct.pack("<BQ", kind, len(body)) + body
+
+
+def sized(text: str) -> bytes:
+    return struct.pack("<I", len(text.encode())) + text.encode()
+
+
+def with_neighbour(file: Path, schema: tuple[str, str, str], encoding: str, qos: str) -> None:
+    """Add a topic ``/fleet`` with one message to an mcap file, which has no index then."""
+    data = file.read_bytes()
+    metadata = sized("offered_qos_profiles") + sized(qos)
+    out = [data[:8]]
+    place = 8
+    while data[place] != 0x0F:  # the end of the data
+        (size,) = struct.unpack_from("<Q", data, place + 1)
+        out.append(data[place : place + 9 + size])
+        place += 9 + size
+        if len(out) == 2:
+            out += [
+                mcap_record(3, struct.pack("<H", 900) + b"".join(map(sized, schema))),
+                mcap_record(
+                    4,
+                    struct.pack("<HH", 900, 900)
+                    + sized("/fleet")
+                    + sized(encoding)
+                    + struct.pack("<I", len(metadata))
+                    + metadata,
+                ),
+                mcap_record(5, struct.pack("<HIQQ", 900, 0, 1, 1) + b"{}"),
+            ]
+    out += [mcap_record(0x0F, bytes(4)), mcap_record(2, bytes(20)), data[:8]]
+    file.write_bytes(b"".join(out))
+
+
+NEIGHBOURS = {
+    "json": (("foxglove.Log", "jsonschema", "{}"), "json", ""),
+    "protobuf": (("foxglove.Log", "protobuf", "\n\x00"), "protobuf", ""),
+    "ros1": (("std_msgs/String", "ros1msg", "string data"), "ros1", ""),
+    "no schema": (("", "", ""), "json", ""),
+    "no parser": (("odd/msg/Odd", "ros2msg", "wstring<=5 x 'abc'"), "cdr", ""),
+    "unknown": (("odd/msg/Odd", "unknown", ""), "cdr", ""),
+    "qos": (("std_msgs/msg/String", "ros2msg", "string data"), "cdr", "- history: 3"),
+}
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["folder", "file alone"])
+@pytest.mark.parametrize("neighbour", NEIGHBOURS.values(), ids=NEIGHBOURS)
+def test_a_topic_of_another_system_does_not_spoil_a_bag(
+    tmp_path: Path, neighbour: tuple[tuple[str, str, str], str, str], alone: bool
+) -> None:
+    path = write_bag(tmp_path, drive())
+    recorded, messages = read_recording(path), set(contents(path))
+    schema, encoding, qos = neighbour
+    (file,) = storage_files(path)
+    with_neighbour(file, schema, encoding, qos)
+    about = yaml.safe_load((path / "metadata.yaml").read_text())
+    about["rosbag2_bagfile_information"]["topics_with_message_count"].append(
+        {
+            "message_count": 1,
+            "topic_metadata": {
+                "name": "/fleet",
+                "type": schema[0],
+                "serialization_format": encoding,
+                "offered_qos_profiles": qos,
+            },
+        }
+    )
+    (path / "metadata.yaml").write_text(yaml.safe_dump(about))
+    assert read_recording(file if alone else path).steps == recorded.steps
+    mended, _ = mend(file if alone else path, tmp_path / "mended")
+    assert {m for m in contents(mended) if m[0] != "/fleet"} == messages
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("qos", [[], "", "- history: 3", [{"reliability": "best_available"}]])
+def test_qos_that_was_edited_hides_no_message(tmp_path: Path, storage: str, qos: Any) -> None:
+    """``ros2 bag play`` takes a topic's QoS from metadata.yaml, so that people change it there."""
+    path = write_bag(tmp_path, drive(), storage)
+    recorded = read_recording(path)
+    about = yaml.safe_load((path / "metadata.yaml").read_text())
+    for topic in about["rosbag2_bagfile_information"]["topics_with_message_count"]:
+        topic["topic_metadata"]["offered_qos_profiles"] = qos
+    (path / "metadata.yaml").write_text(yaml.safe_dump(about))
+    assert read_recording(path) == recorded
 
 
 @pytest.mark.parametrize("storage", STORAGES)

@@ -45,10 +45,10 @@ def nested(depth: int) -> bytes:
     return _file([b"<< /Type /Catalog /Pages " + b"[" * depth + b"]" * depth + b" >>"])
 
 
-def encrypted(text: str, password: str) -> bytes:
-    """A PDF that only opens with ``password``."""
+def encrypted(text: str, password: str, algorithm: str = "RC4-128") -> bytes:
+    """A PDF that only opens with ``password``; an empty one is needed by those who edit it."""
     writer, out = PdfWriter(PdfReader(io.BytesIO(pdf(text)))), io.BytesIO()
-    writer.encrypt(password, algorithm="RC4-128")
+    writer.encrypt(password, "owner", algorithm=algorithm)
     writer.write(out)
     return out.getvalue()
 

@@ -27,6 +27,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.bench.hostile.attacker import Briefing, base64, tls_context
@@ -347,11 +348,12 @@ def show(results: dict[str, Any], attacks: Sequence[str], console: Console) -> N
         table.add_row(attack, *cells, "\n".join(missed))
     console.print(table)
     sigterm = _cell(results["hostile"]["sigterm_s"], results["goals"]["sigterm_s"])
-    console.print(f"SIGTERM to the end: {sigterm} s (at most {results['goals']['sigterm_s']:g})")
+    limit = f" s (at most {results['goals']['sigterm_s']:g})"
+    console.print(Text.assemble("SIGTERM to the end: ", sigterm, limit))
 
 
-def _cell(value: float, goal: float) -> str:
-    return f"[{'green' if value <= goal else 'red'}]{_number(value)}[/]"
+def _cell(value: float, goal: float) -> Text:
+    return Text(_number(value), "green" if value <= goal else "red")
 
 
 def _number(value: float) -> str:

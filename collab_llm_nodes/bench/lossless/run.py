@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from collab_llm_nodes.bench.lossless.check import Generate, check_lossless
 from collab_llm_nodes.bench.scenes import scene_prompts
@@ -56,7 +57,8 @@ def check(*, seed: int, prompts: int, samples: int, console: Console) -> dict[st
                 samples=samples,
             )
     for difference in report.differences:
-        console.print(f"[red]{'near tie' if difference.near_tie else 'MISMATCH'}[/] {difference}")
+        kind = "near tie" if difference.near_tie else "MISMATCH"
+        console.print(Text.assemble((kind, "red"), f" {difference}"))
     console.print(
         f"{report.answers} answers, {report.tokens} tokens: {report.mismatches} mismatches, "
         f"{report.near_ties} near ties"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import multiprocessing
 import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -24,8 +25,8 @@ from collab_llm_nodes.bench.minions.ways import Answered, Models, Way, answer_al
 from collab_llm_nodes.chat.base import ChatModel
 from collab_llm_nodes.chat.batch import BatchConfig
 from collab_llm_nodes.chat.in_process import InProcessChat, InProcessConfig
-from collab_llm_nodes.chat.ledger import PriceTable
-from collab_llm_nodes.config import from_yaml
+from collab_llm_nodes.chat.ledger import Call, CostLedger, PriceTable
+from collab_llm_nodes.config import from_mapping, from_yaml
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.knowledge.encoders import Encoder, WordHashes
@@ -34,6 +35,7 @@ from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions.embedded.remote import open_planner
 from collab_llm_nodes.protocols.minions.embedded.windows import WindowedChat, token_count
+from collab_llm_nodes.protocols.minions.jobs import Dropped
 from collab_llm_nodes.training.text.rendering import prompt_text
 
 WORKER, TARGET = "text-worker", "text-target"
@@ -171,14 +173,57 @@ def _answered(kept: Path | None, desk: Desk, task: Task) -> list[Answered]:
     staff, way, case = task
     if kept is None:
         return answer_all(way, [case], desk.models(staff))
-    file = kept / f"{hashlib.sha256(pickle.dumps(task)).hexdigest()[:32]}.pickle"
+    # Only a name: nothing is ever unpickled.
+    file = kept / f"{hashlib.sha256(pickle.dumps(task)).hexdigest()[:32]}.json"
     if not file.is_file():
         answers = answer_all(way, [case], desk.models(staff))
         part = file.with_suffix(f".{os.getpid()}")
-        part.write_bytes(pickle.dumps(answers))
+        part.write_text(json.dumps({"answers": [_entry(each) for each in answers]}))
         os.replace(part, file)
-    found: list[Answered] = pickle.loads(file.read_bytes())  # noqa: S301 - of an earlier run
-    return found
+    return _read_answers(file, case)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What a file keeps of an ``Answered``: all but the question."""
+
+    answer: str | None
+    rounds: int
+    calls: tuple[Call, ...]
+    wire: tuple[str, ...]
+    dropped: dict  # counts by ``Dropped``
+    wall_s: float
+
+
+@dataclass(frozen=True)
+class _Entries:
+    answers: tuple[_Entry, ...]
+
+
+def _entry(of: Answered) -> dict[str, object]:
+    calls = tuple(of.cost.calls)
+    return asdict(_Entry(of.answer, of.rounds, calls, tuple(of.wire), of.dropped, of.wall_s))
+
+
+def _read_answers(file: Path, case: Case) -> list[Answered]:
+    try:
+        entries = from_mapping(_Entries, dict(json.loads(file.read_bytes()))).answers
+        return [
+            Answered(
+                asked,
+                each.answer,
+                each.rounds,
+                CostLedger([*each.calls]),
+                [*each.wire],
+                {Dropped(reason): int(count) for reason, count in each.dropped.items()},
+                each.wall_s,
+            )
+            for asked, each in zip(case.asked, entries, strict=True)
+        ]
+    except (OSError, ValueError, TypeError, RecursionError, ConfigError) as error:
+        raise ConfigError(
+            f"{file} holds no answers: {error}", field="--answers", remedy="remove it"
+        ) from error
 
 
 @functools.cache

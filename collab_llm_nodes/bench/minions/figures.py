@@ -11,7 +11,6 @@ import numpy as np
 from collab_llm_nodes.bench.minions.ways import Answered, truncated, usage_of
 from collab_llm_nodes.chat.ledger import PriceTable
 from collab_llm_nodes.protocols.minions.jobs import Dropped
-from collab_llm_nodes.protocols.minions.messages import Outcome
 
 _RESAMPLES = 2000
 _Z = 1.96
@@ -50,7 +49,7 @@ def row(answered: Sequence[Answered], tokens: int, prices: PriceTable) -> dict[s
         "local_tokens": sum(u.prefill + u.decode for u in local) / count,
         "local_cached_tokens": sum(u.cached for u in local) / count,
         "cost_usd": sum(each.cost.usd(prices) for each in answered) / count,
-        "rounds": sum(_rounds(each) for each in answered) / count,
+        "rounds": sum(each.rounds for each in answered) / count,
         "wall_s": sum(each.wall_s for each in answered) / count,
         "questions": count,
         "context": tokens,
@@ -58,7 +57,7 @@ def row(answered: Sequence[Answered], tokens: int, prices: PriceTable) -> dict[s
         "abstain_share": share(Dropped.ABSTAINED),
         "unsupported_share": share(Dropped.UNSUPPORTED),
         "parse_failures": sum(each.dropped.get(Dropped.UNREADABLE, 0) for each in answered),
-        "errors": sum(not isinstance(each.outcome, Outcome) for each in answered),
+        "errors": sum(each.answer is None for each in answered),
         "accuracy_by_class": {
             group: _mean([each.right for each in answered if each.asked.group == group])
             for group in groups
@@ -68,10 +67,6 @@ def row(answered: Sequence[Answered], tokens: int, prices: PriceTable) -> dict[s
 
 def _mean(values: Sequence[bool]) -> float:
     return sum(values) / max(1, len(values))
-
-
-def _rounds(answered: Answered) -> int:
-    return answered.outcome.rounds if isinstance(answered.outcome, Outcome) else 0
 
 
 def paired(worse: Sequence[Answered], better: Sequence[Answered], seed: int) -> dict[str, Any]:

@@ -71,13 +71,16 @@ class Answered:
     """A question and all that its answer took.
 
     Attributes:
+        answer: None if it ended in an error.
+        rounds: rounds that were begun; 0 if it ended in an error.
         wall_s: share of the time that the questions of one log took together.
         wire: texts that the remote has read.
         dropped: jobs by the reason why their output was not sent.
     """
 
     asked: Asked
-    outcome: Outcome | CollabError | None = None
+    answer: str | None = None
+    rounds: int = 0
     cost: CostLedger = field(default_factory=CostLedger)
     wire: list[str] = field(default_factory=list)
     dropped: dict[Dropped, int] = field(default_factory=dict)
@@ -86,7 +89,7 @@ class Answered:
     @property
     def right(self) -> bool:
         """True if the answer is the right one."""
-        return isinstance(self.outcome, Outcome) and is_right(self.asked, self.outcome.answer)
+        return self.answer is not None and is_right(self.asked, self.answer)
 
 
 @dataclass(frozen=True)
@@ -164,9 +167,10 @@ class _Run:
                     case _:
                         raise AssertionError(f"no way asks for {action}")
         except StopIteration as end:
-            self.answered.outcome = end.value
-        except CollabError as error:
-            self.answered.outcome = error
+            outcome: Outcome = end.value
+            self.answered.answer, self.answered.rounds = outcome.answer, outcome.rounds
+        except CollabError:
+            pass  # ``answer`` stays None
 
     def _asked(self, action: AskRemote) -> Callable[[], Any]:
         remote = self._models.remote

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from collab_llm_nodes.bench.harness import save_plot, subplots
 from collab_llm_nodes.bench.safety.soak import drive_undisturbed, run_soak
@@ -55,7 +56,7 @@ def _print_trials(results: Mapping[str, Any], console: Console) -> None:
         table.add_column(column, justify="left" if column == "fault" else "right")
     for name, row in results["faults"].items():
         colour = "green" if row["ok"] else "red"
-        worst = f"[{colour}]{1e3 * row['max_s']:.0f}[/]"
+        worst = Text(f"{1e3 * row['max_s']:.0f}", colour)
         table.add_row(name, str(row["trials"]), f"{1e3 * row['median_s']:.0f}", worst)
     console.print(table)
     table = Table(title="every node in a process of its own, simulator in real time")

@@ -53,10 +53,11 @@ class AuditLog:
         try:
             with self._lock:
                 written = os.write(self._file, lines)
+                if written < len(lines):  # it must not name texts that are not sent
+                    os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+                    raise _unwritten("the disk is full")
         except OSError as error:
             raise _unwritten(str(error.strerror)) from error
-        if written < len(lines):
-            raise _unwritten("the disk is full")
 
     def close(self) -> None:
         """Close the file."""
@@ -124,13 +125,10 @@ class Accounts:
         """
         texts = [(part.kind.value, part.text) for message in ask.messages for part in message.parts]
         try:
-            departures = self.privacy.depart_together(ask.round, self._remote, texts)
+            return self.privacy.depart_together(ask.round, self._remote, texts, self._record)
         except LeavesTooMuch as error:
             error.field = "privacy.max_bytes"
             raise
-        if self._audit is not None:
-            self._audit.add(self._answer, departures)
-        return departures
 
     def heard(
         self, round: int, departures: Sequence[Departure], result: Reply | CollabError
@@ -143,8 +141,11 @@ class Accounts:
         if result.attempts > 1:
             for departure in departures:
                 self.privacy.sent_again(departure, result.attempts)
-            if self._audit is not None:
-                self._audit.add(self._answer, self.privacy.departures[-len(departures) :])
+            self._record(self.privacy.departures[-len(departures) :])
+
+    def _record(self, departures: Iterable[Departure]) -> None:
+        if self._audit is not None:
+            self._audit.add(self._answer, departures)
 
     def worked(self, round: int, results: Iterable[Reply | CollabError]) -> None:
         """Enter the local model's replies."""

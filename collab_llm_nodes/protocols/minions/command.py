@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
@@ -166,7 +165,7 @@ def _found(metrics: MinionsMetrics) -> Sequence[Table]:
     table = Table("job", "task", "answer")
     for job in kept[:_ROWS]:
         texts = (job.manifest.task, job.output.answer or "")
-        shown = (escape(" ".join(text.split())[:_CELL]) for text in texts)
+        shown = (" ".join(text.split())[:_CELL] for text in texts)
         table.add_row(job.manifest.job_id, *shown)
     if len(kept) > _ROWS:
         table.add_row("...", f"{len(kept) - _ROWS} more", "")

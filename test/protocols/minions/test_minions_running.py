@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import threading
 import time
 from dataclasses import fields, replace
@@ -301,6 +302,24 @@ def test_nothing_is_sent_without_a_record() -> None:
         answer = bed.ask()
     assert isinstance(answer.error, Unavailable)
     assert "audit" in str(answer.error)
+    assert not bed.remote.seen
+    assert figures(answer)["sent_bytes"] == 0
+
+
+def test_half_a_record_is_taken_back(tmp_path: Path) -> None:
+    """A disk that fills up in the middle of it: the log names no text that was not sent."""
+    audit = tmp_path / "audit.jsonl"
+    audit.write_text("earlier\n")
+    config = replace(CONFIG, privacy=PrivacyConfig(0, str(audit)))
+    with served(in_turn(HONEST), weigh, config) as bed:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+        try:
+            answer = bed.ask()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert isinstance(answer.error, Unavailable)
+    assert audit.read_text() == "earlier\n"
     assert not bed.remote.seen
 
 
