@@ -123,7 +123,7 @@ class Peers:
     @property
     def unconfirmed(self) -> str:
         """Those that may go on while this one is stopped, in words."""
-        if not self._is_stopped:
+        if self._closed or not self._is_stopped:
             return ""
         missing = sorted(map(str, self._heard.keys() - self._stopped))
         if self._locked and all(peer.kind != self._kind for peer in self._heard):
