@@ -29,7 +29,7 @@ class FakeRobot:
         self.cancels = 0
         self.picture = (0, b"")
         self.guarded = True  # motion_guard is there and obeys
-        self.stopped = ("EMERGENCY_STOP",)  # its reasons then
+        self.stopped: tuple[str, ...] = ("EMERGENCY_STOP",)  # its reasons then
         self.state = Motion(allowed=True, speed_limit=0.8)
         self.snapshot = Snapshot()
 
