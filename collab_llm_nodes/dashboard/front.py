@@ -63,7 +63,7 @@ def make_front(robot: Robot, access: Access, pages: App) -> App:
             heard = robot.emergency_stop()
             await asyncio.sleep(_REPEAT_S)
             motion, age = robot.motion()
-            confirmed = motion is not None and motion.emergency_stop and age < CONFIRM_S
+            confirmed = motion is not None and motion.stopped and age < CONFIRM_S
             if confirmed or time.monotonic() >= due:
                 return JSONResponse({"confirmed": confirmed, "subscribers": heard})
 

@@ -221,6 +221,11 @@ class Motion:
     linear: float = 0.0
     angular: float = 0.0
 
+    @property
+    def stopped(self) -> bool:
+        """The emergency stop is set, and all guards and drivers have confirmed it."""
+        return self.emergency_stop and "STOP_UNCONFIRMED" not in self.reasons
+
 
 @dataclass(frozen=True)
 class Link:

@@ -2,7 +2,8 @@
 
 The decisions are those of ``robot/go2/sport.py``. Whatever ends this node - deactivation, a
 signal, an exception - stops the robot first. Its own watchdog stops a robot whose ``cmd_vel`` falls
-silent; an emergency stop of ``motion_guard`` is obeyed whoever moves the robot. Run it in another
+silent; an emergency stop of ``motion_guard`` is obeyed whoever moves the robot. It does not move a
+robot that has another driver or two guards (``ros/peers.py``). Run it in another
 process than the models (``nodes/motion.py``). Should this process itself be killed, the robot holds
 its last velocity for one second: that is the robot's own limit.
 """
@@ -40,9 +41,17 @@ from collab_llm_nodes.robot.go2.sport import (
 from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.health import Level, TopicLimits
 from collab_llm_nodes.ros.managed_node import ManagedNode
+from collab_llm_nodes.ros.peers import DRIVER, Peers
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import BUTTON, CAMERA, COMMAND, RESULT, STATE
-from collab_llm_nodes.ros.unitree import STATE_TOPIC, Services, sport_state, vendor, yaw_of
+from collab_llm_nodes.ros.unitree import (
+    STATE_TOPIC,
+    Services,
+    request_topic,
+    sport_state,
+    vendor,
+    yaw_of,
+)
 
 _TICK_S = 0.01
 
@@ -125,6 +134,17 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
         self._emergency = False
         self._told = ""
         self._transforms: Publisher | None = None
+        self._peers = Peers(
+            self, DRIVER, self._on_stop_of_peer, self._on_peers, self._drivers_elsewhere
+        )
+
+    def stop(self) -> None:
+        super().stop()
+        self._peers.close()
+
+    def destroy_node(self) -> None:
+        self._peers.close()
+        super().destroy_node()
 
     # Lifecycle.
 
@@ -172,7 +192,9 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
 
     def activate(self) -> None:
         self._alignment, self._robot, self._told = ClockAlignment(), None, ""
-        self._send(self._go2.begin(wall()))
+        self._peers.look()
+        calls = self._go2.on_peers(self._peers.trouble, wall())  # `configure` has made a new one
+        self._send(calls + self._go2.begin(wall()))
 
     def deactivate(self) -> None:
         self._send(self._go2.halt(wall()))
@@ -227,9 +249,31 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
     def _on_motion_state(self, msg: MotionState) -> None:
         """An emergency stop also ends what did not come by cmd_vel (a step of the robot's own
         obstacle avoidance, the remote control), once."""
-        pressed, self._emergency = msg.emergency_stop and not self._emergency, msg.emergency_stop
-        if pressed and self.active:
+        self._set_emergency(msg.emergency_stop)
+
+    def _on_stop_of_peer(self) -> None:
+        """Stop without waiting for the guard's state, which also ends the stop."""
+        self._set_emergency(True)
+
+    def _set_emergency(self, pressed: bool) -> None:
+        before, self._emergency = self._emergency, pressed
+        if pressed and not before and self.active:
             self._send(self._go2.begin(wall()))
+        self._peers.tell(pressed)
+
+    def _on_peers(self) -> None:
+        if self.active:
+            self._send(self._go2.on_peers(self._peers.trouble, wall()))
+
+    def _drivers_elsewhere(self) -> list[str]:
+        """Return drivers in other namespaces that send requests to the same robot."""
+        name, space = self.get_name(), self.get_namespace()
+        senders = self.get_publishers_info_by_topic(request_topic("sport"))
+        return [
+            f"{name} in the namespace {sender.node_namespace}"
+            for sender in senders
+            if sender.node_name == name and sender.node_namespace != space
+        ]
 
     @_stopping
     def _on_state(self, msg: Any) -> None:

@@ -6,8 +6,9 @@ between the guard looks at the clock, every ``period`` while the robot moves, an
 lost its ground.
 
 The emergency stop works in every lifecycle state: service ``emergency_stop``, topic
-``emergency_stop`` (true), a joystick button. Only the service ``reset_emergency_stop`` clears it;
-without ``latch_folder`` so does the end of this process.
+``emergency_stop`` (true), a joystick button. It is passed on to all guards and drivers of the robot
+(``ros/peers.py``). Only the service ``reset_emergency_stop`` clears it; without ``latch_folder`` so
+does the end of this process.
 Run this node in another process than the models (``nodes/motion.py``): what happens to them must
 not keep it from stopping the robot.
 """
@@ -23,6 +24,7 @@ from typing import Any
 from builtin_interfaces.msg import Time as TimeMsg
 from geometry_msgs.msg import Twist, TwistStamped
 from nav_msgs.msg import Odometry
+from rclpy.callback_groups import ReentrantCallbackGroup
 from sensor_msgs.msg import Joy, LaserScan, Range
 from std_msgs.msg import Bool, Header
 from std_srvs.srv import Trigger
@@ -39,6 +41,7 @@ from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.health import Level
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
 from collab_llm_nodes.ros.motion_inputs import check_range, check_scan, pose_from, seconds_of
+from collab_llm_nodes.ros.peers import GUARD, Peers
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import BUTTON, CAMERA, COMMAND, REQUESTS, RESULT, STATE
 
@@ -113,7 +116,9 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
             ("emergency_stop", self._on_emergency_service),
             ("reset_emergency_stop", self._on_reset),
         ):
-            self.create_service(Trigger, name, callback, qos_profile=REQUESTS)
+            # Of its own group: the answer to a stop is awaited, and the node must go on meanwhile.
+            group = ReentrantCallbackGroup()
+            self.create_service(Trigger, name, callback, qos_profile=REQUESTS, callback_group=group)
         self._latch = Latch(
             self.config.latch_folder, self.get_fully_qualified_name(), self._cannot_keep
         )
@@ -123,10 +128,17 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
                 f"the emergency stop is set still, by {pressed}: reset it", once=True
             )
             self._tell()
+        self._peers = Peers(self, GUARD, self._on_stop_of_peer, self._on_peers)
+        self._peers.tell(bool(pressed))
 
     def stop(self) -> None:
         super().stop()
+        self._peers.close()
         self._latch.close()
+
+    def destroy_node(self) -> None:
+        self._peers.close()
+        super().destroy_node()
 
     def configure(self) -> None:
         kind = TwistStamped if self.config.stamped else Twist
@@ -150,6 +162,7 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
 
     def activate(self) -> None:
         self._guard.on_halt(wall())
+        self._peers.look()
 
     def deactivate(self) -> None:
         self._publish(self._guard.on_halt(wall()))
@@ -171,7 +184,7 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
             **{f"silent_s.{s.value}": f"{self._guard.silence(s, now):.2f}" for s in Source},
             **{f"stops.{code}": count for code, count in self._guard.stops.items()},
         }
-        if state.emergency_stop:
+        if state.emergency_stop or self._peers.trouble:
             level, message = Level.ERROR, state.text
         elif self.active and self.count_publishers("cmd_vel") > 1:
             level, message = Level.ERROR, "another node publishes cmd_vel as well"
@@ -265,13 +278,20 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         if 0 <= button < len(msg.buttons) and msg.buttons[button]:
             self._emergency("the joystick", held=True)
 
-    def _on_emergency_service(
+    async def _on_emergency_service(
         self, request: Trigger.Request, response: Trigger.Response
     ) -> Trigger.Response:
         self._emergency("the service emergency_stop")
-        response.success, response.message = True, "stopped until reset_emergency_stop is called"
+        missing = await self._peers.confirmation()
+        response.success = not missing
+        response.message = "stopped until reset_emergency_stop is called"
+        if missing:
+            response.message = f"not confirmed by all: {missing}. This guard has stopped"
         response.message += self._not_kept()
         return response
+
+    def _on_stop_of_peer(self) -> None:
+        self._emergency("another guard of this robot", passed_on=True)
 
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         response.message = self._guard.on_reset(wall())
@@ -279,14 +299,26 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         if response.success:
             response.message = self._not_kept()
             self._latch.clear()
+            self._peers.tell(False)
         self._tell()
         return response
 
-    def _emergency(self, who: str, *, held: bool = False) -> None:
+    def _emergency(self, who: str, *, held: bool = False, passed_on: bool = False) -> None:
         set_before = self._guard.state(wall()).emergency_stop
         self._guard.on_emergency(who, wall(), held=held)
+        before = self._guard.velocity
+        if self.active:
+            self._tick()
         if not set_before:  # a button that is held says so again
             self._latch.set(who)
+        self._peers.tell(True, again=not passed_on)
+        if self.active:
+            self._report(before)
+        else:
+            self._tell()
+
+    def _on_peers(self) -> None:
+        self._guard.on_peers(self._peers.trouble, self._peers.unconfirmed, wall())
         if self.active:
             self._follow_up()
         else:
@@ -306,10 +338,13 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
 
     def _follow_up(self) -> None:
         before = self._guard.velocity
+        self._tick()
+        self._report(before)
+
+    def _tick(self) -> None:
         velocity = self._guard.tick(wall())
         if velocity is not None:
             self._publish(velocity)
-        self._report(before)
 
     def _report(self, before: Velocity) -> None:
         """Say what changed; a motion that was cut short is worth a line of the log."""

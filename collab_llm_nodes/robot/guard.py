@@ -25,6 +25,9 @@ LONGEST_S = 0.5
 HELD_S = 1.0
 """An emergency stop that was pressed so recently is taken as pressed still (a button repeats)."""
 
+ALONE_S = 1.0
+"""A second guard or driver must be gone for so long: a graph may lose sight of one for a moment."""
+
 _BURST_S = 0.1
 """Time whose acceleration is allowed at once: messages do not come evenly, and legged robots ignore
 slow starts."""
@@ -52,6 +55,8 @@ ASK_CAMERA = "is camera_ingest running (topic observation)?"
 
 REASONS = {
     "EMERGENCY_STOP": "the emergency stop is set: call reset_emergency_stop",
+    "STOP_UNCONFIRMED": "the emergency stop is not confirmed by all guards and drivers",
+    "STARTED_TWICE": "the robot's nodes were started twice: end one of the graphs",
     "INVALID_COMMAND": "the last velocity is not a number",
     "NO_COMMAND": "whoever commanded the motion fell silent",
     "STALE_ODOMETRY": f"no fresh odometry: {ASK_DRIVER}",
@@ -194,6 +199,9 @@ class Guard:
         self._stands = False  # says odometry
         self._emergency = ""  # who pressed; "" = nobody
         self._held_at = -math.inf
+        self._unconfirmed = ""  # who has not confirmed the emergency stop
+        self._doubled = ""  # who moves the robot beside this guard and its driver
+        self._alone_at = -math.inf
         self._stopped_at = -math.inf
         self._linear, self._angular = _Ramp(), _Ramp()
 
@@ -254,6 +262,17 @@ class Guard:
         self._emergency = ""
         return ""
 
+    def on_peers(self, doubled: str, unconfirmed: str, wall: float) -> None:
+        """Take what the graph says of the robot's guards and drivers, in words; "" is nobody.
+
+        Args:
+            doubled: those that are there twice.
+            unconfirmed: those that have not confirmed the emergency stop.
+        """
+        if self._doubled and not doubled:
+            self._alone_at = wall
+        self._doubled, self._unconfirmed = doubled, unconfirmed
+
     def on_halt(self, wall: float) -> Velocity:
         """The guard ends or fails: zero, and nothing is known any more but the emergency stop."""
         self._heard.clear()
@@ -289,20 +308,24 @@ class Guard:
         """Return the state for people and other nodes."""
         stops, limit = self._stops(wall), self.speed_limit(wall)
         reasons = stops if limit > 0.0 else (*stops, "OBSTACLE")
-        words = [self._words(code) for code in reasons]
-        if self._emergency:
-            words[0] += f" (set by {self._emergency})"
         return GuardState(
             not stops,
             bool(self._emergency),
             reasons,
-            "; ".join(words),
+            "; ".join(map(self._words, reasons)),
             0.0 if stops else limit,
             self.velocity,
         )
 
     def _words(self, code: str) -> str:
-        """Return ``code`` in words, with what is wrong with the stamps if that is known."""
+        """Return ``code`` in words, with who is the cause, or what is wrong with the stamps."""
+        who = {
+            "EMERGENCY_STOP": f"set by {self._emergency}",
+            "STOP_UNCONFIRMED": self._unconfirmed,
+            "STARTED_TWICE": self._doubled,
+        }.get(code)
+        if who:
+            return f"{REASONS[code]} ({who})"
         sources = {**_STALE, Source.LINK: "LINK_DOWN", Source.COMMAND: "NO_COMMAND"}
         for source, trouble in self.troubles.items():
             if trouble and sources[source] == code:
@@ -328,6 +351,10 @@ class Guard:
         config, codes = self.config, []
         if self._emergency:
             codes.append("EMERGENCY_STOP")
+            if self._unconfirmed:
+                codes.append("STOP_UNCONFIRMED")
+        if self._doubled or wall - self._alone_at < ALONE_S:
+            codes.append("STARTED_TWICE")
         if not self._valid:
             codes.append("INVALID_COMMAND")
         if self._asked != ZERO and self._silent(Source.COMMAND, wall):

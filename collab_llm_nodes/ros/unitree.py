@@ -41,6 +41,11 @@ def vendor(package: str) -> Any:
         ) from error
 
 
+def request_topic(service: str) -> str:
+    """Return the topic of requests to ``service``: the robot's own, whatever our namespace."""
+    return f"/api/{service}/request"
+
+
 class Services:
     """Requests to some services of the robot, and their answers.
 
@@ -69,13 +74,12 @@ class Services:
         self._publishers = {}
         self._subscriptions = []
         for name in names:
-            topic = f"/api/{name}/"  # the robot's own, whatever our namespace
             self._publishers[name] = node.create_publisher(
-                messages.Request, f"{topic}request", _REQUESTS
+                messages.Request, request_topic(name), _REQUESTS
             )
             self._subscriptions.append(
                 node.create_subscription(
-                    messages.Response, f"{topic}response", self._on_response, _REQUESTS
+                    messages.Response, f"/api/{name}/response", self._on_response, _REQUESTS
                 )
             )
 

@@ -62,6 +62,13 @@ def test_the_stop_is_confirmed_or_said_not_to_be(server: Server) -> None:
     assert server.told("/motion") == {"known": False}
 
 
+def test_a_stop_that_some_guard_or_driver_has_not_confirmed_is_none(server: Server) -> None:
+    server.robot.stopped = ("EMERGENCY_STOP", "STOP_UNCONFIRMED")
+    assert server.told("/emergency_stop", "POST") == {"confirmed": False, "subscribers": 1}
+    server.robot.stopped = ("EMERGENCY_STOP",)
+    assert server.told("/emergency_stop", "POST") == {"confirmed": True, "subscribers": 1}
+
+
 def test_the_stop_does_not_wait_for_the_pages(server: Server) -> None:
     """The pages' thread does something endless; the front answers as ever."""
     held, released = threading.Event(), threading.Event()

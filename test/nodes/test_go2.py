@@ -231,6 +231,62 @@ def test_the_guard_killed_during_a_motion_the_driver_stops(graph: Any) -> None:
         stage.wait(stage.stands)
 
 
+# The robot's nodes were started twice.
+
+
+def test_two_drivers_do_not_move_the_robot_until_one_is_gone(graph: Any) -> None:
+    stage = Stage(graph, {})
+    stage.walks()
+    other = start(graph, Go2Driver, **PATIENT)
+    stage.wait(stage.says(DiagnosticStatus.ERROR, "STARTED_TWICE"))
+    stage.wait(stage.stands)
+    moves, seen = stage.count(1008), len(stage.odometry)
+    stage.wait(lambda: len(stage.odometry) > seen + 20)  # cmd_vel goes on meanwhile
+    assert stage.count(1008) == moves
+    graph.do(other.stop)
+    stage.wait(lambda: stage.server.velocity[0] > 0.35)
+
+
+def test_a_driver_in_another_namespace_has_the_same_robot(graph: Any) -> None:
+    stage = Stage(graph, {})
+    stage.walks()
+    other = Go2Driver(context=graph.context, namespace="other")
+    graph.add(other)
+    graph.do(other.start)
+    stage.wait(stage.says(DiagnosticStatus.ERROR, "go2_driver in the namespace /other"))
+    stage.wait(stage.stands)
+    graph.do(other.stop)
+    stage.wait(lambda: stage.server.velocity[0] > 0.35)
+
+
+def test_two_guards_stop_the_driver_too(graph: Any) -> None:
+    stage = Stage(graph, {})
+    stage.walks()
+    for _ in range(2):
+        start(graph, MotionGuard)
+    stage.wait(stage.says(DiagnosticStatus.ERROR, "STARTED_TWICE"))
+    stage.wait(stage.stands)
+
+
+def test_a_stop_is_no_success_while_the_driver_does_not_confirm_it(graph: Any) -> None:
+    guard = start(graph, MotionGuard)
+    with process("go2_driver") as child:
+        stage = Stage(graph)
+        stage.wait(lambda: guard.count_publishers("odom"))
+        press = stage.user.create_client(Trigger, "emergency_stop")
+        stage.wait(press.service_is_ready)
+        child.send_signal(signal.SIGSTOP)
+        answer = graph.ask(press.call_async, Trigger.Request(), timeout=LATE)
+        assert not answer.success
+        assert f"go2_driver of process {child.pid}" in answer.message
+        child.send_signal(signal.SIGCONT)
+
+        def confirmed() -> bool:
+            return bool(graph.ask(press.call_async, Trigger.Request(), timeout=LATE).success)
+
+        stage.wait(confirmed)
+
+
 # A robot that does not obey.
 
 

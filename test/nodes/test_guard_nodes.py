@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import queue
 import signal
 import subprocess
@@ -30,7 +31,9 @@ from std_srvs.srv import Trigger
 from collab_llm.msg import LinkState, MotionState, Observation
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.nodes.motion_guard import MotionGuard, MotionGuardConfig
+from collab_llm_nodes.robot.host_lock import HostLock
 from collab_llm_nodes.robot.latch import UNREADABLE, Latch
+from collab_llm_nodes.ros.health import Level
 from collab_llm_nodes.ros.parameters import flatten
 from collab_llm_nodes.ros.qos import CAMERA, COMMAND, RESULT, STATE
 
@@ -121,15 +124,20 @@ class World:
 
 def start(graph: Any, **parameters: Any) -> tuple[MotionGuard, World]:
     """A guard in the graph's thread, with a world around it; ``__`` is a dot."""
+    node = guard(graph, **parameters)
+    return node, World(graph, stamped=bool(parameters.get("stamped")))
+
+
+def guard(graph: Any, namespace: str = "", **parameters: Any) -> MotionGuard:
+    """A guard in the graph's thread."""
     values = {**GENEROUS, **{k.replace("__", "."): v for k, v in parameters.items()}}
     overrides = [Parameter(name, value=value) for name, value in values.items()]
-    node = MotionGuard(context=graph.context, parameter_overrides=overrides)
+    node = MotionGuard(context=graph.context, namespace=namespace, parameter_overrides=overrides)
     graph.add(node)
     graph.started.append(node)
     node.post(node.start)
     graph.wait_for(lambda: node.active, timeout=LATE)
-    world = World(graph, stamped=bool(parameters.get("stamped")))
-    return node, world
+    return node
 
 
 @pytest.mark.parametrize("stamped", [False, True])
@@ -489,6 +497,104 @@ def test_a_pressed_stop_outlives_a_guard_that_was_killed(graph: Any, tmp_path: P
         world.wait(lambda: world.call(world.reset).success)
         world.wait(lambda: not list(folder.glob("*")))
         world.moves()
+
+
+# The robot's nodes were started twice.
+
+
+def twice(node: MotionGuard) -> bool:
+    """Return True if the guard reports that another one is there."""
+    level, message, _ = node.diagnose()
+    return level == Level.ERROR and "started twice" in message
+
+
+def test_two_guards_refuse_motion_until_one_is_gone(graph: Any) -> None:
+    one, world = start(graph)
+    world.moves()
+    other = guard(graph)
+    world.wait(lambda: twice(one) and twice(other))
+    assert f"motion_guard of process {os.getpid()}" in one.diagnose()[1]
+    before = len(world.sent)
+    world.wait(lambda: len(world.sent) > before + 20)  # what was sent earlier has arrived
+    begin = len(world.sent)
+    world.wait(lambda: len(world.sent) > begin + 40)  # each command is answered with zero
+    assert not any(twist.linear.x for twist in world.sent[begin:])
+    world.wait(lambda: "STARTED_TWICE" in world.states[-1].reasons)
+    assert not world.states[-1].allowed
+    graph.do(other.stop)
+    world.wait(lambda: world.got(0.4))
+    assert not twice(one)
+
+
+def test_a_stop_reaches_the_other_guard_and_one_that_comes_later(graph: Any) -> None:
+    one, world = start(graph, joy_button=2)
+    other = guard(graph)  # has no joystick
+
+    def pressed(node: MotionGuard) -> bool:
+        return "EMERGENCY_STOP" in node.diagnose()[2]["reasons"]
+
+    world.wait(lambda: world.joy.get_subscription_count() == 2)
+    world.joy.publish(Joy(buttons=[0, 0, 1]))
+    world.wait(lambda: pressed(other))
+    assert "another guard" in other.diagnose()[1]
+    graph.do(other.stop)
+    later = guard(graph)
+    world.wait(lambda: pressed(later))
+    world.wait(lambda: world.call(world.press).success)
+    graph.do(one.stop)
+    world.wait(lambda: world.call(world.reset).success and not pressed(later))
+    world.moves()
+
+
+def test_a_stop_is_no_success_while_a_guard_does_not_confirm_it(graph: Any) -> None:
+    one, world = start(graph)
+    with process() as other:
+        world.wait(lambda: f"process {other.pid}" in one.diagnose()[1])
+        other.send_signal(signal.SIGSTOP)
+        answer = world.call(world.press)
+        assert not answer.success
+        assert f"not confirmed by all: motion_guard of process {other.pid}." in answer.message
+        world.wait(lambda: "STOP_UNCONFIRMED" in world.states[-1].reasons)
+        other.send_signal(signal.SIGCONT)
+        world.wait(lambda: world.call(world.press).success)  # it does now
+    world.wait(lambda: not twice(one))  # no wait for the graph to forget who was killed
+    assert world.call(world.press).success
+
+
+def test_guards_of_other_robots_are_none_of_our_business(graph: Any) -> None:
+    one, world = start(graph, joy_button=2)
+    other = guard(graph, "robot2")
+    world.moves()
+    world.wait(lambda: world.node.count_publishers("/robot2/motion_state"))
+    begin = len(world.sent)
+    world.wait(lambda: len(world.sent) > begin + 60)
+    assert all(twist.linear.x for twist in world.sent[begin:])
+    assert not any("STARTED_TWICE" in state.reasons for state in world.states)
+    world.joy.publish(Joy(buttons=[0, 0, 1]))
+    world.wait(lambda: world.state("EMERGENCY_STOP"))
+    assert world.call(world.press).success
+    assert not other.diagnose()[2]["reasons"].startswith("EMERGENCY_STOP")
+    assert not twice(one)
+
+
+def test_a_guard_on_this_machine_that_the_graph_does_not_show_forbids_motion(graph: Any) -> None:
+    lock = HostLock(f"motion_guard.{graph.domain_id}")
+    assert lock.take() == ""
+    try:
+        _, world = start(graph)
+        world.drive(0.4)
+        world.wait(lambda: world.state("STARTED_TWICE"))
+        assert f"process {os.getpid()} has locked" in world.states[-1].text
+        assert world.stands() or not world.sent
+        answer = world.call(world.press)
+        assert not answer.success
+        assert f"process {os.getpid()} has locked" in answer.message
+        world.drive(0.0)
+    finally:
+        lock.release()
+    world.wait(lambda: world.call(world.press).success)
+    world.wait(lambda: world.call(world.reset).success)
+    world.moves()
 
 
 def test_drivers_have_names() -> None:

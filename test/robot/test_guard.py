@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.robot.executor import ZERO, Velocity
 from collab_llm_nodes.robot.guard import (
+    ALONE_S,
     LONGEST_S,
     REASONS,
     FreshnessConfig,
@@ -115,6 +116,55 @@ def test_no_silence_longer_than_half_a_second_can_be_allowed(name: str, value: f
     assert replace(FreshnessConfig(), **{name: LONGEST_S})
     with pytest.raises(ConfigError):
         replace(FreshnessConfig(), **{name: value})
+
+
+def test_a_second_guard_forbids_motion_until_it_is_gone() -> None:
+    robot = Robot()
+    robot.command()
+    robot.guard.on_peers("motion_guard of process 7", "", robot.wall)
+    assert robot.guard.tick(robot.wall) == ZERO
+    state = robot.guard.state(robot.wall)
+    assert (state.allowed, state.reasons) == (False, ("STARTED_TWICE",))
+    assert "motion_guard of process 7" in state.text
+    robot.wall += 60.0
+    robot.refresh()
+    assert robot.command() == ZERO
+    robot.guard.on_peers("", "", robot.wall)
+    assert robot.command() == ZERO, "the graph may have lost sight of it for a moment"
+    robot.wall += ALONE_S - 0.01
+    robot.refresh()
+    assert robot.command() == ZERO
+    robot.wall += 0.02
+    robot.refresh()
+    robot.guard.tick(robot.wall)
+    assert robot.guard.velocity == ZERO, "nothing moves by itself"
+    assert robot.command() == AHEAD
+
+
+def test_a_second_guard_that_comes_back_forbids_motion_again() -> None:
+    robot = Robot()
+    robot.guard.on_peers("motion_guard of process 7", "", robot.wall)
+    robot.guard.on_peers("", "", robot.wall)
+    robot.wall += ALONE_S / 2
+    robot.guard.on_peers("motion_guard of process 7", "", robot.wall)
+    robot.wall += 2 * ALONE_S
+    robot.refresh()
+    assert robot.command() == ZERO
+    robot.guard.on_peers("", "", robot.wall)
+    robot.wall += ALONE_S / 2
+    robot.refresh()
+    assert robot.command() == ZERO
+
+
+def test_the_state_names_who_has_not_confirmed_the_emergency_stop() -> None:
+    robot = Robot()
+    robot.guard.on_peers("", "go2_driver of process 8", robot.wall)
+    assert robot.reasons == ()
+    robot.guard.on_emergency("a test", robot.wall)
+    assert robot.reasons == ("EMERGENCY_STOP", "STOP_UNCONFIRMED")
+    assert "go2_driver of process 8" in robot.guard.state(robot.wall).text
+    robot.guard.on_peers("", "", robot.wall)
+    assert robot.reasons == ("EMERGENCY_STOP",)
 
 
 def test_what_was_never_heard_of_forbids_motion() -> None:
@@ -455,7 +505,7 @@ def test_a_slow_zone_behind_the_stop_is_refused() -> None:
 
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from([*Source, "emergency", "reset", "down", "tick", "nan", "halt"]),
+        st.sampled_from([*Source, "emergency", "reset", "down", "tick", "nan", "halt", "peers"]),
         st.floats(0.0, 0.3),
         st.sampled_from([0.0, 0.3, -0.4, 5.0]),
     ),
@@ -471,6 +521,7 @@ def test_motion_only_with_every_sign_of_life_and_at_somebodys_command(
     """An independent account of the same events must allow each nonzero velocity."""
     guard = Guard(GuardConfig(obstacle=replace(CORRIDOR, scan="required")))
     wall, last, emergency, gap, up = 0.0, dict[Source, float](), False, math.inf, False
+    doubled, doubled_at = False, -math.inf
     for kind, pause, value in events:
         wall += pause
         sent: Velocity | None
@@ -497,6 +548,10 @@ def test_motion_only_with_every_sign_of_life_and_at_somebodys_command(
                 emergency = True
             elif kind == "reset":
                 emergency = bool(guard.on_reset(wall)) and emergency
+            elif kind == "peers":
+                doubled_at = wall if doubled else doubled_at
+                doubled = value > 0.0
+                guard.on_peers("another" if doubled else "", "", wall)
             elif kind == "halt":
                 guard.on_halt(wall)
                 last.clear()
@@ -507,6 +562,8 @@ def test_motion_only_with_every_sign_of_life_and_at_somebodys_command(
             assert all(wall - last.get(s, -math.inf) <= LONGEST_S for s in needed)
             assert up
             assert not emergency
+            assert not doubled
+            assert wall - doubled_at >= ALONE_S
             assert guard.velocity.linear <= 0.0 or gap > CORRIDOR.stop_distance
             assert abs(guard.velocity.linear) <= 0.8
             assert abs(guard.velocity.angular) <= 1.5

@@ -35,6 +35,25 @@ def test_damping_is_left_alone() -> None:
     assert {call.api for _, call in bench.sent} == {Api.STOP_MOVE}
 
 
+def test_a_second_driver_forbids_motion_until_it_is_gone() -> None:
+    bench = Bench()
+    bench.command = AHEAD
+    bench.run(1.0)
+    assert bench.moving
+    bench.carry(bench.go2.on_peers("go2_driver of process 7", bench.now))
+    seen = bench.now
+    assert bench.times(Api.STOP_MOVE, since=seen), "at once"
+    bench.run(3.0)
+    assert not bench.times(Api.MOVE, since=seen + 0.001)
+    assert bench.go2.refusing
+    trouble = bench.go2.trouble(bench.now)
+    assert trouble.code == "STARTED_TWICE"
+    assert "go2_driver of process 7" in trouble.text
+    bench.carry(bench.go2.on_peers("", bench.now))
+    bench.run(1.0)
+    assert bench.moving
+
+
 def test_a_robot_that_sits_is_left_alone() -> None:
     bench = Bench(machine=1007)
     bench.command = AHEAD

@@ -29,6 +29,7 @@ class FakeRobot:
         self.cancels = 0
         self.picture = (0, b"")
         self.guarded = True  # motion_guard is there and obeys
+        self.stopped: tuple[str, ...] = ("EMERGENCY_STOP",)  # its reasons then
         self.state = Motion(allowed=True, speed_limit=0.8)
         self.snapshot = Snapshot()
 
@@ -44,7 +45,7 @@ class FakeRobot:
     def emergency_stop(self) -> int:
         self.stops += 1
         if self.guarded:
-            self.state = Motion(emergency_stop=True, reasons=("EMERGENCY_STOP",), text="pressed")
+            self.state = Motion(emergency_stop=True, reasons=self.stopped, text="pressed")
         return int(self.guarded)
 
     def reset(self) -> Future[tuple[bool, str]]:

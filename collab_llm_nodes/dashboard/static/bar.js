@@ -42,7 +42,7 @@
       if (!response.ok) throw new Error(`status ${response.status}`);
       const { confirmed, subscribers } = await response.json();
       if (confirmed) say("STOPPED", "done");
-      else if (subscribers) say("SENT, NOT CONFIRMED by motion_guard", "failed");
+      else if (subscribers) say("SENT, NOT CONFIRMED by all guards and drivers", "failed");
       else say("NOT STOPPED: motion_guard is not there", "failed");
       return confirmed;
     } catch (error) {

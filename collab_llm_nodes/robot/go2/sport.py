@@ -320,6 +320,7 @@ class Go2:
         self._unlocked_at, self._tries = -math.inf, 0
         self._stop_began = self._stop_sent = -math.inf
         self._stop_answered, self._stop_first = False, 0
+        self._doubled = ""  # another driver or guard of this robot
         self._overruled = False  # by whoever locked the joints during a motion
         self._complaint: Answer | None = None
         self._done: dict[Api, int] = {}  # number of the last call that was
@@ -348,6 +349,11 @@ class Go2:
         """Somebody wants this velocity; one that is not finite is a stop."""
         finite = all(map(math.isfinite, (command.x, command.y, command.yaw)))
         self._command, self._commanded_at = command if finite else REST, now
+        return self._decide(now)
+
+    def on_peers(self, doubled: str, now: float) -> list[Call]:
+        """Take who is there twice, of the robot's guards and drivers; "" is nobody."""
+        self._doubled = doubled
         return self._decide(now)
 
     def on_state(self, state: SportState, now: float) -> list[Call]:
@@ -388,6 +394,9 @@ class Go2:
     def trouble(self, now: float) -> Trouble:
         """The first thing that keeps the robot from moving, or that might."""
         stance, state = self._state.stance, self._state
+        if self._doubled:
+            words = "the robot's nodes were started twice: end one of the graphs"
+            return Trouble("STARTED_TWICE", f"{words} ({self._doubled})")
         if self._heard_at == -math.inf:
             return Trouble("NO_STATE", "the robot has not been heard: network, CYCLONEDDS_URI?")
         if self._silent(now):
