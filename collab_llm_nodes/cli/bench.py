@@ -616,9 +616,7 @@ def bench_minions(
     ] = None,
     answers: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder that keeps answers: a run that was ended goes on there."
-        ),
+        typer.Option(help="Folder that keeps answers: a run that was ended goes on there."),
     ] = None,
     threads: Annotated[int, typer.Option(help="CPU threads of each process.", min=1)] = 1,
     processes: Annotated[
