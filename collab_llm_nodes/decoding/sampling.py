@@ -162,7 +162,7 @@ def _sound(rows: Sequence[Distribution | None]) -> list[Distribution] | ModelErr
 
 
 _FIRST = 256
-"""Of a vocabulary, the likeliest tokens that are looked at first: they mostly hold the nucleus."""
+"""Number of likeliest tokens that are looked at first: they mostly hold the nucleus."""
 
 
 def _of_rows(x: NDArray[np.floating[Any]], config: SamplingConfig) -> list[Distribution | None]:

@@ -19,7 +19,7 @@ PAGE_BREAK = "\f"
 _MAX_NAME = 512
 _DAMAGE = "\N{REPLACEMENT CHARACTER}"
 _NUL_BLOCK = re.compile("\0{64,}")
-"""What a power cut leaves in a file that was being written."""
+"""The byte that a power cut leaves in a file that was being written."""
 _BAD = re.compile(f"[\0{_DAMAGE}]+")
 _CHARACTERS_PER_BAD = 1000
 """Fewer of them for each place that is no text: another encoding, or no text at all."""

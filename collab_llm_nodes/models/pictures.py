@@ -44,7 +44,7 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What turns a picture upright, by its EXIF orientation; 1 is upright."""
+"""Operations that turn a picture upright, by its EXIF orientation; 1 is upright."""
 
 
 @dataclass(frozen=True)

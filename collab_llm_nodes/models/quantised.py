@@ -24,7 +24,7 @@ from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.architectures import decoder_parts
 
 _BYTES = {"int8": 1.0, "int4": 0.6}
-"""Of a quantised weight, with its share of scales (and, of int4, of padding)."""
+"""Bytes of a quantised weight, with its share of scales (and, of int4, of padding)."""
 _CAPABILITY = (8, 0)
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with the time stamps of a topic, in words: old, ahead, or standing still."""
+"""Faults of the time stamps of a topic, in words: old, ahead, or standing still."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class Peers:
 
     @property
     def unconfirmed(self) -> str:
-        """Those that may go on while this one is stopped, in words."""
+        """Return the peers that may go on while this one is stopped, in words."""
         if self._closed or not self._is_stopped:
             return ""
         missing = sorted(map(str, self._heard.keys() - self._stopped))
@@ -210,7 +210,7 @@ class Peers:
         return others
 
     def _doubled(self) -> str:
-        """Who is there twice, in words."""
+        """Return the kind that is there twice, in words."""
         count = Counter([self._kind, *(peer.kind for peer in self._heard)])
         found = sorted(str(peer) for peer in self._heard if count[peer.kind] > 1)
         self._locked = self._lock.take()

@@ -33,7 +33,7 @@ from collab_llm_nodes.protocols.edge_cloud.messages import Draft
 from collab_llm_nodes.protocols.edge_cloud.prediction import Prediction, predict
 
 _BELIEFS = SamplingConfig(1.0, top_k=64)
-"""What is kept of a greedy draft model's logits: more candidates than a prediction names."""
+"""Number of candidates kept of a greedy draft model's logits: more than a prediction names."""
 _SMALL = 1024
 """A vocabulary up to which it is quicker to keep everything."""
 _SCORED = 4
