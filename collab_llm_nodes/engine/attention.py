@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
@@ -42,7 +43,7 @@ class Heads:
         return self.query // self.key
 
 
-class Masks:
+class Masks(ABC):
     """Additive attention masks.
 
     With grouped heads each row stands ``queries`` times, for the query heads of one key-value head.
@@ -132,13 +133,13 @@ class Masks:
     def _by_query(self, mask: Tensor) -> Tensor:
         return mask if self._queries == 1 else mask.repeat_interleave(self._queries, dim=-2)
 
+    @abstractmethod
     def _causal(self, new: int, start: int, width: int) -> Tensor:
         """Return the mask [new * queries, width] of ``new`` tokens behind ``start`` columns."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _up_to(self, counts: Tensor, width: int) -> Tensor:
         """Return masks [..., rows * queries, width] of rows that see ``counts`` [..., rows]."""
-        raise NotImplementedError
 
 
 class TableMasks(Masks):

@@ -72,7 +72,7 @@ _COMPUTED = re.compile(r"rotary_(pos_)?emb\.inv_freq$|(^|\.)position_ids$|decode
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor is stored: the name is the file's, not the model's."""
+    """Place of a stored tensor: the name is the file's, not the model's."""
 
     file: Path
     name: str

@@ -150,7 +150,7 @@ _LOOKALIKES = (
     ("$@", "sa"),
 )
 _ALPHABETS = (0x1F150, 0x1F170, 0x1F1E6)
-"""Where enclosed letters begin that are no compatibility characters."""
+"""First code points of enclosed letters that are no compatibility characters."""
 _SPELT = {
     **{ord(sign): " stop " for sign in _SIGNS + _BUTTONS},
     **{ord(a): b for these, those in _LOOKALIKES for a, b in zip(these, those, strict=True)},

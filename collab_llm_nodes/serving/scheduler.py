@@ -176,14 +176,15 @@ class Slots(Generic[K]):
 
     Attributes:
         room: bytes of all of them together.
+        held_bytes: of the slots in use, busy and idle.
     """
 
     def __init__(self, count: int, config: BatchConfig) -> None:
         self.room = math.inf
+        self.held_bytes = 0
         self._count = count
         self._config = config
         self._sizes: dict[K, int] = {}  # bytes of all below
-        self._bytes = 0  # of those busy and idle
         self._advanced = -math.inf  # when that was done last
         self._busy: set[K] = set()
         self._idle: dict[K, float] = {}  # since; the longest idle first
@@ -199,11 +200,6 @@ class Slots(Generic[K]):
     def waiting(self) -> int:
         """Newcomers without a slot."""
         return len(self._line)
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of the slots in use."""
-        return self._bytes
 
     def request(self, key: K, now: float, owner: str = "", size: int = 0) -> None:
         """Enter ``key``, which is new and wants a slot; :meth:`advance` tells when it has one.
@@ -256,7 +252,7 @@ class Slots(Generic[K]):
                 out.append(Evicted(victim))
             del self._line[key]
             self._busy.add(key)
-            self._bytes += self._sizes[key]
+            self.held_bytes += self._sizes[key]
             self._held[self._owners[key]] += self._weight(key)
             out.append(Granted(key))
 
@@ -297,7 +293,7 @@ class Slots(Generic[K]):
     def _release(self, key: K) -> None:
         self._busy.discard(key)
         self._idle.pop(key, None)
-        self._bytes -= self._sizes[key]
+        self.held_bytes -= self._sizes[key]
         owner = self._owners[key]
         self._held[owner] -= self._weight(key)
         if not self._held[owner]:

@@ -185,7 +185,7 @@ def _answered(kept: Path | None, desk: Desk, task: Task) -> list[Answered]:
 
 @dataclass(frozen=True)
 class _Entry:
-    """What a file keeps of an ``Answered``: all but the question."""
+    """The part of an ``Answered`` that a file keeps: all but the question."""
 
     answer: str | None
     rounds: int
