@@ -146,23 +146,22 @@ def hold_until_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_answer_with_feedback_an_option_and_cancel(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Generate.Feedback] = []
-
-    def send(**fields: Any) -> Any:
+    def send(told: list[Generate.Feedback], **fields: Any) -> Any:
         goal = Generate.Goal(deadline_s=60.0, **fields)
         return served.graph.ask(
             served.action.send_goal_async, goal, lambda message: told.append(message.feedback)
         )
 
     limit: dict[str, Any] = {"option_names": ["max_tokens"], "option_values": ["9"]}
-    result = served.graph.ask(send(prompt=PROMPTS[0], **limit).get_result_async).result
+    first: list[Generate.Feedback] = []
+    result = served.graph.ask(send(first, prompt=PROMPTS[0], **limit).get_result_async).result
     assert tuple(result.tokens) == alone(PROMPTS[0], count=9)
-    served.graph.wait_for(lambda: told)
-    assert {each.stage for each in told} == {"speculate"}
+    served.graph.wait_for(lambda: first)
+    assert {each.stage for each in first} == {"speculate"}
     hold_until_given_up(monkeypatch)
-    handle = send(prompt=PROMPTS[1], max_tokens=900)
-    began = len(told)
-    served.graph.wait_for(lambda: len(told) > began)
+    second: list[Generate.Feedback] = []
+    handle = send(second, prompt=PROMPTS[1], max_tokens=900)
+    served.graph.wait_for(lambda: second)
     served.graph.ask(handle.cancel_goal_async)
     ended = served.graph.ask(handle.get_result_async)
     assert ended.status == GoalStatus.STATUS_CANCELED
