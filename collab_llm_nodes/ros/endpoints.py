@@ -1,7 +1,8 @@
 """Abilities of every node's topics and services beyond rclpy's, without a line in the node.
 
 - Quality of service can be overridden by parameter (``qos_overrides./topic.subscription.depth``).
-- Incompatible QoS at the other end is said once, and reported as long as it lasts.
+- Those at the other end of a topic with whom nothing can be exchanged (QoS, type) are named once in
+  the log, and reported as long as they are there.
 - Messages are counted: rates and ages for the diagnostics.
 - Calls of services can be published (service introspection).
 """
@@ -11,10 +12,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import rclpy
@@ -26,7 +27,6 @@ from rclpy.qos import (
     QoSProfile,
     ReliabilityPolicy,
     qos_check_compatible,
-    qos_policy_name_from_kind,
 )
 from rclpy.qos_overriding_options import QoSOverridingOptions
 from rclpy.service import Service
@@ -43,14 +43,13 @@ except ImportError:  # ROS 2 Humble
 _EVENTS = QoSProfile(depth=50, reliability=ReliabilityPolicy.RELIABLE)
 """Calls of services, for those who record them."""
 
+_LOOK_S = 2.0
+"""Seconds between two looks at the other ends of the topics."""
 
-@dataclass(frozen=True)
-class _Mismatch:
-    """Incompatible QoS at the other end of a topic; ``offered``: we publish, the other listens."""
-
-    message: str
-    qos: QoSProfile
-    offered: bool
+# The middleware's own events would tell of the same. But the executor prepares to wait for each of
+# them anew whenever it wakes: a third of a standing graph's processor time.
+SILENT_PUBLISHER = PublisherEventCallbacks(use_default_callbacks=False)
+SILENT_SUBSCRIPTION = SubscriptionEventCallbacks(use_default_callbacks=False)
 
 
 class Endpoints:
@@ -67,7 +66,8 @@ class Endpoints:
         self._commands = commands
         self._received: dict[Subscription, Traffic] = {}
         self._published: dict[Publisher, Traffic] = {}
-        self._mismatches: dict[str, _Mismatch] = {}
+        self._mismatches: dict[str, str] = {}  # what is wrong, by topic
+        self._looked_at = -math.inf
         self._services: weakref.WeakSet[Service] = weakref.WeakSet()
         self._profiles: dict[tuple[str, bool], list[tuple[Any, ...]]] = {}
 
@@ -149,10 +149,7 @@ class Endpoints:
                     statuses.append(traffic.status(expected[traffic.topic], now))
                 else:
                     values[f"{way} {traffic.topic}"] = traffic.summary(now)
-        for topic, mismatch in list(self._mismatches.items()):
-            if not self._lasts(topic, mismatch):
-                del self._mismatches[topic]
-        wrong = "; ".join(m.message for m in self._mismatches.values())
+        wrong = "; ".join(self._mismatches.values())
         level = Level.WARN if wrong else Level.OK
         message = wrong or f"{len(values)} of which nothing is expected"
         return [*statuses, Status("topics", level, message, values)]
@@ -174,9 +171,6 @@ class Endpoints:
         """Complete rclpy's ``options``; raises ConfigError, which names the parameter."""
         # A copy: rclpy writes the overrides into the profile that it is given.
         qos = QoSProfile(depth=profile) if isinstance(profile, int) else copy.copy(profile)
-        note = functools.partial(self._on_incompatible, topic, qos, offered)
-        events = PublisherEventCallbacks if offered else SubscriptionEventCallbacks
-        options.setdefault("event_callbacks", events(incompatible_qos=note))
         options.setdefault("qos_overriding_options", self._overridable(topic, profile, offered))
         try:
             yield qos
@@ -208,26 +202,37 @@ class Endpoints:
         number = known.index(facts)
         return QoSOverridingOptions(policies, entity_id=str(number + 1) if number else None)
 
-    def _on_incompatible(self, topic: str, qos: QoSProfile, offered: bool, event: Any) -> None:
-        """Somebody at the other end cannot be connected with ``qos``."""
-        policy = qos_policy_name_from_kind(event.last_policy_kind)
-        other = "a subscriber asks for" if offered else "a publisher offers"
-        message = f"{topic}: {other} incompatible QoS ({policy}), nothing passes between us"
-        known = self._mismatches.get(topic)
-        self._mismatches[topic] = _Mismatch(message, qos, offered)
-        if known is None or known.message != message:  # said once, however often peers come
-            self._node.get_logger().warning(f"{message}; see qos_overrides in docs/diagnostics.md")
+    def look(self, now: float) -> None:
+        """Find those with whom nothing can be exchanged, every ``_LOOK_S``; log those who are new.
 
-    def _lasts(self, topic: str, mismatch: _Mismatch) -> bool:
-        """Return True if anybody is still incompatible: DDS tells only of those who come."""
-        resolved, ours = self._node.resolve_topic_name(topic), mismatch.qos
-        if mismatch.offered:
-            peers = self._node.get_subscriptions_info_by_topic(resolved)
-            pairs = [(ours, peer.qos_profile) for peer in peers]
-        else:
-            peers = self._node.get_publishers_info_by_topic(resolved)
-            pairs = [(peer.qos_profile, ours) for peer in peers]
-        return any(qos_check_compatible(*pair)[0] == QoSCompatibility.ERROR for pair in pairs)
+        Args:
+            now: ``time.monotonic()``.
+        """
+        if now < self._looked_at + _LOOK_S:
+            return
+        self._looked_at, before, self._mismatches = now, self._mismatches, {}
+        for publisher, traffic in self._published.items():
+            for peer in self._node.get_subscriptions_info_by_topic(traffic.topic):
+                wrong = _why_not(publisher.qos_profile, peer.qos_profile)
+                self._compare(traffic.topic, "a subscriber asks for", wrong, publisher, peer)
+        for subscription, traffic in self._received.items():
+            for peer in self._node.get_publishers_info_by_topic(traffic.topic):
+                wrong = _why_not(peer.qos_profile, subscription.qos_profile)
+                self._compare(traffic.topic, "a publisher offers", wrong, subscription, peer)
+        for topic, message in self._mismatches.items():
+            if before.get(topic) != message:
+                self._node.get_logger().warning(f"{message}; see docs/diagnostics.md")
+
+    def _compare(
+        self, topic: str, other: str, wrong: str, ours: Publisher | Subscription, peer: Any
+    ) -> None:
+        """Note what keeps messages from passing between ``ours`` and ``peer``."""
+        if peer.topic_type != (kind := _name_of(ours.msg_type)):
+            wrong = f"another type ({peer.topic_type}, not {kind})"
+        elif wrong:
+            wrong = f"incompatible QoS ({wrong})"
+        if wrong:
+            self._mismatches[topic] = f"{topic}: {other} {wrong}, nothing passes between us"
 
     def _introspect(self, service: Service, introspection: str) -> None:
         try:
@@ -240,3 +245,15 @@ class Endpoints:
             ) from None
         state = getattr(ServiceIntrospectionState, introspection.upper())
         service.configure_introspection(self._node.get_clock(), _EVENTS, state)
+
+
+def _why_not(offered: QoSProfile, asked: QoSProfile) -> str:
+    """Return why a publisher and a subscription do not meet; empty if they do."""
+    compatibility, reason = qos_check_compatible(offered, asked)
+    return str(reason) if compatibility == QoSCompatibility.ERROR else ""
+
+
+def _name_of(message_type: type) -> str:
+    """Return a message type's name as the graph has it: ``std_msgs/msg/String``."""
+    package, kind, *_ = message_type.__module__.split(".")
+    return f"{package}/{kind}/{message_type.__name__}"

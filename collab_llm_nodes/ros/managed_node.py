@@ -39,7 +39,7 @@ from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
 from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.diagnostics import Diagnostics
-from collab_llm_nodes.ros.endpoints import Endpoints
+from collab_llm_nodes.ros.endpoints import SILENT_PUBLISHER, SILENT_SUBSCRIPTION, Endpoints
 from collab_llm_nodes.ros.health import DiagnosticsConfig, Level, Status, TopicLimits
 from collab_llm_nodes.ros.logger import Logger
 from collab_llm_nodes.ros.parameters import declare, of_qos, read, refuse_unknown
@@ -212,7 +212,9 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
         self._diagnostics.add_fault(error, where)
 
     def report_health(self) -> None:
-        """Publish the diagnostics now, if anybody wants them."""
+        """Look at the topics' other ends, and publish the diagnostics now if anybody wants them."""
+        if self._endpoints is not None:
+            self._endpoints.look(time.monotonic())
         if not self._diagnostics.wanted:
             return
         now = time.monotonic()
@@ -233,6 +235,7 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
         self, msg_type: type, topic: str, qos_profile: QoSProfile | int, **options: Any
     ) -> Publisher:
         make = super().create_publisher
+        options.setdefault("event_callbacks", SILENT_PUBLISHER)
         if self._endpoints is None:
             return make(msg_type, topic, qos_profile, **options)
         return self._endpoints.publisher(make, msg_type, topic, qos_profile, options)
@@ -246,6 +249,7 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
         **options: Any,
     ) -> Subscription:
         make = super().create_subscription
+        options.setdefault("event_callbacks", SILENT_SUBSCRIPTION)
         if topic == "/clock":  # rclpy's own, of simulated time
             callback = self._refusing_negative_time(callback)
         if self._endpoints is None:
