@@ -87,6 +87,7 @@ def run_ros(
     *,
     answers: int,
     rounds: int,
+    standing_s: float,
     seed: int,
     plot: Path | None,
     console: Console,
@@ -95,6 +96,7 @@ def run_ros(
     """Measure ``answers`` answers per mode and verifier, then watch ``rounds`` rounds.
 
     Args:
+        standing_s: how long the graph stands while its processor time is measured [s].
         points: seconds that a verification takes at least, by name; ``as_is`` must be among them.
 
     Returns:
@@ -104,14 +106,17 @@ def run_ros(
         ``added_ms_per_round``: as_is, push-ahead off (mode ``cache``); ``with_push_ahead``; and
         ``age_ms``: as_is with push-ahead, as shipped. ``router``: the same short answers asked of
         draft_vlm (``direct_ms``) and through generate_router (``routed_ms``) by turns, and the
-        median of the differences (``added_ms``). ``growth``, unless ``rounds`` is 0.
+        median of the differences (``added_ms``). ``growth``, unless ``rounds`` is 0. ``standing``:
+        see :func:`measure_standing`.
 
     Raises:
         CollabError: a process ended, an answer failed, or the graph's tokens are not the runner's.
     """
-    import collab_llm_nodes.bench.ros_client  # noqa: F401 without ROS this ends here, at once
+    from collab_llm_nodes.bench.standing import measure_standing  # without ROS this ends here
 
     isolate_ros()
+    with console.status(f"a graph stands for {standing_s:g} s ..."):
+        standing = measure_standing(standing_s)
     torch.set_num_threads(1)  # as in the child processes
     prompts = scene_prompts(min(answers, 50), seed)
     draft = Engine(load(ModelConfig(path="nav-draft")))
@@ -135,6 +140,7 @@ def run_ros(
         "router": router,
         "points": found,
         "growth": growth,
+        "standing": standing,
         "answers": answers,
         "gamma": GAMMA,
         "emulation": f"emulated: a verification takes at least {1e3 * POINTS['emulated']:g} ms",
@@ -456,6 +462,12 @@ def _print(results: Mapping[str, Any], console: Console) -> None:
     console.print(
         f"generate_router adds {router['added_ms']:.2f} ms to an answer of"
         f" {router['direct_ms']:.1f} ms ({router['answers']} of each, by turns)"
+    )
+    standing = results["standing"]
+    parts = {n: f"{p['cpu_percent']:.1f} %" for n, p in standing["processes"].items()}
+    console.print(
+        f"a standing graph takes {standing['percent']:.1f} % of a core (wanted:"
+        f" <= {standing['wanted_percent']:g}), camera at {standing['camera_hz']:.1f} Hz: {parts}"
     )
     growth = results["growth"]
     if not growth:

@@ -671,18 +671,28 @@ def bench_ros(
     rounds: Annotated[
         int, typer.Option(help="Rounds to watch for growth; 0: without.", min=0)
     ] = 10000,
+    standing: Annotated[
+        float, typer.Option(help="Seconds to watch a graph that nobody asks anything.", min=1.0)
+    ] = 30.0,
     seed: SeedOption = 3,
     json_file: JsonOption = None,
     plot: PlotOption = None,
 ) -> None:
-    """The graph in six processes against the same loop without ROS: time added, age, growth.
+    """The graph in six processes against the same loop without ROS: time added, age, growth; and
+    what a standing graph takes of the processor.
 
     Exits with 0 only if nothing grows over the rounds watched.
     """
     from collab_llm_nodes.bench.ros import run_ros
 
     results = on_this_machine(
-        run_ros, answers=answers, rounds=rounds, seed=seed, plot=plot, console=console
+        run_ros,
+        answers=answers,
+        rounds=rounds,
+        standing_s=standing,
+        seed=seed,
+        plot=plot,
+        console=console,
     )
     write_json(json_file, results)
     raise typer.Exit(0 if not rounds or results["growth"]["bounded"] else 1)

@@ -7,7 +7,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,8 +79,8 @@ def run_demo(
     with contextlib.ExitStack() as stack:
         address = f"127.0.0.1:{free_port()}"
         cloud = stack.enter_context(verifier_process(address, compute_s=compute_s))
-        graph = stack.enter_context(_nodes("graph", [], address, params))
-        motion = stack.enter_context(_nodes("motion", ["--driver", "sim"], address, params))
+        graph = stack.enter_context(robot_process("graph", [], address, params))
+        motion = stack.enter_context(robot_process("motion", ["--driver", "sim"], address, params))
         recorder = stack.enter_context(_recorder(record)) if record else None
         link = stack.enter_context(VerifierClient(ClientLinkConfig(address=address)))
         client = stack.enter_context(DemoClient())
@@ -138,15 +138,30 @@ def run_demo(
     return results
 
 
-def _nodes(
-    name: str, arguments: list[str], address: str, params: Path | None
+def robot_process(
+    name: str,
+    arguments: Sequence[str],
+    verifier: str,
+    params: Path | None = None,
+    overrides: Mapping[str, str] | None = None,
 ) -> contextlib.AbstractContextManager[Process]:
-    """One of the robot's two processes, as in ``launch/sim.launch.py``."""
+    """One of the robot's two processes with the simulator, as in ``launch/sim.launch.py``.
+
+    Args:
+        name: ``graph`` or ``motion``; its own ``arguments``.
+        verifier: address.
+        params: ROS parameters read after the shipped ones.
+        overrides: ``node:name`` to value, on top of them.
+    """
     command = [sys.executable, "-m", f"collab_llm_nodes.nodes.{name}", *arguments, "--ros-args"]
     files = [config_file("embedded.yaml"), config_file("sim.yaml"), *([params] if params else [])]
     for file in files:
         command += ["--params-file", str(file)]
-    command += ["-p", f"cloud_verifier_bridge:verifier.address:={address}"]
+    for parameter, value in {
+        "cloud_verifier_bridge:verifier.address": verifier,
+        **overrides,
+    }.items():
+        command += ["-p", f"{parameter}:={value}"]
     return run_process(name, command)
 
 

@@ -253,7 +253,7 @@ def _why_not(offered: QoSProfile, asked: QoSProfile) -> str:
     return str(reason) if compatibility == QoSCompatibility.ERROR else ""
 
 
-def _name_of(message_type: type) -> str:
+def _name_of(message_type: Any) -> str:
     """Return a message type's name as the graph has it: ``std_msgs/msg/String``."""
     package, kind, *_ = message_type.__module__.split(".")
     return f"{package}/{kind}/{message_type.__name__}"

@@ -51,6 +51,7 @@ def test_the_benchmark_measures_what_it_names(
     results = run_ros(
         answers=1,
         rounds=300,
+        standing_s=2.0,
         seed=3,
         points={"as_is": 0.0},
         plot=plot,
@@ -70,6 +71,11 @@ def test_the_benchmark_measures_what_it_names(
     assert router["routed_ms"] > 0
     assert router["answers"] == 1
     assert router["added_ms"] == pytest.approx(router["routed_ms"] - router["direct_ms"])
+    standing = results["standing"]
+    shares = {n: p["cpu_percent"] for n, p in standing["processes"].items()}
+    assert standing["percent"] == pytest.approx(shares["graph"] + shares["motion"])
+    assert min(shares.values()) > 0
+    assert standing["camera_hz"] > 0
     growth = results["growth"]
     assert set(growth["processes"]) == {*NODES, "verifier"}
     for name, process in growth["processes"].items():
