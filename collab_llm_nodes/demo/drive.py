@@ -157,10 +157,8 @@ def robot_process(
     files = [config_file("embedded.yaml"), config_file("sim.yaml"), *([params] if params else [])]
     for file in files:
         command += ["--params-file", str(file)]
-    for parameter, value in {
-        "cloud_verifier_bridge:verifier.address": verifier,
-        **overrides,
-    }.items():
+    command += ["-p", f"cloud_verifier_bridge:verifier.address:={verifier}"]
+    for parameter, value in (overrides or {}).items():
         command += ["-p", f"{parameter}:={value}"]
     return run_process(name, command)
 

@@ -53,7 +53,7 @@ from collab_llm_nodes.ros.unitree import (
     yaw_of,
 )
 
-_TICK_S = 0.01
+_TICK_S = 0.02
 
 
 @dataclass(frozen=True)

@@ -386,7 +386,8 @@ class Videohub:
         self._services = Services(node, self._requests, ("videohub",), self._on_answer)
         self._asked: TimeMsg | None = None  # an answer is waited for since
         self._due, self._pause = 0.0, node.config.retry_first
-        self._timer = node.create_timer(0.005, self._tick, clock=STEADY)
+        self._timer = node.create_timer(_ANSWER_S, self._tick, clock=STEADY)
+        self._wake()
 
     def stop(self) -> None:
         self._node.destroy_timer(self._timer)
@@ -400,6 +401,13 @@ class Videohub:
             self._asked = self._node.get_clock().now().to_msg()
             self._due = now + 0.95 / (self._node.config.max_rate or 100.0)
             self._services.send([self._requests.make(Api.GET_IMAGE, None, now)])
+        self._wake()
+
+    def _wake(self) -> None:
+        """Set the timer for when something is due: the executor works for each time that it fires."""
+        wait = _ANSWER_S if self._asked else self._due - wall()
+        self._timer.timer_period_ns = int(1e9 * max(wait, 1e-3))
+        self._timer.reset()
 
     def _on_answer(self, answer: Answer, binary: bytes) -> None:
         stamp, self._asked, c = self._asked, None, self._node.config
@@ -408,7 +416,9 @@ class Videohub:
             self.reconnects += 1
             self._due = wall() + self._pause
             self._pause = min(2 * self._pause, c.retry_most)
+            self._wake()
             return
         self.error, self._pause = "", c.retry_first
+        self._wake()
         jpeg = lambda: read_compressed(binary, c.quality, c.max_width)  # noqa: E731
         self._on_frame(Frame(stamp, c.frame_id, jpeg))

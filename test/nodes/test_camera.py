@@ -7,6 +7,7 @@ import io
 import socket
 import sys
 import threading
+import time
 import types
 from array import array
 from collections.abc import Callable
@@ -536,6 +537,24 @@ def test_videohub_asks_one_after_the_other_at_its_rate(graph: Any) -> None:
     graph.wait_for(lambda: camera.observations)
     graph.wait_for(camera.status(DiagnosticStatus.OK, "active"))
     assert camera.observations[-1].reconnects >= 1
+
+
+@needs_unitree
+def test_videohub_wakes_only_when_something_is_due(
+    graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks: list[float] = []
+    tick = cameras.Videohub._tick
+
+    def counted(self: cameras.Videohub) -> None:
+        ticks.append(time.monotonic())
+        tick(self)
+
+    monkeypatch.setattr(cameras.Videohub, "_tick", counted)
+    FakeGo2(graph.node("go2"))
+    camera = Camera(graph, source="videohub", max_rate=5.0)
+    graph.wait_for(lambda: len(camera.observations) >= 5)
+    assert len(ticks) <= 2 * len(camera.observations) + 2
 
 
 @needs_unitree
