@@ -657,6 +657,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
             deadline_s=limit,
             for_motion=True,
         )
+        assert self._generate is not None, "its server is there"
         told = (partial(f, run_, run_.number) for f in (self._on_answer, self._on_feedback))
         run_.generation = SentGoal(self, self._generate, goal, *told)
 
