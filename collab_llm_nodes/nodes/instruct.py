@@ -152,13 +152,15 @@ class _Client:
         self._speech.publish(String(data=said))
 
     def _on_confirmed(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        """Send the goal, if all that it needs is there."""
-        response.success = self.announced and not self.missing and not self._given_up
-        if response.success:
+        """Send the goal now, or never because of this confirmation."""
+        if self.announced and self._unconfirmed:
             self._unconfirmed = False
+            self._send_when_complete()
+            self._unconfirmed = self.goal is None
+        response.success = self.goal is not None
+        if response.success:
             self._pending.publish(String())
             response.message = self._instruction
-            self._send_when_complete()
         elif self.missing:
             response.message = f"not ready, waiting for {', '.join(self.missing)}"
         return response

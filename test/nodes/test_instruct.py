@@ -206,6 +206,23 @@ def test_an_instruction_waits_to_be_confirmed_and_is_announced(
     ros_graph.wait_for(lambda: navigator.goals)
     ros_graph.wait_for(lambda: pending == ["find it", ""])
     assert navigator.goals[0].request.instruction == "find it"
+    assert instruct.confirm(**context) == 0  # twice is once
+    assert len(navigator.goals) == 1
+
+
+def test_what_is_missing_again_when_it_is_confirmed_is_not_sent_later(ros_graph: Any) -> None:
+    navigator, client, pending, _ = confirming(ros_graph)
+    ros_graph.do(navigator.load)
+    navigator.link(LinkState.UP)
+    ros_graph.wait_for(lambda: pending)
+    navigator.link(LinkState.DOWN)
+    ros_graph.wait_for(lambda: client.missing == [LINK])
+    assert instruct.confirm(context=ros_graph.context) == 1
+    navigator.link(LinkState.UP)
+    ros_graph.wait_for(lambda: not client.missing)
+    ros_graph.do(client._look)
+    assert client.goal is None
+    assert instruct.confirm(context=ros_graph.context) == 0
 
 
 def test_a_confirmation_that_does_not_come_ends_it(
