@@ -95,9 +95,8 @@ def test_no_generate_server_is_unavailable(graph: Any) -> None:
 
 
 def restart(graph: Any, robot: Robot) -> None:
-    """End the server of the model, whatever it is asked, and start another."""
-    robot.navigator.post(robot.generate.destroy)
-    graph.wait_for(lambda: not robot.navigator._generate.server_is_ready())
+    """Start another server of the model, once the mission knows that the one before is gone."""
+    graph.wait_for(lambda: robot.navigator._run.mission._outage)
 
     def offer() -> None:
         robot.generate = ActionServer(robot.user, Generate, "edge_cloud/generate", robot._answer)
@@ -111,6 +110,7 @@ def test_a_mission_outlives_the_restart_of_a_model_that_was_asked(graph: Any) ->
     handle = robot.send()
     graph.wait_for(lambda: len(robot.prompts) == 2)
     robot.script = ["stop"]
+    robot.navigator.post(robot.generate.destroy)
     restart(graph, robot)
     result = graph.ask(handle.get_result_async, timeout=20.0).result
     assert (result.status.code, result.status.message, result.steps) == (Status.OK, "", 2)
@@ -129,7 +129,6 @@ def test_a_mission_outlives_a_model_that_is_not_there_between_two_questions(grap
     robot.script = ["turn left 30 degree", ends]
     handle = robot.send()
     graph.wait_for(lambda: len(robot.prompts) == 2)
-    graph.wait_for(lambda: robot.navigator._run.mission._outage)
     robot.script = ["stop"]
     restart(graph, robot)
     result = graph.ask(handle.get_result_async, timeout=20.0).result
