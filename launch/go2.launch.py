@@ -2,6 +2,7 @@
 over motion and the robot's driver, in a process of their own.
 
     ros2 launch collab_llm go2.launch.py verifier:=cloud:50551 instruction:="find the red ball"
+    ros2 run collab_llm instruct --go       # when it says that it is ready: now the robot moves
 
 Parameters come from `robot_file` (camera, motion), then `params_file` (models), then the other
 arguments.
@@ -38,7 +39,7 @@ ARGUMENTS = {
     "params_file": ("qwen2_vl_2b_7b.yaml", "Models: a file, or a name in the config folder."),
     "model": ("", "Draft model: folder or hub id. Empty: as in params_file, or the embedded."),
     "verifier": ("", "Verifier, host:port. Empty: as in params_file."),
-    "instruction": ("", "Followed once everything is up. Empty: send goals to `navigate`."),
+    "instruction": ("", "Followed once all is up, see confirm. Empty: send goals to `navigate`."),
     "protocols": ("", "Further protocols to serve, by name: each by a node NAME_server."),
     "namespace": ("", "Namespace of the nodes and their topics."),
     "clock": ("/clock", "Simulated time. A relative name lies in the namespace."),
@@ -55,6 +56,10 @@ FLAGS = {
     "memory": (
         "false",
         "Serve DRAGON, and have the robot write what it sees and does into its documents.",
+    ),
+    "confirm": (
+        "true",
+        "Follow `instruction` only once somebody confirms it: instruct --go, or the dashboard.",
     ),
 }
 CHOICES = {
@@ -99,7 +104,7 @@ def _nodes(context: LaunchContext) -> list[Node]:
 
     config = Path(FindPackageShare("collab_llm").perform(context)) / "config"
     files = [_file(name, value(name), config) for name in ("robot_file", "params_file")]
-    overrides = _overrides(value, config.parent)
+    overrides = _overrides(value, config.parent, files)
     common: dict[str, Any] = {
         "package": "collab_llm",
         "namespace": value("namespace"),
@@ -137,7 +142,8 @@ def _nodes(context: LaunchContext) -> list[Node]:
             started.append(Node(executable=executable, name=executable, **common, **restarted))
     if value("instruction"):
         instruct = {k: common[k] for k in ("package", "namespace", "output")}
-        started.append(Node(executable="instruct", arguments=[value("instruction")], **instruct))
+        words = ["--confirm"] * (value("confirm") == "true") + [value("instruction")]
+        started.append(Node(executable="instruct", arguments=words, **instruct))
     return started
 
 
@@ -169,7 +175,17 @@ def _file(argument: str, value: str, config: Path) -> str:
     raise FileNotFoundError(f"{argument}:={value} is no file, nor one of {config}: {known}")
 
 
-def _overrides(value: Callable[[str], str], share: Path) -> str:
+def _room(value: Callable[[str], str], files: list[str]) -> str:
+    """The simulator's room: ``seed``, or what the parameter files say of it."""
+    seed = value("seed")
+    for file in files:
+        for name, node in (yaml.safe_load(Path(file).read_text()) or {}).items():
+            if name.rpartition("/")[2] == "sim_go2" and not seed:
+                seed = node["ros__parameters"].get("seed", "")
+    return f"room-{seed or 0}"
+
+
+def _overrides(value: Callable[[str], str], share: Path, files: list[str]) -> str:
     """A parameter file with what the arguments say; it goes when this process does.
 
     Names are spelt out because an exact name wins over the wildcards of the other files, while a
@@ -192,6 +208,8 @@ def _overrides(value: Callable[[str], str], share: Path) -> str:
         nodes[f"{space}/dashboard"]["port"] = yaml.safe_load(value("dashboard_port"))
     if value("memory") == "true":
         nodes[f"{space}/dragon_server"]["memory.fill"] = True
+    if value("driver") == "sim" and "dragon" in _protocols(value):
+        nodes[f"{space}/dragon_server"]["memory.world"] = _room(value, files)
     nodes[f"{space}/recorder"]["folder"] = value("bags")
     content = {name: {"ros__parameters": values} for name, values in nodes.items()}
     with tempfile.NamedTemporaryFile("w", prefix="collab_llm_", suffix=".yaml", delete=False) as f:

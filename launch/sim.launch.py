@@ -68,6 +68,11 @@ ROBOT = {
         "Serve DRAGON, and have the robot write what it sees and does into its documents.",
         BOOLEAN,
     ),
+    "confirm": (
+        "false",
+        "Follow `instruction` only once somebody confirms it: instruct --go, or the dashboard.",
+        BOOLEAN,
+    ),
 }
 VERIFIER = {
     "config": ("verifier_embedded.yaml", "The verifier's settings: a file, or a name in config."),

@@ -187,6 +187,12 @@ class _Page:
                 self._cancel = ui.button("Cancel", on_click=self._give_up)
                 self._cancel.props("data-id=cancel outline")
                 self._goal = ui.label().props("data-id=goal")
+            self._pending = ui.row()
+            with self._pending:
+                self._waits = ui.label().props("data-id=pending")
+                ui.button("Confirm: the robot moves", on_click=self._confirm).props(
+                    "data-id=confirm"
+                )
 
     def _build_answer(self) -> None:
         with ui.element("div").classes("panel"):
@@ -297,6 +303,10 @@ class _Page:
                 ui.notify("An instruction is being followed: cancel it first.", type="warning")
             robot.instruct(wish)
 
+    def _confirm(self) -> None:
+        if self._host.robot is not None:
+            self._host.robot.confirm()
+
     def _ask(self) -> None:
         question = (self._query.value or "").strip()[:MAX_INSTRUCTION]
         if not question:
@@ -319,6 +329,8 @@ class _Page:
         self._seen.set_text(_seen_text(shown))
         self._goal.set_text(goal_text(shown.goal))
         self._cancel.set_enabled(shown.goal.busy)
+        self._pending.set_visibility(bool(shown.pending))
+        self._waits.set_text(f'"{shown.pending}" waits for you to confirm it.')
         self._show_answer(shown)
         self._show_reading(shown.reading)
         self._recall.set_visibility(shown.remembers or shown.recall is not None)

@@ -29,6 +29,9 @@ class Robot(Protocol):
     def instruct(self, instruction: str) -> None:
         """Have an instruction followed."""
 
+    def confirm(self) -> None:
+        """Have the instruction followed that waits for it."""
+
     def ask(self, question: str) -> None:
         """Have a question about the robot's own documents answered."""
 

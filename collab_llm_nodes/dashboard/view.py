@@ -319,6 +319,8 @@ class Snapshot:
     direction: Direction | None = None
     link: Link = field(default_factory=Link)
     goal: Goal = field(default_factory=Goal)
+    pending: str = ""
+    """The instruction that waits for somebody to confirm it."""
     pose: Pose | None = None
     path: tuple[tuple[float, float], ...] = ()
     answers: tuple[Answer, ...] = ()
@@ -417,6 +419,7 @@ class View:
         self._frame_at: float | None = None
         self._modes: dict[str, str] = {}  # of the sessions of late
         self.goal = Goal()
+        self.pending = ""
 
     # What the graph says.
 
@@ -550,6 +553,7 @@ class View:
             direction=self._direction(),
             link=self._fresh_link(now),
             goal=self.goal,
+            pending=self.pending,
             pose=self._pose,
             path=tuple(self._path.points),
             answers=tuple(self._answers),

@@ -140,9 +140,9 @@ def _things(words: list[str], *, anywhere: bool) -> tuple[tuple[Name, ...], ...]
 
 def _whole(name: list[str]) -> list[Name]:
     """Return the name without what is asked for at its end; none if it names no thing."""
-    while name and _plain(name[-1]) in _ASKED_FOR:
+    while name and singular(name[-1]) in _ASKED_FOR:
         name.pop()
-    return [] if _NO_THING_ALONE.issuperset(map(_plain, name)) else [tuple(name)]
+    return [] if _NO_THING_ALONE.issuperset(map(singular, name)) else [tuple(name)]
 
 
 def _ends_a_name(word: str) -> bool:
@@ -156,11 +156,11 @@ def _is_mark(word: str) -> bool:
 
 def _padded(words: Iterable[str]) -> str:
     """Return words in the form in which one row of them is looked for within another."""
-    return f" {' '.join(map(_plain, words))} "
+    return f" {' '.join(map(singular, words))} "
 
 
-def _plain(word: str) -> str:
-    """Return what a word, its regular plural and their possessives have in common."""
+def singular(word: str) -> str:
+    """Return what a word in lower case, its regular plural and their possessives have in common."""
     word = _POSSESSIVE.sub("", word)
     if len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")):
         word = word[:-1]

@@ -135,6 +135,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
         super().__init__("dashboard", DashboardConfig, **node_arguments)
         self._site: Site | None = None
         self._view = View(math.radians(self.config.camera_fov))
+        self._pending = ""  # the instruction that waits to be confirmed, as it was announced last
         self._shown = self._view.snapshot(wall())
         self._frame: tuple[int, bytes] = (0, b"")
         self._motion: tuple[Motion | None, float] = (None, -math.inf)
@@ -189,6 +190,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
         self._view = View(math.radians(self.config.camera_fov))
         self._stops = self.create_publisher(Bool, "emergency_stop", COMMAND)
         self._resets = self.create_client(Trigger, "reset_emergency_stop", qos_profile=REQUESTS)
+        self._confirms = self.create_client(Trigger, "confirm_instruction", qos_profile=REQUESTS)
         self._navigate = ActionClient(self, Navigate, "navigate")
         self._memory = ActionClient(self, Generate, "dragon/generate")
         # Ends whatever is followed, whoever gave it: a handle has only who sent the goal.
@@ -206,6 +208,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
                 (LinkState, "link_state", self._on_link, STATE),
                 (MotionState, "motion_state", self._on_motion, STATE),
                 (String, "instruction", self._on_instruction, STATE),
+                (String, "pending_instruction", self._on_pending, STATE),
                 (DiagnosticArray, "/diagnostics", self._on_diagnostics, RESULT),
             )
         ]
@@ -221,7 +224,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
         self._asked = None
         self._navigate.destroy()
         self._memory.destroy()
-        for client in (self._resets, self._cancels):
+        for client in (self._resets, self._cancels, self._confirms):
             self.destroy_client(client)
         self.destroy_publisher(self._stops)
 
@@ -346,6 +349,10 @@ class Dashboard(ManagedNode[DashboardConfig]):
         self._view.goal = replace(goal, followed=followed, state="running" if ours else goal.state)
 
     @guarded
+    def _on_pending(self, msg: String) -> None:
+        self._pending = msg.data[:1000]
+
+    @guarded
     def _on_diagnostics(self, msg: DiagnosticArray) -> None:
         for status in msg.status:
             level = int.from_bytes(status.level, "little")
@@ -358,6 +365,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
             lost = "the navigator is gone" if goal.state != "idle" else ""
             state = "ended" if lost else "idle"
             self._view.goal = replace(goal, state=state, error=lost, followed="")
+        self._view.pending = self._pending if self._confirms.service_is_ready() else ""
         self._view.remembers = self._memory.server_is_ready()
         if self._watched():
             self._shown = self._view.snapshot(wall())
@@ -400,6 +408,10 @@ class Dashboard(ManagedNode[DashboardConfig]):
         else:
             error = result.status.message or f"ended with status {code_of(result.status)}"
         self._view.goal = replace(self._view.goal, state="ended", error=error)
+
+    def _confirm(self) -> None:
+        if self._confirms.service_is_ready():
+            self._confirms.call_async(Trigger.Request())
 
     def _ask(self, question: str) -> None:
         if not self.active or self._asked is not None:
@@ -483,6 +495,9 @@ class Dashboard(ManagedNode[DashboardConfig]):
 
     def instruct(self, instruction: str) -> None:
         self.post(self._instruct, instruction)
+
+    def confirm(self) -> None:
+        self.post(self._confirm)
 
     def ask(self, question: str) -> None:
         self.post(self._ask, question)

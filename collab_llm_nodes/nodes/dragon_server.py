@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from collab_llm_nodes.protocols.dragon.index import Index
 from collab_llm_nodes.protocols.dragon.running import start
 from collab_llm_nodes.protocols.dragon.settings import DragonConfig
 from collab_llm_nodes.robot.diary import Diary
-from collab_llm_nodes.robot.episodes import EpisodeConfig, is_episode, remember
+from collab_llm_nodes.robot.episodes import EpisodeConfig, is_episode, remember, store_of
 from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.document_index import IndexService
 from collab_llm_nodes.ros.generation_host import GenerationHost, HostConfig
@@ -50,6 +50,11 @@ class MemoryConfig(EpisodeConfig):
     fill: bool = setting(
         False,
         "Write what the robot sees and does into the documents, in episodes.",
+        read_only=True,
+    )
+    world: str = setting(
+        "world",
+        "Name of the simulated world that the robot is in, where use_sim_time is set.",
         read_only=True,
     )
 
@@ -88,7 +93,7 @@ class DragonServer(ProtocolServer[DragonServerConfig]):
             raise ConfigError(
                 "a memory needs documents", field="side.store", remedy="name their folder"
             )
-        running = start(config, self.resources())
+        running = start(self._with_own_store(config), self.resources())
         self._retrievals = self.create_publisher(DragonRetrieval, "dragon/retrieval", RESULT)
         running.on_found = self._tell_found
         self.host = GenerationHost(self, self.entry, running)
@@ -105,6 +110,19 @@ class DragonServer(ProtocolServer[DragonServerConfig]):
                 )
             ]
         self._looks = self.create_timer(_LOOK_S, self._keep, clock=STEADY)
+
+    def _with_own_store(self, config: DragonServerConfig) -> DragonServerConfig:
+        """Return ``config`` with the store of this robot in its world in place of ``side.store``.
+
+        A simulation must not fill the memory of a real robot, nor read its private documents.
+        """
+        if not config.side.store:
+            return config
+        simulated = self.get_parameter("use_sim_time").value
+        world = config.memory.world if simulated else ""
+        store = store_of(config.side.store, self.get_namespace(), world)
+        self.get_logger().info(f"documents in {store}")
+        return replace(config, side=replace(config.side, store=store))
 
     def deactivate(self) -> None:
         """End what others asked for; the episode under way is written."""

@@ -2,6 +2,11 @@
 
 A client of the action ``navigate``, for people and launch files. Ctrl-C cancels the mission.
 ``instruct stop`` cancels whatever is being followed, whoever gave it, without waiting for models.
+
+Models may take minutes to load, and nobody may look at the robot then. With ``--confirm`` it
+announces on ``pending_instruction`` and ``speech`` that all is ready, and sends the goal only once
+somebody has confirmed it: by the dashboard, ``instruct --go``, or the service
+``confirm_instruction``.
 """
 
 from __future__ import annotations
@@ -20,6 +25,8 @@ from rclpy.action import ActionClient
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.task import Future
+from std_msgs.msg import String
+from std_srvs.srv import Trigger
 
 from collab_llm.action import Generate, Navigate
 from collab_llm.msg import LinkState, Status
@@ -28,7 +35,7 @@ from collab_llm_nodes.robot.stop_words import asks_to_stop
 from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.goals import SentGoal
 from collab_llm_nodes.ros.program import argument_parser, init_rclpy, read_arguments
-from collab_llm_nodes.ros.qos import STATE
+from collab_llm_nodes.ros.qos import REQUESTS, RESULT, STATE
 
 START_DEADLINE_S = 300.0
 """Wait for the nodes and the verifier at most; models of many gigabytes may have to be loaded."""
@@ -36,24 +43,30 @@ LOST_S = 5.0
 """A navigator that is not there for so long does not come back."""
 ASK_AGAIN_S = 1.0
 """The answer to a question about parameters may get lost, see goals.py."""
+CONFIRM_DEADLINE_S = 600.0
+"""Wait for a confirmation at most; people come back from what they did while the models loaded."""
 CANCEL_DEADLINE_S = 5.0
 NAVIGATOR_DEADLINE_S = 5.0
-"""Longest wait for a navigator that is to be told to stop."""
+"""Longest wait for a navigator that is to be told to stop, and for a confirmation to be taken."""
 
 
 class _Client:
     """One goal, followed to its end by callbacks in the spinning thread.
+
+    Args:
+        confirm: send it only once somebody confirms it.
 
     Attributes:
         ended: nothing more is to be expected.
         result: of the goal; None if it has none.
         goal: None until it is sent.
         missing: what has to be there before the goal is sent, and is not yet.
-        seen_at: when the navigator was there last; until the goal is sent, the start
-            [s, time.monotonic].
+        seen_at: when the navigator was there last; until the goal is sent, the start, or the
+            announcement that it can be confirmed [s, time.monotonic].
+        announced: all was there, and people were asked to confirm.
     """
 
-    def __init__(self, instruction: str, **node_arguments: Any) -> None:
+    def __init__(self, instruction: str, *, confirm: bool = False, **node_arguments: Any) -> None:
         self.ended = threading.Event()
         self.result: Navigate.Result | None = None
         self.goal: SentGoal | None = None
@@ -68,6 +81,13 @@ class _Client:
         self._link_up, self._needs_link = False, True
         self.node.create_subscription(LinkState, "link_state", self._on_link, STATE)
         self._instruction = instruction
+        self.announced, self._unconfirmed = False, confirm
+        if confirm:
+            self._pending = self.node.create_publisher(String, "pending_instruction", STATE)
+            self._speech = self.node.create_publisher(String, "speech", RESULT)
+            self.node.create_service(
+                Trigger, "confirm_instruction", self._on_confirmed, qos_profile=REQUESTS
+            )
         self._present = self._given_up = False
         self.node.create_timer(0.1, self._look, clock=STEADY)
 
@@ -107,10 +127,43 @@ class _Client:
         if self.missing:
             if self.missing != before:
                 print(f"waiting for {', '.join(self.missing)}", file=sys.stderr, flush=True)
+        elif self._unconfirmed:
+            self._announce()
         elif not self._given_up:
             self.seen_at = time.monotonic()  # before `goal`, which makes the limit a short one
             goal = Navigate.Goal(instruction=self._instruction)
             self.goal = SentGoal(self.node, self._action, goal, self._on_end, self._on_feedback)
+
+    def _announce(self) -> None:
+        """Ask people to confirm the instruction, once."""
+        if self.announced:
+            return
+        self.announced, self.seen_at = True, time.monotonic()
+        service = self.node.resolve_service_name("confirm_instruction")
+        print(
+            f"ready, and NOT moving before this is confirmed: {printable(self._instruction)}\n"
+            "confirm: the dashboard's button, `ros2 run collab_llm instruct --go`, or"
+            f" `ros2 service call {service} std_srvs/srv/Trigger`",
+            file=sys.stderr,
+            flush=True,
+        )
+        self._pending.publish(String(data=self._instruction))
+        said = f"I am ready, and will move once you confirm: {self._instruction}"
+        self._speech.publish(String(data=said))
+
+    def _on_confirmed(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        """Send the goal now, or never because of this confirmation."""
+        if self.announced and self._unconfirmed:
+            self._unconfirmed = False
+            self._send_when_complete()
+            self._unconfirmed = self.goal is None
+        response.success = self.goal is not None
+        if response.success:
+            self._pending.publish(String())
+            response.message = self._instruction
+        elif self.missing:
+            response.message = f"not ready, waiting for {', '.join(self.missing)}"
+        return response
 
     def _ask_navigator(self) -> None:
         """Ask which action it asks, and by which protocol; again while no answer comes."""
@@ -139,18 +192,19 @@ class _Client:
         self.ended.set()
 
 
-def instruct(instruction: str) -> int:
+def instruct(instruction: str, *, confirm: bool = False) -> int:
     """Send ``instruction`` and wait for the end: 0 arrived, 1 ended otherwise, 2 not sent."""
     interrupted, finished = threading.Event(), threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: interrupted.set())
-    client = _Client(instruction)
+    client = _Client(instruction, confirm=confirm)
     executor = SingleThreadedExecutor()
     executor.add_node(client.node)
     spinner = threading.Thread(target=_spin, args=(executor, finished), name="ros-spin")
     spinner.start()
     while not client.ended.wait(0.2) and not interrupted.is_set():
-        limit = LOST_S if client.goal else START_DEADLINE_S
+        waiting = CONFIRM_DEADLINE_S if client.announced else START_DEADLINE_S
+        limit = LOST_S if client.goal else waiting
         if time.monotonic() - client.seen_at > limit:
             break
     if interrupted.is_set():
@@ -188,6 +242,29 @@ def stop(**node_arguments: Any) -> int:
         node.destroy_node()
 
 
+def confirm(**node_arguments: Any) -> int:
+    """Confirm the instruction that waits for it: 0 it is followed now, 1 not, 2 none waits."""
+    node = Node("instruct", **node_arguments)
+    executor = SingleThreadedExecutor(context=node.context)
+    executor.add_node(node)
+    confirms = node.create_client(Trigger, "confirm_instruction", qos_profile=REQUESTS)
+    try:
+        if not confirms.wait_for_service(NAVIGATOR_DEADLINE_S):
+            print("no instruction waits for a confirmation", file=sys.stderr)
+            return 2
+        asked = confirms.call_async(Trigger.Request())
+        executor.spin_until_future_complete(asked, NAVIGATOR_DEADLINE_S)
+        if asked.done() and asked.result().success:
+            print(f"confirmed: {printable(asked.result().message)}", flush=True)
+            return 0
+        why = asked.result().message if asked.done() else "no answer"
+        print(f"not confirmed: {printable(why)}", file=sys.stderr)
+        return 1
+    finally:
+        executor.shutdown()
+        node.destroy_node()
+
+
 def _report(client: _Client, interrupted: bool) -> int:
     """Say how it ended; the exit status."""
     result = client.result
@@ -196,6 +273,9 @@ def _report(client: _Client, interrupted: bool) -> int:
         verdict = "arrived" if arrived else f"ended: {printable(result.status.message)}"
         print(f"{verdict} ({result.steps} steps, {result.distance_travelled:.2f} m)", flush=True)
         return 0 if arrived else 1
+    if client.goal is None and client.announced and not interrupted:
+        print(f"not confirmed within {CONFIRM_DEADLINE_S:g} s: not followed", file=sys.stderr)
+        return 2
     if client.goal is None and not interrupted:
         missing = ", ".join(client.missing)
         print(f"not there within {START_DEADLINE_S:g} s: {missing}", file=sys.stderr)
@@ -215,16 +295,26 @@ def _spin(executor: SingleThreadedExecutor, finished: threading.Event) -> None:
 def main() -> int:
     """Read the instruction from the command line."""
     parser = argument_parser(__doc__ or "")
-    parser.add_argument("words", nargs="+", help='the instruction: "find the red ball"')
+    parser.add_argument("words", nargs="*", help='the instruction: "find the red ball"')
+    parser.add_argument(
+        "--confirm", action="store_true", help="announce it, and wait until somebody confirms it"
+    )
+    parser.add_argument("--go", action="store_true", help="confirm the instruction that waits")
     try:
-        words = read_arguments(parser).words
+        given = read_arguments(parser)
+        instruction = " ".join(given.words)
+        if given.go == bool(instruction):
+            parser.error("give an instruction, or --go alone")
         init_rclpy(None)
     except ConfigError as error:
         print(f"{error.code}: {error}", file=sys.stderr)
         return 1
-    instruction = " ".join(words)
     try:
-        return stop() if asks_to_stop(instruction) else instruct(instruction)
+        if given.go:
+            return confirm()
+        if asks_to_stop(instruction):
+            return stop()
+        return instruct(instruction, confirm=given.confirm)
     finally:
         rclpy.try_shutdown()
 

@@ -15,7 +15,8 @@ instruction when it comes. Nobody waits: what it says is in the questions to the
 
 An instruction that only asks to stop ends the one under way, and is done: no model is asked.
 
-A goal that cannot be served is refused, as far as that is known at once, and the log says why.
+A goal that cannot be served is accepted all the same, and ends at once with a status that says why:
+ROS has no words for why a goal is refused.
 """
 
 from __future__ import annotations
@@ -31,8 +32,7 @@ from action_msgs.msg import GoalStatus
 from builtin_interfaces.msg import Time as TimeMsg
 from geometry_msgs.msg import PoseStamped, Twist, TwistStamped
 from nav_msgs.msg import Odometry
-from rclpy.action import ActionClient, ActionServer, CancelResponse, GoalResponse
-from rclpy.action.client import ClientGoalHandle
+from rclpy.action import ActionClient, ActionServer, CancelResponse
 from rclpy.action.server import ServerGoalHandle
 from rclpy.task import Future
 from std_msgs.msg import String
@@ -57,8 +57,8 @@ from collab_llm_nodes.robot.stamps import Stamps
 from collab_llm_nodes.robot.steps import DelegatedSteps
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
 from collab_llm_nodes.ros.clock import STEADY, wall
-from collab_llm_nodes.ros.convert import code_of, of_a_request, status_named
-from collab_llm_nodes.ros.goals import SentGoal
+from collab_llm_nodes.ros.convert import code_of, of_a_request, status_named, status_of
+from collab_llm_nodes.ros.goals import RESULT_S, SentGoal
 from collab_llm_nodes.ros.health import Faults, Level, Status, TopicLimits
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
 from collab_llm_nodes.ros.motion_inputs import action_from, permission_from, pose_from, seconds_of
@@ -66,6 +66,7 @@ from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import CAMERA, COMMAND, REQUESTS, RESULT, STATE
 from collab_llm_nodes.ros.step_outputs import OUTPUTS, make_output
 
+_SUCCEEDED = GoalStatus.STATUS_SUCCEEDED
 _LOGGED = 120
 """Characters of an instruction that the log repeats."""
 _LOG_S = 0.1
@@ -161,7 +162,7 @@ class _Run:
     mission: Mission
     over: Future
     number: int = 0  # of the generation asked for last
-    generation: ClientGoalHandle | None = None
+    generation: SentGoal | None = None
     stamp: TimeMsg = field(default_factory=TimeMsg)  # capture time of the frame asked about
     session: str = ""  # that produces the answer; "" until it is known
     acting: tuple[TimeMsg, str] | None = None  # frame and session of the action carried out last
@@ -246,11 +247,11 @@ class Navigator(ManagedNode[NavigatorConfig]):
                 Navigate,
                 "navigate",
                 self._execute,
-                goal_callback=self._on_goal,
                 cancel_callback=self._on_cancel,
                 goal_service_qos_profile=REQUESTS,
                 result_service_qos_profile=REQUESTS,
                 cancel_service_qos_profile=REQUESTS,
+                result_timeout=RESULT_S,
             )
 
     def activate(self) -> None:
@@ -300,9 +301,8 @@ class Navigator(ManagedNode[NavigatorConfig]):
         permission = self._permission[0] if self._permission else None
         why = ", ".join(permission.reasons) if permission else "motion_state"
         allowed = permission is not None and permission.allowed
-        answers = self._generate is not None and self._generate.server_is_ready()
         there = {
-            f"the action {self.config.answer.action}": answers,
+            f"the action {self.config.answer.action}": self._answers,
             f"{why} (motion_guard)": allowed or not self.config.require_guard,
             "observation (camera_ingest)": self._sees,
             "odom (the robot's driver)": self._odometry,
@@ -319,25 +319,23 @@ class Navigator(ManagedNode[NavigatorConfig]):
             told = f"; {self._odometry_trouble}" if self._odometry_trouble else ""
             self.get_logger().info(f"not ready, waiting for {', '.join(missing)}{told}")
 
-    # The action.
+    @property
+    def _answers(self) -> bool:
+        """The server of the model is there."""
+        return self._generate is not None and self._generate.server_is_ready()
 
-    def _on_goal(self, request: Navigate.Goal) -> GoalResponse:
-        if asks_to_stop(request.instruction, self.config.stop_words):
-            return GoalResponse.ACCEPT  # in any state of the node
-        try:
-            self._mission_of(request)
-        except CollabError as error:
-            return self.refuse_goal("navigate", error)
-        return GoalResponse.ACCEPT
+    # The action.
 
     async def _execute(self, goal: ServerGoalHandle) -> Navigate.Result:
         if asks_to_stop(goal.request.instruction, self.config.stop_words):
             return self._stop(goal)
-        result, since = Navigate.Result(), time.monotonic()
-        try:  # again: another goal may have been accepted in the same moment
+        result, since = Navigate.Result(pose=self._pose), time.monotonic()
+        try:
             mission = self._mission_of(goal.request)
         except CollabError as error:
-            self._conclude(goal, result, error.code, str(error), since)
+            self.warn_of("navigate: goal refused", error)
+            result.status = status_of(error)
+            goal.abort()
             return result
         instruction = repr(goal.request.instruction[:_LOGGED])  # a log obeys no control character
         told = f"goal {_name(goal)}: accepted: {instruction}"
@@ -401,7 +399,14 @@ class Navigator(ManagedNode[NavigatorConfig]):
         if self._output is not None:
             steps = DelegatedSteps(config.executor, self._output)
         guarded = self.config.require_guard
-        return Mission(config, self.seconds(), wall(), steps=steps, guarded=guarded)
+        return Mission(
+            config,
+            self.seconds(),
+            wall(),
+            instruction=request.instruction,
+            steps=steps,
+            guarded=guarded,
+        )
 
     def _tell_what_is_known(self, mission: Mission) -> None:
         """Tell a new mission the last words of odometry and motion_guard."""
@@ -561,6 +566,10 @@ class Navigator(ManagedNode[NavigatorConfig]):
                 timer.cancel()
             return
         self._run.mission.tick(self.seconds(), wall())
+        if self._run.generation is not None and not self._answers:
+            self._fail(
+                self._run, "UNAVAILABLE", f"the server of {self.config.answer.action} is gone"
+            )
         self._follow_up(self._run, 1.5 / self.config.rate)
 
     def _follow_up(self, run_: _Run, spacing: float = 0.0) -> None:
@@ -573,7 +582,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         if self._output is None or ends:  # else somebody else's velocities would meet our zeros
             self._send(mission.velocity, 0.0 if ends else spacing)
         if run_.generation is not None and not mission.answering:
-            run_.generation.cancel_goal_async()
+            run_.generation.call_off()
             run_.generation = None
         if ends:
             run_.over.set_result(None)
@@ -627,7 +636,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         run_.number += 1
         run_.session, run_.early = "", []
         run_.metrics = GenerationMetrics()
-        if self._generate is None or not self._generate.server_is_ready():
+        if not self._answers:
             asked = self.config.answer.action
             self._fail(run_, "UNAVAILABLE", f"the action {asked} is not there: start its server")
             return
@@ -648,23 +657,9 @@ class Navigator(ManagedNode[NavigatorConfig]):
             deadline_s=limit,
             for_motion=True,
         )
-        number = run_.number
-        sent = self._generate.send_goal_async(goal, partial(self._on_feedback, run_, number))
-        sent.add_done_callback(partial(self._on_goal_response, run_, number))
-
-    def _on_goal_response(self, run_: _Run, number: int, sent: Future) -> None:
-        """Take the answer to a goal; one that was given up on its way is cancelled all the same."""
-        handle: ClientGoalHandle = sent.result()
-        awaited = number == run_.number and run_.mission.answering
-        if not handle.accepted:
-            if awaited:
-                told = f"the server of {self.config.answer.action} refused: its log says why"
-                self._fail(run_, "UNAVAILABLE", told)
-        elif not awaited:
-            handle.cancel_goal_async()
-        else:
-            run_.generation = handle
-            handle.get_result_async().add_done_callback(partial(self._on_answer, run_, number))
+        assert self._generate is not None, "its server is there"
+        told = (partial(f, run_, run_.number) for f in (self._on_answer, self._on_feedback))
+        run_.generation = SentGoal(self, self._generate, goal, *told)
 
     @_stopping
     def _on_feedback(self, run_: _Run, number: int, msg: Any) -> None:
@@ -673,13 +668,16 @@ class Navigator(ManagedNode[NavigatorConfig]):
             self._know(run_, msg.feedback.session_id)
 
     @_stopping
-    def _on_answer(self, run_: _Run, number: int, answered: Future) -> None:
-        if number != run_.number or not run_.mission.answering:
+    def _on_answer(self, run_: _Run, number: int, result: Generate.Result | None) -> None:
+        """Take the end of a generation; None: its server refused it, or has been restarted."""
+        generation = run_.generation
+        if number != run_.number or generation is None:
             return
-        response = answered.result()
-        result: Generate.Result = response.result
         run_.generation = None
-        if result.status.code == StatusMsg.OK and response.status == GoalStatus.STATUS_SUCCEEDED:
+        if result is None:
+            why = "refused: its log says why" if generation.refused else "was restarted"
+            self._fail(run_, "UNAVAILABLE", f"the server of {self.config.answer.action} {why}")
+        elif result.status.code == StatusMsg.OK and generation.status == _SUCCEEDED:
             run_.metrics = result.metrics
             self._know(run_, result.session_id)
             run_.mission.on_answer_ended(wall())

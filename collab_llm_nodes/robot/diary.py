@@ -36,13 +36,18 @@ _MOST_WORDS = 100  # of an instruction
 _DENIAL = re.compile(r"\b(?:no|not|nothing|cannot)\b|n['\N{RIGHT SINGLE QUOTATION MARK}]t\b", re.I)
 
 
+def without_order(text: str, begin: int) -> str:
+    """Return what an answer says before its action, which begins at ``begin``."""
+    return _ORDER.sub("", text[:begin]).strip()
+
+
 def sighting(text: str, begin: int) -> str:
     """Return what an answer says that it sees, without the action that begins at ``begin``.
 
     Empty if it sees nothing, or says that something is not there: a question about a thing must not
     find the places where it was not.
     """
-    said = _ORDER.sub("", text[:begin]).strip()
+    said = without_order(text, begin)
     return "" if _DENIAL.search(said) else said
 
 

@@ -222,6 +222,20 @@ def remember(memory: Memory, document: Document, most: int) -> list[str]:
     return gone
 
 
+def store_of(folder: str, robot: str, world: str) -> str:
+    """Return the folder of the documents of a robot in a world.
+
+    ``folder`` itself for the only robot, in the real world; else one beside it, such as
+    ``private.fleet.robot1.simulated-room-3``: what one robot sees is not where another finds it.
+
+    Args:
+        robot: its namespace, such as "/fleet/robot1".
+        world: name of a simulated world; "" for the real one.
+    """
+    robots = [part for part in robot.split("/") if part]
+    return ".".join([folder.rstrip("/"), *robots, *([f"simulated-{world}"] if world else [])])
+
+
 def is_episode(name: str) -> bool:
     """Return True for the name of an episode."""
     return bool(_EPISODE.fullmatch(name))

@@ -1,13 +1,17 @@
 """Following one instruction: observe, think, act, until the model says stop. No I/O, no clock.
 
 Two clocks come in with the events: ``now`` is the robot's [s], possibly simulated, and rules
-motion; ``wall`` is the machine's [s, monotonic] and rules liveness, so that a simulator that stands
-still cannot make anything wait for ever.
+motion; ``wall`` is the machine's [s, monotonic] and rules every wait and deadline, so that a
+simulator that stands still cannot make anything wait for ever, and one that runs fast does not
+shorten anybody's time.
 
 The robot moves in the phase ACT only; every other phase, and every ending, means zero velocity.
 
 With ``overlap`` the next answer is asked for while the robot still moves. That answer takes the
 place of what is left of the step, measured from where its picture was taken.
+
+A model that cannot be reached costs time only: the mission asks again until it answers, or for
+``outage_timeout``.
 
 Somebody else may forbid motion (``on_motion_state``; the node ``motion_guard``). That ends a step,
 not the mission: it looks again once motion is allowed, and gives up after a while.
@@ -19,10 +23,12 @@ import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import NamedTuple
 from unicodedata import category
 
 from collab_llm_nodes.config import check_ranges, fixed, setting
 from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.robot.asked_thing import AskedThing
 from collab_llm_nodes.robot.executor import (
     ZERO,
     ExecutorConfig,
@@ -82,7 +88,7 @@ class MissionConfig:
     max_steps: int = setting(40, "Actions at most, unless the goal says.", low=1, high=10_000)
     deadline: float = setting(
         300.0,
-        "Robot's time for all of it, unless the goal says [s].",
+        "Time for all of it, unless the goal says, machine's time [s].",
         low=DEADLINE_LIMITS_S[0],
         high=DEADLINE_LIMITS_S[1],
     )
@@ -104,8 +110,19 @@ class MissionConfig:
     settle: float = setting(
         0.1, "Rest before the next frame counts, robot's time [s].", low=0.0, high=5.0
     )
+    check_thing: bool = setting(
+        False,
+        "Hold where the answer names another thing than the instruction (docs/safety.md). For"
+        " models that name things in the words of the instruction, as the embedded pair does.",
+    )
     retries: int = setting(
-        3, "Failed answers in a row before the mission is given up.", low=0, high=100
+        3, "Unusable answers in a row before the mission is given up.", low=0, high=100
+    )
+    outage_timeout: float = setting(
+        120.0,
+        "Wait for a model that cannot be reached, such as one that restarts, machine's time [s].",
+        low=0.0,
+        high=DEADLINE_LIMITS_S[1],
     )
     retry_pause: float = setting(
         0.5, "Pause after a failed answer, machine's time [s].", low=0.0, high=60.0
@@ -123,7 +140,8 @@ class MissionConfig:
     )
     refusal_timeout: float = setting(
         30.0,
-        "Wait for motion to be allowed again, machine's time [s].",
+        "Wait for motion to be allowed again, and for a camera that has fallen silent, machine's"
+        " time [s].",
         low=0.1,
         high=600.0,
     )
@@ -146,8 +164,7 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(NamedTuple):
     """Reason of the end: ``code`` is the name of a status constant of ``action/Navigate``."""
 
     code: str
@@ -162,6 +179,9 @@ _FATAL = {
     "INVALID_CONFIG",
 }
 """Failures of an answer that asking again cannot cure."""
+
+_OUTAGES = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "BUSY", "INACTIVE", "CANCELLED"}
+"""Failures of an answer whose cause is that the model, or its link, cannot be reached now."""
 
 _STATUS_OF = {Code.UNVERIFIED: "UNAVAILABLE", Code.STALE: "NO_OBSERVATION"}
 """Status of a mission after too many refusals of one kind; UNREADABLE for the others."""
@@ -185,6 +205,10 @@ NO_GUARD = Permission(
     " require_guard to false and remap cmd_vel_nav to what moves the robot",
 )
 
+_LINK_LOST = ("LINK_DOWN",)
+"""Reasons of a refusal because of the link alone."""
+
+_ASK_KNOWN = "name a thing that the model knows and sees, or set mission.check_thing to false"
 _ASK_CONTINUOUS = "does its source restart, correct itself, or scale wrongly? It must be continuous"
 
 _MOVED_M = 0.02
@@ -237,11 +261,13 @@ class Mission:
         now: float,
         wall: float,
         *,
+        instruction: str = "",
         steps: Steps | None = None,
         guarded: bool = False,
     ) -> None:
         """``steps``: who carries them out. ``guarded``: no motion without ``on_motion_state``."""
         self.config = config
+        self._asked_thing = AskedThing(instruction) if config.check_thing else None
         self.phase = Phase.OBSERVE
         self.velocity = ZERO
         self.ending: Ending | None = None
@@ -252,7 +278,7 @@ class Mission:
         self.odometry_trouble = ""
         self._executor: Steps = steps or StepExecutor(config.executor)
         self.action: ParsedAction | None = None
-        self._deadline = now + config.deadline
+        self._deadline = wall + config.deadline
         self._not_before = now  # capture time from which frames count
         self._phase_since = wall
         self._ask_after = wall  # pause after a failure
@@ -260,6 +286,8 @@ class Mission:
         self._asked_at = wall
         self._answer_ended = wall
         self._failures = self._blocked = 0
+        self._sees = False  # a frame has come
+        self._outage: tuple[float, Ending] | None = None  # since when, and its last failure
         self._pose: Pose2D | None = None
         self._pose_seen = -math.inf
         self._poses: deque[tuple[float, Pose2D]] = deque()  # of the last seconds, robot's time
@@ -291,12 +319,13 @@ class Mission:
 
     def on_observation(self, stamp: float, wall: float) -> bool:
         """A frame captured at ``stamp`` is there; True: ask the model about it now."""
+        self._sees = True
         ahead = self._may_look_ahead()
         if not (ahead or self.phase is Phase.OBSERVE) or self._answering or wall < self._ask_after:
             return False
         if stamp < self._not_before or stamp <= self.asked:
             return False
-        if self._refused_since is not None and self._permission.reasons != ("LINK_DOWN",):
+        if self._refused_since is not None and self._permission.reasons != _LINK_LOST:
             self._phase_since = wall  # frames do come; to ask is how a link is found again
             return False
         self.asked = stamp
@@ -325,10 +354,14 @@ class Mission:
         if action.code is not Code.OK:
             self.on_failure(_STATUS_OF.get(action.code, "UNREADABLE"), _refusal(action), now, wall)
             return False
+        if self._asked_thing and (objection := self._asked_thing.objection(action)):
+            self.on_failure("NOT_FOUND", f"{objection}: {_ASK_KNOWN}", now, wall)
+            return False
         if action.kind is Kind.STOP and not verified:
             unsure = "stop, says the draft model alone: the target has not verified it"
             self.on_failure("UNAVAILABLE", unsure, now, wall)
             return False
+        self._outage = None
         if action.kind is Kind.STOP:
             self.steps += 1
             self.end("OK")
@@ -385,8 +418,15 @@ class Mission:
         """The answer cannot be used: ask again about a new frame, or end."""
         if self.phase is Phase.ENDED:
             return
-        self._failures += 1
-        if code in _FATAL or self._failures > self.config.retries:
+        if code in _OUTAGES:
+            since = self._outage[0] if self._outage else wall
+            self._outage = since, Ending(code, message)
+            over = wall - since >= self.config.outage_timeout
+        else:
+            self._outage = None
+            self._failures += 1
+            over = code in _FATAL or self._failures > self.config.retries
+        if over:
             self.end(code, message)
             return
         self._ask_after = wall + self.config.retry_pause
@@ -416,19 +456,22 @@ class Mission:
             return
         self._listen_to_the_guard(now, wall)
         refused = wall - (wall if self._refused_since is None else self._refused_since)
-        if now > self._deadline:
+        patience = c.refusal_timeout if self._sees else c.observation_timeout
+        link_lost = self._permission.reasons == _LINK_LOST
+        if wall > self._deadline:
             self.end("DEADLINE_EXCEEDED", f"not done within {c.deadline:g} s")
-        elif refused > c.refusal_timeout:
+        elif self.phase is Phase.OBSERVE and not self._answering and waited > patience:
+            missing = f"no fresh camera frame for {patience:g} s: {ASK_CAMERA}"
+            self.end("NO_OBSERVATION", missing)
+        elif refused > (c.outage_timeout if link_lost else c.refusal_timeout):
+            if self._outage and link_lost:
+                self.end(*self._outage[1])
             self.end("MOTION_REFUSED", self._permission.text)
         elif self._answering and wall - self._asked_at > c.answer_timeout:
             self.on_answer_ended(wall)  # the caller gives that generation up
             if self.phase is not Phase.ACT or self._ahead:
                 late = f"no answer within {c.answer_timeout:g} s"
                 self.on_failure("DEADLINE_EXCEEDED", late, now, wall)
-        elif self.phase is Phase.OBSERVE:
-            if not self._answering and waited > c.observation_timeout:
-                missing = f"no fresh camera frame for {c.observation_timeout:g} s: {ASK_CAMERA}"
-                self.end("NO_OBSERVATION", missing)
         elif self.phase is Phase.THINK and not self._answering:
             if wall - self._answer_ended > c.parser_timeout:
                 silent = "the answer is there, but no navigation_action about it"

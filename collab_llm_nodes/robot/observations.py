@@ -83,6 +83,8 @@ _WORDS = {
 """The words of each kind: pronouns, things, determiners, places, prepositions, sight ... A
 contraction is of two kinds."""
 _KINDS = {word: kind for kind, words in _WORDS.items() for word in words.split()}
+FUNCTION_WORDS = frozenset(_KINDS)
+"""Words that are part of an observation without naming a thing or its quality."""
 
 _QUALITY = rf"(?:{'|'.join(QUALITIES.split())})\b"
 _TOKEN = re.compile(

@@ -27,7 +27,6 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from rcl_interfaces.msg import SetParametersResult
-from rclpy.action import GoalResponse
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
 from rclpy.publisher import Publisher
@@ -165,11 +164,6 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
         return {}
 
     # What a subclass uses.
-
-    def refuse_goal(self, action: str, error: CollabError) -> GoalResponse:
-        """Refuse a goal of ``action``; ROS has no words for why, so the log says it."""
-        self.warn_of(f"{action}: goal refused", error)
-        return GoalResponse.REJECT
 
     def warn_of(self, what: str, error: CollabError) -> None:
         """Log a request that failed by its caller's fault; the same words once a second."""

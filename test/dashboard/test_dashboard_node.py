@@ -77,6 +77,31 @@ def post(node: Any, path: str) -> Any:
 
 
 @pytest.mark.ros
+def test_an_instruction_that_waits_is_shown_and_confirmed(graph: Any) -> None:
+    from std_msgs.msg import String
+    from std_srvs.srv import Trigger
+
+    from collab_llm_nodes.nodes.dashboard import Dashboard
+    from collab_llm_nodes.ros.qos import STATE
+
+    node, user = start(graph, Dashboard, port=0), graph.node("user")
+    confirmed = []
+
+    def on_confirmed(request: Any, response: Any) -> Any:
+        confirmed.append(request)
+        return response
+
+    service = user.create_service(Trigger, "confirm_instruction", on_confirmed)
+    pending = user.create_publisher(String, "pending_instruction", STATE)
+    pending.publish(String(data="find the red chair"))
+    graph.wait_for(lambda: node.shown().pending == "find the red chair")
+    node.confirm()
+    graph.wait_for(lambda: confirmed)
+    graph.do(user.destroy_service, service)
+    graph.wait_for(lambda: not node.shown().pending)  # nobody waits for it any more
+
+
+@pytest.mark.ros
 def test_what_the_graph_says_is_shown(graph: Any) -> None:
     from array import array
 

@@ -272,6 +272,34 @@ def test_a_question_about_documents_appears_when_there_is_one(graph: Any, browse
 
 @pytest.mark.ros
 @pytest.mark.slow
+def test_an_instruction_that_waits_is_confirmed_on_the_page(graph: Any, browser: Any) -> None:
+    from std_msgs.msg import String
+    from std_srvs.srv import Trigger
+
+    from collab_llm_nodes.nodes.dashboard import Dashboard
+    from collab_llm_nodes.ros.qos import STATE
+
+    node, user = start(graph, Dashboard, port=0, rate=10.0), graph.node("instruct")
+    page = Page(browser, node)
+    page.wait(lambda: page.text("link"), "the page")
+    assert not page.find("[data-id=confirm]").is_displayed()
+    confirmed = []
+
+    def on_confirmed(request: Any, response: Any) -> Any:
+        confirmed.append(request)
+        return response
+
+    user.create_service(Trigger, "confirm_instruction", on_confirmed)
+    pending = user.create_publisher(String, "pending_instruction", STATE)
+    pending.publish(String(data=f"find {EVIL}"))
+    page.wait(lambda: page.find("[data-id=confirm]").is_displayed(), "the button")
+    assert f"find {EVIL}" in page.text("pending")
+    page.find("[data-id=confirm]").click()
+    graph.wait_for(lambda: confirmed)
+
+
+@pytest.mark.ros
+@pytest.mark.slow
 def test_the_robot_s_memory_is_asked_on_the_page(graph: Any, browser: Any) -> None:
     from array import array
 

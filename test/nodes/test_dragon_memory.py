@@ -180,3 +180,21 @@ def test_a_memory_needs_a_store(ros_graph: Any) -> None:
     node = DragonServer(context=ros_graph.context, parameter_overrides=parameters)
     ros_graph.add(node)
     assert ros_graph.do(node.trigger_configure) == TransitionCallbackReturn.FAILURE
+
+
+def test_a_simulated_robot_has_a_store_of_its_own_that_only_its_owner_can_read(
+    ros_graph: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "private"
+    asked = {"use_cloud": False, "use_sim_time": True, "memory__world": "room-3"}
+    served = Served(ros_graph, folder, free_port(), **asked)
+    try:
+        served.add("ball")
+        assert not folder.exists()
+        own = tmp_path / "private.simulated-room-3"
+        assert own.stat().st_mode & 0o777 == 0o700
+        files = [file for file in own.rglob("*") if file.is_file()]
+        assert files
+        assert all(file.stat().st_mode & 0o077 == 0 for file in files)
+    finally:
+        ros_graph.do(served.server.stop)

@@ -16,12 +16,13 @@ pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make tes
 from action_msgs.msg import GoalStatus
 from rclpy.action import ActionClient, ActionServer, CancelResponse, GoalResponse
 from rclpy.task import Future
+from std_msgs.msg import String
 
 from collab_llm.action import Generate, Navigate
 from collab_llm.msg import LinkState, Status
 from collab_llm_nodes.nodes import instruct
 from collab_llm_nodes.nodes.instruct import _Client
-from collab_llm_nodes.ros.qos import STATE
+from collab_llm_nodes.ros.qos import RESULT, STATE
 
 pytestmark = pytest.mark.ros
 
@@ -167,6 +168,80 @@ def test_the_wait_for_the_models_has_a_deadline(
     assert client.seen_at == since  # a navigator that is there does not put the deadline off
     assert instruct._report(client, interrupted=False) == 2
     assert f"not there within 300 s: {LINK}\n" in capfd.readouterr().err
+
+
+def confirming(ros_graph: Any) -> tuple[FakeNavigator, _Client, list[str], list[str]]:
+    """An instruction that is to be confirmed before a navigator that has no models yet."""
+    navigator = FakeNavigator(ros_graph, complete=False)
+    user = ros_graph.node("user")
+    pending, spoken = list[str](), list[str]()
+    user.create_subscription(String, "pending_instruction", lambda m: pending.append(m.data), STATE)
+    user.create_subscription(String, "speech", lambda m: spoken.append(m.data), RESULT)
+    client = _Client("find it", confirm=True, context=ros_graph.context)
+    ros_graph.add(client.node)
+    ros_graph.wait_for(lambda: client._speech.get_subscription_count())
+    return navigator, client, pending, spoken
+
+
+def test_an_instruction_waits_to_be_confirmed_and_is_announced(
+    ros_graph: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    navigator, client, pending, spoken = confirming(ros_graph)
+    context = {"context": ros_graph.context}
+    ros_graph.wait_for(lambda: client.missing)
+    assert instruct.confirm(**context) == 1  # it cannot be confirmed before it is ready
+    assert "not confirmed: not ready, waiting for" in capfd.readouterr().err
+    assert not client.announced
+    ros_graph.do(navigator.load)
+    navigator.link(LinkState.UP)
+    ros_graph.wait_for(lambda: pending and spoken)
+    assert pending == ["find it"]
+    assert spoken == ["I am ready, and will move once you confirm: find it"]
+    told = capfd.readouterr().err
+    assert "NOT moving before this is confirmed: find it" in told
+    assert "instruct --go" in told
+    assert client.goal is None
+    assert not navigator.goals
+    assert instruct.confirm(**context) == 0
+    ros_graph.wait_for(lambda: navigator.goals)
+    ros_graph.wait_for(lambda: pending == ["find it", ""])
+    assert navigator.goals[0].request.instruction == "find it"
+    assert instruct.confirm(**context) == 0  # twice is once
+    assert len(navigator.goals) == 1
+
+
+def test_what_is_missing_again_when_it_is_confirmed_is_not_sent_later(ros_graph: Any) -> None:
+    navigator, client, pending, _ = confirming(ros_graph)
+    ros_graph.do(navigator.load)
+    navigator.link(LinkState.UP)
+    ros_graph.wait_for(lambda: pending)
+    navigator.link(LinkState.DOWN)
+    ros_graph.wait_for(lambda: client.missing == [LINK])
+    assert instruct.confirm(context=ros_graph.context) == 1
+    navigator.link(LinkState.UP)
+    ros_graph.wait_for(lambda: not client.missing)
+    ros_graph.do(client._look)
+    assert client.goal is None
+    assert instruct.confirm(context=ros_graph.context) == 0
+
+
+def test_a_confirmation_that_does_not_come_ends_it(
+    ros_graph: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    navigator, client, pending, _ = confirming(ros_graph)
+    ros_graph.do(navigator.load)
+    navigator.link(LinkState.UP)
+    ros_graph.wait_for(lambda: pending)
+    assert instruct._report(client, interrupted=False) == 2
+    assert "not confirmed within 600 s: not followed" in capfd.readouterr().err
+    assert not navigator.goals
+
+
+def test_where_nothing_waits_nothing_is_confirmed(
+    ros_graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instruct, "NAVIGATOR_DEADLINE_S", 0.2)
+    assert instruct.confirm(context=ros_graph.context) == 2
 
 
 def test_instruct_ends_when_the_navigator_is_gone(ros_graph: Any) -> None:

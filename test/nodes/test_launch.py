@@ -185,7 +185,7 @@ def test_one_process_each_in_a_namespace_with_an_instruction(
         instruction=instruction,
         driver=driver,
     )
-    assert started["robot1.instruct"][0] == instruction
+    assert started["robot1.instruct"][:2] == ["--confirm", instruction]
     draft = package.override("robot1.draft_vlm", "/robot1/draft_vlm")
     assert draft == {"autostart": False, "model.path": "/models/draft"}
 
@@ -264,6 +264,34 @@ def test_a_memory_is_dragon_that_listens_to_the_robot(package: Package, protocol
     assert parameter_files(started["protocol_server"])[0].name == "dragon.yaml"
     told = package.override("protocol_server", "/dragon_server")
     assert told == {"autostart": True, "memory.fill": True}
+
+
+@pytest.mark.parametrize(("seed", "world"), [("", "room-0"), ("3", "room-3")])
+def test_the_memory_of_a_simulated_robot_is_that_of_its_room(
+    package: Package, seed: str, world: str
+) -> None:
+    expected = [*COMPOSED, "collab-llm", "protocol_server"]
+    package.started(expected, "sim.launch.py", memory="true", seed=seed)
+    told = package.override("protocol_server", "/dragon_server")
+    assert told == {"autostart": True, "memory.fill": True, "memory.world": world}
+
+
+@pytest.mark.parametrize(
+    ("file", "arguments", "words"),
+    [
+        ("go2.launch.py", {}, ["--confirm", "find it"]),
+        ("go2.launch.py", {"confirm": "false"}, ["find it"]),
+        ("sim.launch.py", {}, ["find it"]),
+        ("sim.launch.py", {"confirm": "true"}, ["--confirm", "find it"]),
+    ],
+)
+def test_a_real_robot_moves_only_once_its_instruction_is_confirmed(
+    package: Package, file: str, arguments: dict[str, str], words: list[str]
+) -> None:
+    verifier = ["collab-llm"] if file == "sim.launch.py" else []
+    expected = [*COMPOSED, *verifier, "instruct"]
+    started = package.started(expected, file, instruction="find it", **arguments)
+    assert started["instruct"][: len(words)] == words
 
 
 def test_a_further_protocol_on_the_robot_has_its_own_file_and_the_robots(package: Package) -> None:
@@ -484,7 +512,7 @@ def test_no_argument_is_shown_that_has_no_effect(description: Any, file: str) ->
     shown = {argument.name: argument for argument in description.get_launch_arguments()}
     if "driver" in shown:
         assert shown["driver"].choices == ["sim"]
-    flags = {"composed", "dashboard", "record", "markers", "start_verifier", "autostart"}
+    flags = {"composed", "dashboard", "record", "markers", "start_verifier", "autostart", "confirm"}
     for name in flags & set(shown):
         assert shown[name].choices == ["true", "false"]
     assert {"log_level", "on_exit"} <= {name for name in shown if shown[name].choices}

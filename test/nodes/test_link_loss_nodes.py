@@ -183,6 +183,7 @@ def robot_that_loses_its_link(
         [],
         reading={"unverified": unverified},
         mission__max_steps=1,
+        mission__outage_timeout=2.0,
         mission__unverified__speed_share=0.25,
         mission__unverified__max_distance=0.2,
     )

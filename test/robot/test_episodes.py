@@ -16,7 +16,7 @@ from collab_llm_nodes.knowledge.encoders import WordHashes
 from collab_llm_nodes.knowledge.store import Store, StoredDocument
 from collab_llm_nodes.protocols.dragon.generation import ModelSide
 from collab_llm_nodes.protocols.dragon.index import Index
-from collab_llm_nodes.robot.episodes import EpisodeConfig, EpisodeLog, remember
+from collab_llm_nodes.robot.episodes import EpisodeConfig, EpisodeLog, remember, store_of
 from collab_llm_nodes.robot.executor import Pose2D
 from collab_llm_nodes.robot.grammar import Code, Kind, ParsedAction
 
@@ -178,3 +178,18 @@ def test_a_last_sighting_is_one_sentence_in_a_document_of_its_thing() -> None:
     assert log.take(MORNING, all_of_it=True) is None
     with pytest.raises(InvalidInput):
         log.last_sighting(" ", "near", Pose2D(), MORNING)
+
+
+@pytest.mark.parametrize(
+    ("robot", "world", "store"),
+    [
+        ("/", "", "~/own/private"),
+        ("/robot1", "", "~/own/private.robot1"),
+        ("/fleet/robot1", "", "~/own/private.fleet.robot1"),
+        ("/", "room-3", "~/own/private.simulated-room-3"),
+        ("/robot1", "room-3", "~/own/private.robot1.simulated-room-3"),
+    ],
+)
+def test_each_robot_has_a_store_for_each_world(robot: str, world: str, store: str) -> None:
+    assert store_of("~/own/private", robot, world) == store
+    assert store_of("~/own/private/", robot, world) == store

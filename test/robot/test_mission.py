@@ -97,7 +97,7 @@ def test_a_second_reading_that_agrees_changes_nothing() -> None:
     ],
 )
 def test_refused_answers_are_asked_again_then_given_up(code: Code, status: str) -> None:
-    drive = Drive()
+    drive = Drive(replace(CONFIG, outage_timeout=1.2))
     for attempt in range(CONFIG.retries + 1):
         assert drive.code() == ""
         drive.run(0.2)
@@ -143,8 +143,9 @@ def test_no_frame_in_time() -> None:
 
 
 def test_no_answer_in_time() -> None:
-    drive = Drive()
-    for _ in range(CONFIG.retries + 1):
+    drive = Drive(replace(CONFIG, outage_timeout=6.0))
+    for _ in range(3):
+        assert drive.code() == ""
         drive.run(0.2)
         assert drive.observe()
         drive.run(CONFIG.answer_timeout + 0.1)
@@ -153,7 +154,7 @@ def test_no_answer_in_time() -> None:
 
 
 def test_an_answer_without_an_action_in_time() -> None:
-    drive = Drive(replace(CONFIG, retries=0))
+    drive = Drive(replace(CONFIG, outage_timeout=0.0))
     drive.run(0.2)
     assert drive.observe()
     drive.mission.on_answer_ended(drive.now)
@@ -162,7 +163,7 @@ def test_an_answer_without_an_action_in_time() -> None:
 
 
 def test_a_generation_that_never_ends_is_given_up_after_the_step() -> None:
-    drive = Drive(replace(CONFIG, retries=0))
+    drive = Drive(replace(CONFIG, outage_timeout=0.0))
     drive.run(0.2)
     assert drive.observe()
     assert drive.mission.on_action(parse("turn left 15 degree"), drive.now, drive.now)
@@ -176,6 +177,19 @@ def test_the_whole_deadline() -> None:
     drive.run(1.0)
     assert drive.code() == "DEADLINE_EXCEEDED"
     assert drive.mission.velocity == ZERO
+
+
+@pytest.mark.parametrize("pace", [0.25, 4.0])
+def test_the_deadline_is_the_callers_time_however_fast_a_simulation_runs(pace: float) -> None:
+    drive = Drive(replace(CONFIG, deadline=20.0), pace=pace)
+    for _ in range(19):
+        drive.run(pace)
+        drive.observe()
+        drive.mission.on_answer_ended(drive.wall)
+        drive.mission.on_failure("UNAVAILABLE", "why", drive.now, drive.wall)
+        assert drive.code() == ""
+    drive.run(1.5 * pace)
+    assert (drive.code(), drive.message()) == ("DEADLINE_EXCEEDED", "not done within 20 s")
 
 
 def test_odometry_that_stops_or_never_was() -> None:
@@ -359,8 +373,8 @@ def test_a_short_unverified_step_keeps_its_length() -> None:
 
 
 def test_an_unverified_stop_is_no_success() -> None:
-    drive = Drive()
-    for _ in range(CONFIG.retries + 1):
+    drive = Drive(replace(CONFIG, outage_timeout=2.0))
+    for _ in range(4):
         assert drive.code() == ""
         assert not drive.step("stop", verified=False)
         assert drive.mission.velocity == ZERO

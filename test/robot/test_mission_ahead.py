@@ -104,7 +104,7 @@ def test_an_unusable_answer_ahead_does_not_end_the_step() -> None:
 
 
 def test_no_answer_ahead_in_time() -> None:
-    drive = looking_ahead("move forward 75 cm", replace(AHEAD, retries=0))
+    drive = looking_ahead("move forward 75 cm", replace(AHEAD, outage_timeout=0.0))
     drive.run(AHEAD.answer_timeout + 0.1)
     assert drive.code() == "DEADLINE_EXCEEDED"
 

@@ -24,6 +24,7 @@ class FakeRobot:
     def __init__(self) -> None:
         self.stops = 0
         self.resets = 0
+        self.confirmed = 0
         self.instructions: list[str] = []
         self.questions: list[str] = []
         self.cancels = 0
@@ -63,6 +64,9 @@ class FakeRobot:
 
     def ask(self, question: str) -> None:
         self.questions.append(question)
+
+    def confirm(self) -> None:
+        self.confirmed += 1
 
     def is_stop(self, instruction: str) -> bool:
         return False

@@ -23,11 +23,25 @@ CONFIG = MissionConfig(
 
 
 class Drive:
-    """A mission with a clock and an obedient base around it."""
+    """A mission with its two clocks and an obedient base around it.
 
-    def __init__(self, config: MissionConfig = CONFIG, *, guarded: bool = False) -> None:
-        self.now = 100.0
-        self.mission = Mission(config, self.now, self.now, guarded=guarded)
+    Args:
+        pace: robot's seconds per second of the machine.
+    """
+
+    def __init__(
+        self,
+        config: MissionConfig = CONFIG,
+        *,
+        guarded: bool = False,
+        instruction: str = "find the red ball",
+        pace: float = 1.0,
+    ) -> None:
+        self.now = self.wall = 100.0
+        self.pace = pace
+        self.mission = Mission(
+            config, self.now, self.wall, instruction=instruction, guarded=guarded
+        )
         self.pose = Pose2D()
         self.odometry = True
         self.obeys = True
@@ -35,21 +49,22 @@ class Drive:
     def run(self, seconds: float) -> None:
         for _ in range(round(seconds / DT)):
             self.now += DT
+            self.wall += DT / self.pace
             v = self.mission.velocity
             if self.obeys:
                 yaw = self.pose.yaw + v.angular * DT
                 x = self.pose.x + v.linear * math.cos(yaw) * DT
                 self.pose = Pose2D(x, self.pose.y + v.linear * math.sin(yaw) * DT, yaw)
             if self.odometry:
-                self.mission.on_odometry(self.pose, self.now, self.now)
-            self.mission.tick(self.now, self.now)
+                self.mission.on_odometry(self.pose, self.now, self.wall)
+            self.mission.tick(self.now, self.wall)
 
     def observe(self) -> bool:
-        return self.mission.on_observation(self.now, self.now)
+        return self.mission.on_observation(self.now, self.wall)
 
     def answer(self, text: str, verified: bool = True) -> bool:
         """A whole answer, as parser and generation deliver it."""
-        begins = self.mission.on_action(parse(text), self.now, self.now, verified=verified)
+        begins = self.mission.on_action(parse(text), self.now, self.wall, verified=verified)
         self.mission.on_answer_ended(self.now)
         return begins
 
@@ -69,10 +84,17 @@ class Drive:
 
     def permit(self, **fields: Any) -> None:
         """Tell the mission what motion_guard says."""
-        self.mission.on_motion_state(Permission(**fields), self.now, self.now)
+        self.mission.on_motion_state(Permission(**fields), self.now, self.wall)
 
     def refuse(self, *reasons: str) -> None:
         self.permit(allowed=False, reasons=reasons, text="because", speed_limit=0.0)
+
+    def fail(self, code: str = "UNAVAILABLE", message: str = "why") -> None:
+        """Ask about a frame, unless the mission has ended; the answer fails."""
+        self.run(0.6)
+        assert self.observe() or self.code()
+        self.mission.on_answer_ended(self.wall)
+        self.mission.on_failure(code, message, self.now, self.wall)
 
     def code(self) -> str:
         """Code of the ending; "" while there is none."""

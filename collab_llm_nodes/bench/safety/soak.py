@@ -85,7 +85,7 @@ def run_soak(minutes: float, seed: int, console: Console) -> dict[str, Any]:
 
     watch = MotionWatch(CONTROL_PERIOD_S)
     with (
-        run_rig(SHIPPED, REAL_TIME) as rig,
+        run_rig(SHIPPED, {**REAL_TIME, "navigator:mission.outage_timeout": "60.0"}) as rig,
         SafetyClient(watch, scripted=False) as client,
         console.status("") as status,
     ):

@@ -35,6 +35,7 @@ _PARAMETERS = {
     "navigator:mission.executor.angular_speed": "0.3",
     "navigator:mission.settle": "0.0",
     "navigator:mission.retry_pause": "0.05",
+    "navigator:mission.check_thing": "false",  # the scripted model names none
 }
 
 

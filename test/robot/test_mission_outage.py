@@ -1,0 +1,90 @@
+"""Missions during which a model, its link or a camera goes away and comes back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from driving import CONFIG, Drive, moving
+
+from collab_llm_nodes.robot.executor import ZERO
+
+OUTAGE = replace(CONFIG, deadline=300.0, outage_timeout=20.0, refusal_timeout=5.0)
+
+
+@pytest.mark.parametrize(
+    "code", ["UNAVAILABLE", "DEADLINE_EXCEEDED", "BUSY", "INACTIVE", "CANCELLED"]
+)
+def test_a_model_that_restarts_costs_time_only(code: str) -> None:
+    """Far more answers fail than the mission has retries for."""
+    drive = Drive(OUTAGE)
+    assert drive.step("turn left 15 degree")
+    drive.run(2.0)
+    for _ in range(25):
+        drive.fail(code)
+        assert drive.mission.velocity == ZERO
+    assert drive.code() == ""
+    drive.run(0.6)
+    assert drive.step("move forward 25 cm")
+    assert drive.mission.history == ["turn left 15 degree"]
+
+
+def test_a_model_that_stays_away_is_reported_as_what_it_was_last() -> None:
+    drive = Drive(OUTAGE)
+    for number in range(100):
+        if drive.code():
+            break
+        drive.fail("UNAVAILABLE", f"failure {number}")
+    assert drive.now == pytest.approx(120.0, abs=1.5)
+    assert drive.code() == "UNAVAILABLE"
+    assert drive.message() == f"failure {number - 1}"
+
+
+def test_each_outage_has_its_own_time() -> None:
+    drive = Drive(OUTAGE)
+    for _ in range(3):
+        for _ in range(20):
+            drive.fail()
+        drive.run(0.6)
+        assert drive.step("turn left 15 degree")
+        drive.run(2.0)
+    assert drive.code() == ""
+
+
+def test_answers_that_are_no_actions_are_still_given_up_soon() -> None:
+    drive = Drive(OUTAGE)
+    for _ in range(CONFIG.retries + 1):
+        drive.fail("UNREADABLE")
+    assert drive.code() == "UNREADABLE"
+
+
+def test_a_lost_link_that_refuses_motion_is_waited_for_like_the_model_behind_it() -> None:
+    drive = moving(OUTAGE)
+    for _ in range(20):
+        drive.refuse("LINK_DOWN")
+        drive.fail("DEADLINE_EXCEEDED")
+    assert drive.code() == ""  # more than twice refusal_timeout
+    drive.permit()
+    drive.run(0.6)
+    assert drive.step("move forward 25 cm")
+
+
+def test_a_link_that_stays_down_is_reported_by_the_failure_of_the_answers() -> None:
+    drive = moving(OUTAGE)
+    for _ in range(40):
+        if drive.code():
+            break
+        drive.refuse("LINK_DOWN")
+        drive.fail("UNAVAILABLE", "no verifier at cloud:50551")
+    assert (drive.code(), drive.message()) == ("UNAVAILABLE", "no verifier at cloud:50551")
+
+
+def test_a_camera_that_restarts_costs_time_only_and_one_that_does_not_is_reported() -> None:
+    drive = Drive(OUTAGE)
+    assert drive.step("turn left 15 degree")
+    drive.run(2.0)
+    drive.run(CONFIG.observation_timeout + 1.0)
+    assert drive.code() == ""
+    assert drive.step("turn left 15 degree")
+    drive.run(2.0 + OUTAGE.refusal_timeout)
+    assert drive.code() == "NO_OBSERVATION"
