@@ -226,9 +226,9 @@ class DraftVlm(ProtocolServer[DraftVlmConfig]):
             due=due,
         )
         session.receive(wanted)
-        error = await done
-        if error is not None:
-            response.status = status_of(error)
+        refused = await done
+        if refused is not None:
+            response.status = status_of(refused)
         return response
 
 
