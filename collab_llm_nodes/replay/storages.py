@@ -7,7 +7,7 @@ as it was recorded: a recorder writes messages as they come.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator
 
 import numpy as np
 from rosbags.interfaces import Connection
@@ -19,7 +19,7 @@ RESTART_NS = 10**9
 _INDEX_HEAD = 1 + 8 + 2 + 4
 """Bytes before the entries of a message index in an mcap file."""
 
-Messages = Iterator[tuple[Connection, int, bytes]]
+Messages = Generator[tuple[Connection, int, bytes], None, None]
 
 
 class _Schemas(dict[int, Schema]):
@@ -44,7 +44,7 @@ class McapFile(McapReader):
         super().__init__(path)  # type: ignore[arg-type]
         self.schemas, self.channels = _Schemas(), _Channels()
 
-    def messages(  # type: ignore[override]
+    def messages(
         self,
         connections: Collection[Connection],
         start: int | None = None,
@@ -75,7 +75,7 @@ class McapFile(McapReader):
 class Sqlite3File(Sqlite3Reader):
     """An sqlite3 file."""
 
-    def messages(  # type: ignore[override]
+    def messages(
         self,
         connections: Collection[Connection],
         start: int | None = None,
