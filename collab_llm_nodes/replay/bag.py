@@ -286,6 +286,12 @@ class _BagPath(PosixPath):
         if self.name != "metadata.yaml":
             return text
         content = yaml.safe_load(text)
+        if not isinstance(content, dict) or "rosbag2_bagfile_information" not in content:
+            raise InvalidInput(
+                f"{self} says nothing about a bag: it is empty, or damaged",
+                field="bag",
+                remedy=_mending(self.parent),
+            )
         about = content["rosbag2_bagfile_information"]
         topics = [
             topic
@@ -414,6 +420,12 @@ def storage_files(path: Path) -> list[Path]:
     if path.is_file() and path.suffix in SUFFIXES:
         return [path]
     files = sorted(f for f in path.glob("*") if f.suffix in SUFFIXES) if path.is_dir() else []
+    if not files and packed_files(path):
+        raise InvalidInput(
+            f"{path} holds compressed files without their metadata.yaml",
+            field="bag",
+            remedy=_mending(path),
+        )
     if not files:
         raise InvalidInput(
             f"{path} is no bag" if path.exists() else f"{path} does not exist",
@@ -421,6 +433,12 @@ def storage_files(path: Path) -> list[Path]:
             remedy=f"give a bag's folder, or its {' or '.join(SUFFIXES)} file",
         )
     return files
+
+
+def packed_files(path: Path) -> list[Path]:
+    """The storage files of a bag that rosbag2 has compressed as a whole."""
+    files = sorted(path.glob("*.zstd")) if path.is_dir() else [path]
+    return [f for f in files if f.suffix == ".zstd" and Path(f.stem).suffix in SUFFIXES]
 
 
 def _check_complete(path: Path) -> None:

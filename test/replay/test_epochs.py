@@ -19,6 +19,7 @@ from collab_llm_nodes.cli.output import console
 from collab_llm_nodes.replay import command
 from collab_llm_nodes.replay.compare import Reply
 from collab_llm_nodes.replay.log import write_log
+from collab_llm_nodes.replay.mend import mend
 from collab_llm_nodes.replay.recording import read_recording
 from collab_llm_nodes.replay.replayers import Models
 
@@ -123,3 +124,9 @@ def test_a_replay_says_once_that_the_clock_was_set_back(
         )
     assert printed.get().count("the clock was set back") == 1
     assert "6 of 6 answers compared" in printed.get()
+
+
+def test_a_mended_bag_keeps_the_order_of_its_runs(tmp_path: Path) -> None:
+    bag = write_runs(tmp_path, run("first", 1), run("second", 2), storage="sqlite3")
+    mended, _ = mend(bag)
+    assert [step.epoch for step in read_recording(mended).steps] == [0, 0, 0, 1, 1, 1]
