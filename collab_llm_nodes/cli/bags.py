@@ -78,8 +78,9 @@ def replay(
         ),
     ] = "",
     ask: Annotated[
-        str, typer.Option(help="Ask this instruction about the pictures of any bag instead.")
-    ] = "",
+        str | None,
+        typer.Option(help="Ask this instruction about the pictures of any bag instead."),
+    ] = None,
     image: Annotated[
         str, typer.Option(help="With --ask: topic of the pictures, if there are several.")
     ] = "",
@@ -113,7 +114,7 @@ def replay(
         if file is not None and not file.is_file():
             file = config_file(config)
         with told_without_ros():
-            if ask:
+            if ask is not None:
                 question = Question(
                     ask, image, every, file or config_file("embedded.yaml"), namespace
                 )

@@ -112,14 +112,10 @@ def run_ask(
                 answers.append({**_when(picture), **answer})
                 line = f"{picture.time_s:.1f} s: {told}"
                 console.print(line, highlight=False, soft_wrap=True)
+    if not answers:
+        raise InvalidInput(f"{topic} is empty", field="image", remedy="name another topic")
     if len(left_out) == len(answers):
-        raise (
-            left_out[-1]
-            if left_out
-            else InvalidInput(
-                f"{bag} has no message on {topic}", field="image", remedy="name another topic"
-            )
-        )
+        raise left_out[-1]
     actions = sum(bool(answer.get("action")) for answer in answers)
     sampled = len(answers)
     console.print(

@@ -183,7 +183,7 @@ def test_another_file_is_refused(tmp_path: Path, asked: Asked, text: str) -> Non
     assert "INVALID_CONFIG" in refused.output
 
 
-@pytest.mark.parametrize("instruction", [" ", "go\x1b[2J", "a" * 5000])
+@pytest.mark.parametrize("instruction", ["", " ", "go\x1b[2J", "a" * 5000])
 def test_what_the_navigator_would_refuse_is_refused(
     tmp_path: Path, asked: Asked, instruction: str
 ) -> None:
