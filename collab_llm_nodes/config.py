@@ -13,9 +13,12 @@ from typing import Any, TypeVar
 
 import yaml
 
-from collab_llm_nodes.errors import ConfigError, did_you_mean, quoted
+from collab_llm_nodes.errors import ConfigError, InvalidInput, did_you_mean, quoted
 
 T = TypeVar("T")
+
+MAX_TOKENS = 1 << 16
+"""Highest length limit of an answer that can be asked for or configured [tokens]."""
 
 
 def setting(
@@ -76,6 +79,16 @@ def check_ranges(config: Any) -> None:
         if (low is not None and value < low) or (high is not None and value > high):
             limits = f"{'-inf' if low is None else low} to {'inf' if high is None else high}"
             raise ConfigError(f"{quoted(value)} is out of range", field=field.name, remedy=limits)
+
+
+def check_max_tokens(value: int, most: int = MAX_TOKENS) -> None:
+    """Check the length limit of an answer.
+
+    Raises:
+        InvalidInput: it is not 1 to ``most``.
+    """
+    if not 1 <= value <= most:
+        raise InvalidInput(f"{value} is out of range", field="max_tokens", remedy=f"1 to {most}")
 
 
 def from_mapping(cls: type[T], mapping: Mapping[str, Any], *, path: str = "") -> T:

@@ -109,7 +109,7 @@ def _nodes(context: LaunchContext) -> list[Node]:
         "package": "collab_llm",
         "namespace": value("namespace"),
         "parameters": [*files, overrides],
-        "remappings": [("/clock", value("clock"))],
+        "remappings": [("/clock", value("clock"))] if value("clock") != "/clock" else [],
         "ros_arguments": _log_levels(value),
         "output": "screen",
         "sigterm_timeout": "20",  # s; results are delivered and models freed first
@@ -160,7 +160,12 @@ def _names(value: Callable[[str], str]) -> list[str]:
 
 
 def _log_levels(value: Callable[[str], str]) -> list[str]:
-    """ROS arguments that set the level of our own nodes' loggers; rcl and DDS have theirs."""
+    """ROS arguments that set the level of our own nodes' loggers; rcl and DDS have theirs.
+
+    None for the level that loggers have anyway: launch repeats all arguments when a process ends.
+    """
+    if value("log_level") == CHOICES["log_level"][0]:
+        return []
     space = "".join(f"{part}." for part in value("namespace").split("/") if part)
     levels = [f"{space}{name}:={value('log_level')}" for name in _names(value)]
     return [word for level in levels for word in ("--log-level", level)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from collab_llm_nodes.config import check_max_tokens
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import CollabError, InvalidInput
 from collab_llm_nodes.models.turns import Turn
@@ -62,8 +63,7 @@ class ChatRequest:
             raise InvalidInput(
                 "the last turn is not the user's", field="turns", remedy="end with a user's turn"
             )
-        if self.max_tokens < 1:
-            raise InvalidInput("must be >= 1", field="max_tokens")
+        check_max_tokens(self.max_tokens)
 
 
 @dataclass(frozen=True)

@@ -71,13 +71,22 @@ def replay(
     dtype: Annotated[str, typer.Option(help="Of their weights.")] = "float32",
     nodes: Annotated[bool, typer.Option("--nodes", help="Through the real ROS nodes.")] = False,
     config: Annotated[
-        Path | None,
+        str,
         typer.Option(
-            help="ROS parameters for --nodes, read after the recorded.",
-            exists=True,
-            dir_okay=False,
+            help="ROS parameters for --nodes, read after the recorded, or for --ask: a file, or"
+            " the name of a shipped one."
         ),
+    ] = "",
+    ask: Annotated[
+        str | None,
+        typer.Option(help="Ask this instruction about the pictures of any bag instead."),
     ] = None,
+    image: Annotated[
+        str, typer.Option(help="With --ask: topic of the pictures, if there are several.")
+    ] = "",
+    every: Annotated[
+        float, typer.Option(help="With --ask: a picture every so many seconds.", min=0.0)
+    ] = 1.0,
     texts: Annotated[
         bool, typer.Option("--texts", help="Another text is a difference, not only another action.")
     ] = False,
@@ -91,19 +100,32 @@ def replay(
 ) -> None:
     """Ask what was asked in a recorded drive again and compare, action by action.
 
-    Exits with 0 if all actions are the same, 1 if one differs, 2 if it cannot be told.
+    Exits with 0 if all actions are the same, 1 if one differs, 2 if it cannot be told. With --ask,
+    prints what the models answer to the pictures, and the actions; exits with 0.
     """
+    from collab_llm_nodes.assets import config_file
+    from collab_llm_nodes.replay.asking import Question, run_ask
     from collab_llm_nodes.replay.command import run_replay
     from collab_llm_nodes.replay.replayers import Models
 
     try:
         models = Models(model, target_model, verifier, device, dtype)
+        file = Path(config) if config else None
+        if file is not None and not file.is_file():
+            file = config_file(config)
         with told_without_ros():
+            if ask is not None:
+                question = Question(
+                    ask, image, every, file or config_file("embedded.yaml"), namespace
+                )
+                results = run_ask(bag, question, models, nodes=nodes, console=console)
+                write_json(json_file, results)
+                return
             results = run_replay(
                 bag,
                 models,
                 nodes=nodes,
-                params=config,
+                params=file,
                 texts=texts,
                 speed=speed,
                 namespace=namespace,

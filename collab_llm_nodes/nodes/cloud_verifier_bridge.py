@@ -15,7 +15,7 @@ from std_msgs.msg import Header
 
 from collab_llm.msg import Draft, EarlyExit, LinkState, Verdict
 from collab_llm.srv import CloseSession, OpenSession
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import check_max_tokens, check_ranges, setting
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import (
     Busy,
@@ -26,6 +26,7 @@ from collab_llm_nodes.errors import (
     InvalidInput,
 )
 from collab_llm_nodes.protocols.edge_cloud import messages
+from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import (
     ClientLinkConfig,
     LinkStatus,
@@ -34,6 +35,7 @@ from collab_llm_nodes.protocols.edge_cloud.verifier_client import (
 )
 from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.convert import (
+    deadline_from,
     draft_from_msg,
     exit_to_msg,
     images_from,
@@ -173,25 +175,28 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
                 raise InvalidInput(
                     "is empty", field="vocabulary", remedy="the hash of the draft's vocabulary"
                 )
+            max_tokens = request.max_tokens or ClientConfig.max_tokens
+            check_max_tokens(max_tokens)
             sampling = sampling_from(request)
             opened = messages.Open(
                 text=request.text,
                 images=images_from(request),
                 sampling=sampling,
-                max_tokens=request.max_tokens,
+                max_tokens=max_tokens,
                 vocabulary=request.vocabulary,
                 replay=tuple(request.replay),
                 round=request.round,
                 turns=turns_from(request),
                 raw=request.raw,
             )
+            allowed_s = deadline_from(request, self.config.session_deadline_s)
             handle = self._client.open(
                 opened, lambda message: self.post(self._on_message, session_id, message)
             )
         except CollabError as error:
             response.status = status_of(error)
             return response
-        due = time.monotonic() + (request.deadline_s or self.config.session_deadline_s)
+        due = time.monotonic() + allowed_s
         self._sessions[session_id] = _Session(handle, request.header, sampling, due)
         self.get_logger().debug(f"session {session_id[:8]}: opened, {len(self._sessions)} open")
         return response

@@ -23,7 +23,7 @@ from std_msgs.msg import Header
 from collab_llm.msg import Draft, EarlyExit, Status, Verdict
 from collab_llm.srv import CloseSession, OpenSession, PreDraft
 from collab_llm_nodes.config import setting
-from collab_llm_nodes.errors import Cancelled, DeadlineExceeded, InvalidInput, Unavailable
+from collab_llm_nodes.errors import CollabError, DeadlineExceeded, InvalidInput, Unavailable
 from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.protocols.base import Request, Resources
 from collab_llm_nodes.protocols.edge_cloud import messages
@@ -31,6 +31,7 @@ from collab_llm_nodes.protocols.edge_cloud.loop import Event as LoopEvent
 from collab_llm_nodes.protocols.edge_cloud.loop import PreDraftRequest
 from collab_llm_nodes.protocols.edge_cloud.running import EdgeCloudConfig
 from collab_llm_nodes.ros.convert import (
+    deadline_from,
     draft_to_msg,
     exit_from_msg,
     raise_for,
@@ -210,20 +211,24 @@ class DraftVlm(ProtocolServer[DraftVlmConfig]):
         self, request: PreDraft.Request, response: PreDraft.Response
     ) -> PreDraft.Response:
         session = self._sessions.get(request.session_id)
-        if session is None:
-            unknown = InvalidInput("no answer of this session is under way", field="session_id")
-            response.status = status_of(unknown)
+        try:
+            if session is None:
+                raise InvalidInput("no answer of this session is under way", field="session_id")
+            due = time.monotonic() + deadline_from(request, math.inf)
+        except CollabError as error:
+            response.status = status_of(error)
             return response
         done = Future()
         wanted = PreDraftRequest(
             request.round,
             tuple(request.outcome),
-            reply=lambda ready: self.post(done.set_result, ready),
-            due=time.monotonic() + request.deadline_s if request.deadline_s else math.inf,
+            reply=lambda error: self.post(done.set_result, error),
+            due=due,
         )
         session.receive(wanted)
-        if not await done:
-            response.status = status_of(Cancelled("the verdict came first"))
+        refused = await done
+        if refused is not None:
+            response.status = status_of(refused)
         return response
 
 

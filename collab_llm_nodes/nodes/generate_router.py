@@ -27,13 +27,11 @@ from collab_llm_nodes.errors import (
     ConfigError,
     DeadlineExceeded,
     Inactive,
-    InvalidInput,
     Unavailable,
 )
 from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.ros.clock import STEADY
-from collab_llm_nodes.ros.convert import status_of
-from collab_llm_nodes.ros.generation_host import MAX_DEADLINE_S
+from collab_llm_nodes.ros.convert import MAX_DEADLINE_S, deadline_from, status_of
 from collab_llm_nodes.ros.goals import RESULT_S, SentGoal, ask_for_life, drop_contents
 from collab_llm_nodes.ros.health import Level
 from collab_llm_nodes.ros.managed_node import ManagedNode
@@ -334,13 +332,7 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
         request.protocol = request.protocol or self.config.protocols[0]
         if request.protocol not in self.config.protocols:
             raise registry.unknown(request.protocol, self.config.protocols)
-        if not 0.0 <= request.deadline_s <= MAX_DEADLINE_S:
-            raise InvalidInput(
-                f"must be in 0..{MAX_DEADLINE_S:g} s",
-                field="deadline_s",
-                remedy="0 = the server's default",
-            )
-        allowed_s = request.deadline_s or self.config.longest_s
+        allowed_s = deadline_from(request, self.config.longest_s)
         server = self._server(request.protocol)
         return _Passage(goal, server, now, now + allowed_s + self.config.grace_s)
 

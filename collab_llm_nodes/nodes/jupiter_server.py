@@ -21,15 +21,15 @@ from sensor_msgs.msg import CompressedImage
 from collab_llm.msg import JupiterStages, Timeline
 from collab_llm.srv import JupiterPlan
 from collab_llm_nodes.config import setting
-from collab_llm_nodes.errors import Busy, Cancelled, CollabError, Inactive, InvalidInput
+from collab_llm_nodes.errors import Busy, Cancelled, CollabError, Inactive
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.jupiter.gantt import Lanes, describe, plan_picture, spans_of
 from collab_llm_nodes.protocols.jupiter.partition import Placement
 from collab_llm_nodes.protocols.jupiter.running import Jupiter
 from collab_llm_nodes.protocols.jupiter.settings import JupiterConfig
 from collab_llm_nodes.ros.clock import STEADY
-from collab_llm_nodes.ros.convert import of_a_request, status_of
-from collab_llm_nodes.ros.generation_host import MAX_DEADLINE_S, HostConfig
+from collab_llm_nodes.ros.convert import deadline_from, of_a_request, status_of
+from collab_llm_nodes.ros.generation_host import HostConfig
 from collab_llm_nodes.ros.health import Level, Status
 from collab_llm_nodes.ros.managed_node import guarded
 from collab_llm_nodes.ros.protocol_server import ProtocolServer
@@ -133,13 +133,7 @@ class JupiterServer(ProtocolServer[JupiterServerConfig]):
             raise Inactive(f"{self.get_name()} is not active", remedy="activate it (lifecycle)")
         if self._plan_under_way is not None:
             raise Busy("another plan is being made", remedy="try again")
-        if not 0.0 <= request.deadline_s <= MAX_DEADLINE_S:
-            raise InvalidInput(
-                f"must be in 0..{MAX_DEADLINE_S:g} s",
-                field="deadline_s",
-                remedy="0 = the node's default",
-            )
-        return Control(time.monotonic() + (request.deadline_s or self.config.deadline_s))
+        return Control(time.monotonic() + deadline_from(request, self.config.deadline_s))
 
     def _plan(self, request: JupiterPlan.Request, control: Control, made: Future) -> None:
         """Make a plan, in the thread of plans; it is answered in any case."""

@@ -40,7 +40,7 @@ from std_msgs.msg import String
 from collab_llm.action import Generate, Navigate
 from collab_llm.msg import GenerationMetrics, MotionState, NavigationAction, Observation
 from collab_llm.msg import Status as StatusMsg
-from collab_llm_nodes.config import check_ranges, fixed, setting
+from collab_llm_nodes.config import MAX_TOKENS, check_ranges, fixed, setting
 from collab_llm_nodes.errors import Busy, CollabError, ConfigError, Inactive, InvalidInput
 from collab_llm_nodes.robot.executor import ZERO, Pose2D, Velocity
 from collab_llm_nodes.robot.grammar import Kind, ParsedAction
@@ -101,7 +101,12 @@ class AnswerConfig:
     top_p: float = setting(1.0, "0 or 1 = off.", low=0.0, high=1.0)
     seed: int = setting(0, "Key of all random streams; the n-th answer uses seed + n.", low=0)
     law: str = setting("rejection", "Output law.", choices=("rejection", "coupled"))
-    max_tokens: int = setting(0, "Length of an answer; 0 = the default.", low=0, high=100_000)
+    max_tokens: int = setting(
+        0,
+        "Length limit of an answer [tokens]; 0 = the server's.",
+        low=0,
+        high=MAX_TOKENS,
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol
 
+from collab_llm_nodes.config import check_max_tokens
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import Cancelled, CollabError, DeadlineExceeded
 from collab_llm_nodes.knowledge.documents import Document
@@ -47,7 +48,7 @@ class Request:
         options: names of the fields of ``config`` that the request has set for itself.
         turns: the chat; the last turn is the user's.
         images: JPEG bytes, in the order of the prompt.
-        max_tokens: length limit of the answer [tokens]; 0: the configuration's.
+        max_tokens: length limit of the answer [tokens]; 0: the configuration's, see ``length``.
         stamp_ns, frame_id: capture time and camera frame of the newest image, for messages that
             are derived from it.
         asked_at: ``time.monotonic()`` of the request, for the metrics.
@@ -71,6 +72,16 @@ class Request:
     def prompt(self) -> str:
         """The turn to be answered."""
         return self.turns[-1].content
+
+    def length(self, default: int) -> int:
+        """Return the length limit of the answer [tokens], which is ``default`` if it names none.
+
+        Raises:
+            InvalidInput: it is out of range.
+        """
+        limit = self.max_tokens or default
+        check_max_tokens(limit)
+        return limit
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,11 @@ import yaml
 from rosbags.interfaces import Connection, MessageDefinitionFormat, Qos
 from rosbags.rosbag2 import CompressionFormat, CompressionMode, Reader, StoragePlugin, Writer
 from rosbags.rosbag2.reader import DirectoryReader
-from rosbags.rosbag2.storage_mcap import Channel, McapReader, Schema
-from rosbags.rosbag2.storage_sqlite3 import Sqlite3Reader
 from rosbags.typesys import Stores, get_types_from_idl, get_types_from_msg, get_typestore
 from rosbags.typesys.store import Typestore
 
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
+from collab_llm_nodes.replay.storages import RESTART_NS, McapFile, Sqlite3File
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -260,29 +259,8 @@ def _short(type_name: str) -> str:
     return type_name.replace("/msg/", "/")
 
 
-class _Schemas(dict[int, Schema]):
-    """Schemas of an mcap file; those of other systems count as no definition."""
-
-    def __setitem__(self, key: int, schema: Schema) -> None:
-        known = schema.encoding in ("ros2msg", "ros2idl")
-        super().__setitem__(key, schema if known else schema._replace(encoding="", data=""))
-
-
-class _Channels(dict[int, Channel]):
-    """Channels of an mcap file, without QoS."""
-
-    def __setitem__(self, key: int, channel: Channel) -> None:
-        super().__setitem__(key, channel._replace(metadata=b""))
-
-
-class _McapReader(McapReader):
-    def __init__(self, path: Any) -> None:
-        super().__init__(path)
-        self.schemas, self.channels = _Schemas(), _Channels()
-
-
 class _DirectoryReader(DirectoryReader):
-    STORAGE_PLUGINS = {"mcap": _McapReader, "sqlite3": Sqlite3Reader}
+    STORAGE_PLUGINS = {"mcap": McapFile, "sqlite3": Sqlite3File}
 
     def open(self) -> None:
         super().open()
@@ -293,7 +271,7 @@ class _DirectoryReader(DirectoryReader):
 class _Reader(Reader):
     """Reads bags that rosbags refuses for topics, or settings, that nobody has asked for."""
 
-    STORAGE_PLUGINS = {"dir": _DirectoryReader, ".mcap": _McapReader, ".db3": Sqlite3Reader}
+    STORAGE_PLUGINS = {"dir": _DirectoryReader, ".mcap": McapFile, ".db3": Sqlite3File}
 
 
 class _BagPath(PosixPath):
@@ -308,6 +286,12 @@ class _BagPath(PosixPath):
         if self.name != "metadata.yaml":
             return text
         content = yaml.safe_load(text)
+        if not isinstance(content, dict) or "rosbag2_bagfile_information" not in content:
+            raise InvalidInput(
+                f"{self} says nothing about a bag: it is empty, or damaged",
+                field="bag",
+                remedy=_mending(self.parent),
+            )
         about = content["rosbag2_bagfile_information"]
         topics = [
             topic
@@ -373,6 +357,8 @@ class Bag:
     def messages(self, topics: Collection[str]) -> Iterator[tuple[str, int, Any]]:
         """Topic, time of reception [ns] and content of the messages of ``topics``, in order.
 
+        The time goes back where the recorder's clock did (``goes_back``).
+
         Raises:
             InvalidInput: the bag is damaged, lacks the definition of a type, or has another one
                 than it says.
@@ -380,7 +366,8 @@ class Bag:
         connections = [c for c in self._connections if c.topic in topics]
         if not connections:
             return
-        stored = self._reader.messages(connections)
+        with damage(self.path):
+            stored = self._reader.messages(connections)
         missing = sum(c.msgcount for c in connections)
         while True:
             with damage(self.path):
@@ -400,6 +387,11 @@ class Bag:
                     self._typestores[name] = _typestore(self.path, connection)
                 message = self._typestores[name].deserialize_cdr(data, name)
             yield connection.topic, stamp, message
+
+
+def goes_back(before: int, stamp: int) -> bool:
+    """Return True if the clock was set back between two messages, received one after the other."""
+    return stamp < before - RESTART_NS
 
 
 @contextmanager
@@ -428,6 +420,12 @@ def storage_files(path: Path) -> list[Path]:
     if path.is_file() and path.suffix in SUFFIXES:
         return [path]
     files = sorted(f for f in path.glob("*") if f.suffix in SUFFIXES) if path.is_dir() else []
+    if not files and packed_files(path):
+        raise InvalidInput(
+            f"{path} holds compressed files without their metadata.yaml",
+            field="bag",
+            remedy=_mending(path),
+        )
     if not files:
         raise InvalidInput(
             f"{path} is no bag" if path.exists() else f"{path} does not exist",
@@ -435,6 +433,12 @@ def storage_files(path: Path) -> list[Path]:
             remedy=f"give a bag's folder, or its {' or '.join(SUFFIXES)} file",
         )
     return files
+
+
+def packed_files(path: Path) -> list[Path]:
+    """The storage files of a bag that rosbag2 has compressed as a whole."""
+    files = sorted(path.glob("*.zstd")) if path.is_dir() else [path]
+    return [f for f in files if f.suffix == ".zstd" and Path(f.stem).suffix in SUFFIXES]
 
 
 def _check_complete(path: Path) -> None:

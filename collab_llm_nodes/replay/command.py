@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.errors import ConfigError, printable
 from collab_llm_nodes.replay.compare import compare
 from collab_llm_nodes.replay.recording import read_recording
 from collab_llm_nodes.replay.replayers import Models, in_process, through_nodes
@@ -58,8 +58,11 @@ def run_replay(
     }
     if not results["same"]:
         console.print(report.table(texts=texts))
+    if recording.epochs > 1:
+        console.print(f"the clock was set back: {recording.epochs} drives, one after the other")
     for step in report.skipped:
-        console.print(f"step {step.number} left out: {step.unusable}", highlight=False)
+        why = printable(step.unusable)
+        console.print(f"step {step.number} left out: {why}", highlight=False)
     console.print(
         f"{results['compared']} of {results['steps']} answers compared: "
         f"{results['action_differences']} other actions, {results['text_differences']} other texts"

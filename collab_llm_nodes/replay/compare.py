@@ -134,10 +134,12 @@ def compare(
     if not usable:
         why = "; ".join(sorted({s.unusable for s in skipped}))
         raise InvalidInput(f"no answer of {recording.bag} can be compared: {why}", field="bag")
-    compared, begun = [], time.monotonic()
+    compared, begun, first = [], time.monotonic(), usable[0]
     for step in usable:
+        if step.epoch != first.epoch:
+            begun, first = time.monotonic(), step
         if speed:
-            due = begun + (step.stamp - usable[0].stamp) * 1e-9 / speed
+            due = begun + (step.stamp - first.stamp) * 1e-9 / speed
             time.sleep(max(0.0, due - time.monotonic()))
         on_step(step)
         compared.append(Comparison(step, replayer(step)))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from collab_llm_nodes.errors import InvalidInput, printable
-from collab_llm_nodes.replay.bag import SUFFIXES, Bag, open_bag
+from collab_llm_nodes.replay.bag import SUFFIXES, Bag, goes_back, open_bag
 from collab_llm_nodes.replay.recording import as_expected, for_motion, read_action, status_in
 from collab_llm_nodes.robot.grammar import Code
 
@@ -34,6 +34,7 @@ TOPICS = {
 }
 """Topics that are told of, each with its type."""
 _LINK = {0: "lost", 1: "being set up", 2: "up"}
+_AGAIN = "times begin again here: the clock was set back, or an older bag follows"
 _STEP_M = 1.0
 """Distance after which a position is told although nothing else happens [m]."""
 _TEXT = 1000
@@ -78,12 +79,14 @@ class _Robot:
     """State of one robot while its bags are read.
 
     Attributes:
-        name: its namespace; empty without.
+        name: its namespace, on one line; empty without.
+        newest: time of the last message [ns].
         at: newest position [m]; None before the first.
         told_at: position in the last line.
     """
 
     name: str
+    newest: int = 0
     at: tuple[float, float] | None = None
     told_at: tuple[float, float] | None = None
     instruction: str = ""
@@ -129,7 +132,12 @@ class Log:
             robot.at = None  # it may have been carried elsewhere since the last bag
         for topic, stamp, message in bag.messages(topics):
             space, name = topics[topic]
-            robot = self._robots.setdefault(space, _Robot(space.strip("/")))
+            robot = self._robots.setdefault(space, _Robot(printable(space.strip("/"))))
+            if goes_back(robot.newest, stamp):
+                robot = self._robots[space] = _Robot(robot.name)  # all else is of an earlier run
+                if stamp >= self._since:
+                    self._write(robot, stamp, _AGAIN)
+            robot.newest = stamp
             with as_expected(topic):
                 for event in _events(robot, name, message):
                     if stamp >= self._since:

@@ -9,6 +9,7 @@ Topics in other encodings than ROS's, or without a definition that can be parsed
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import shutil
@@ -33,8 +34,10 @@ from collab_llm_nodes.replay.bag import (
     close_bag,
     damage,
     new_bag,
+    packed_files,
     storage_files,
     type_hash,
+    zstd,
 )
 
 log = logging.getLogger(__name__)
@@ -66,14 +69,39 @@ def mend(path: Path, out: Path | None = None) -> tuple[Path, int]:
     Raises:
         InvalidInput: there is no bag, ``out`` exists, or no message can be read.
     """
-    files = storage_files(path)
-    out = out or path.with_name(f"{path.stem if path.is_file() else path.name}_mended")
+    out = out or path.with_name(
+        f"{path.name.partition('.')[0] if path.is_file() else path.name}_mended"
+    )
     if out.exists():
         raise InvalidInput(
             f"{out} exists; it may be what an earlier --mend made",
             field="mend",
             remedy="use it, or move or delete it and mend again",
         )
+    with tempfile.TemporaryDirectory(prefix="collab_llm_") as folder:
+        return out, _mend(path, _unpacked_files(path, Path(folder)), out)
+
+
+def _unpacked_files(path: Path, folder: Path) -> list[Path]:
+    """Return the storage files of a bag; those that are compressed are unpacked into ``folder``.
+
+    Of a file that is cut short, as much as there is of it.
+    """
+    packed = packed_files(path)
+    for file in packed:
+        decompressor = zstd.ZstdDecompressor()
+        with (
+            file.open("rb") as read,
+            (folder / file.stem).open("wb") as written,
+            contextlib.suppress(zstd.ZstdError, EOFError),  # damaged, or something follows it
+        ):
+            while piece := read.read(1 << 20):
+                written.write(decompressor.decompress(piece))
+    return [folder / file.stem for file in packed] or storage_files(path)
+
+
+def _mend(path: Path, files: list[Path], out: Path) -> int:
+    """Write ``out`` from ``files``; return the number of messages."""
     storage = SUFFIXES[files[0].suffix]
     read = _read_mcap if storage == "mcap" else _read_sqlite3
     writer = new_bag(out, storage)
@@ -87,7 +115,7 @@ def mend(path: Path, out: Path | None = None) -> tuple[Path, int]:
         writer.abort()
         shutil.rmtree(out)
         raise
-    return out, count
+    return count
 
 
 def _copy(messages: Iterator[_Message], writer: Writer) -> int:
@@ -237,7 +265,7 @@ def _read_sqlite3(file: Path) -> Iterator[_Message]:
                 )
             }
             for number, stamp, data in connection.execute(
-                "SELECT topic_id, timestamp, data FROM messages ORDER BY timestamp, id"
+                "SELECT topic_id, timestamp, data FROM messages ORDER BY id"
             ):
                 if number in topics:
                     yield topics[number], stamp, data

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import InvalidInput
-from collab_llm_nodes.replay.bag import Bag, open_bag
+from collab_llm_nodes.replay.bag import Bag, goes_back, open_bag
 from collab_llm_nodes.robot.grammar import Code, Kind, ParsedAction
 
 C = TypeVar("C")
@@ -58,6 +58,7 @@ class Step:
 
     Attributes:
         number: from 1, in the bag.
+        epoch: times that the recorder's clock had been set back before.
         stamp: capture time of the picture [ns].
         instruction: that was followed; empty if not recorded.
         prompt: exactly as the model was asked.
@@ -71,6 +72,7 @@ class Step:
     """
 
     number: int
+    epoch: int
     stamp: int
     instruction: str
     prompt: str
@@ -124,6 +126,11 @@ class Recording:
         return replace(base, seed=base.seed + step.turn)
 
     @property
+    def epochs(self) -> int:
+        """Number of times that answers begin at: one more than the clock was set back."""
+        return len({step.epoch for step in self.steps})
+
+    @property
     def max_tokens(self) -> int:
         """Longest answer [tokens]; ``draft_vlm``'s default where nothing was recorded."""
         asked = self.parameters.get("navigator", {}).get("answer.max_tokens", 0)
@@ -146,13 +153,14 @@ def read_recording(path: Path, namespace: str | None = None) -> Recording:
             raise InvalidInput(
                 f"{path} holds no complete answer", field="generated_text", remedy="record longer"
             )
-        stamps = {s.stamp for s in steps}
-        pictures: dict[int, bytes] = {}
-        for _, _, message in bag.messages([topics["observation"]]):
-            with as_expected(topics["observation"]):
-                if (stamp := _stamp(message)) in stamps:
-                    pictures[stamp] = bytes(message.image.data)
-    found = tuple(replace(s, picture=pictures.get(s.stamp)) for s in steps)
+        wanted = {(s.epoch, s.stamp) for s in steps}
+        pictures: dict[tuple[int, int], bytes] = {}
+        for epoch, topic, message in _by_epoch(bag, topics):
+            if topic == topics["observation"]:
+                with as_expected(topic):
+                    if (key := (epoch, _stamp(message))) in wanted:
+                        pictures[key] = bytes(message.image.data)
+    found = tuple(replace(s, picture=pictures.get((s.epoch, s.stamp))) for s in steps)
     return Recording(path, found, parameters, target)
 
 
@@ -187,19 +195,33 @@ def _topics(bag: Bag, namespace: str | None) -> dict[str, str]:
     return topics
 
 
+def _by_epoch(bag: Bag, topics: dict[str, str]) -> Iterator[tuple[int, str, Any]]:
+    """Yield epoch, topic and content of all messages; a new epoch begins where the clock goes back.
+
+    Only the same topics find the same epochs.
+    """
+    epoch, before = 0, 0
+    for topic, stamp, message in bag.messages(topics.values()):
+        epoch += goes_back(before, stamp)
+        before = stamp
+        yield epoch, topic, message
+
+
 def _answers(bag: Bag, topics: dict[str, str]) -> tuple[list[Step], dict[str, dict[str, Any]], str]:
     """The answers without their pictures, the nodes' parameters, the verifier's model."""
-    name_of = {topic: name for name, topic in topics.items() if name != "observation"}
-    finals: dict[str, tuple[Any, str, int]] = {}
+    name_of = {topic: name for name, topic in topics.items()}
+    finals: dict[str, tuple[int, Any, str, int]] = {}
     actions: dict[str, Any] = {}
     parameters: dict[str, dict[str, Any]] = {}
-    instruction, turn, target = "", 0, ""
-    for topic, _, message in bag.messages(name_of):
+    instruction, turn, target, begun = "", 0, "", 0
+    for epoch, topic, message in _by_epoch(bag, topics):
+        if epoch != begun:
+            instruction, turn, begun = "", 0, epoch
         with as_expected(topic):
             match name_of[topic]:
                 case "generated_text" if message.final and for_motion(message):
                     turn += 1
-                    finals[message.session_id] = message, instruction, turn
+                    finals[message.session_id] = epoch, message, instruction, turn
                 case "navigation_action":  # the last counts: it may take an early one back
                     actions[message.session_id] = message
                 case "instruction" if message.data != instruction:
@@ -209,9 +231,9 @@ def _answers(bag: Bag, topics: dict[str, str]) -> tuple[list[Step], dict[str, di
                 case "link_state" if message.model:
                     target = message.model
     steps = []
-    for number, (session, (text, wish, nth)) in enumerate(finals.items(), 1):
+    for number, (session, (epoch, text, wish, nth)) in enumerate(finals.items(), 1):
         with as_expected(topics["generated_text"]):
-            steps.append(_step(number, text, actions.get(session), wish, nth))
+            steps.append(_step(number, epoch, text, actions.get(session), wish, nth))
     return steps, parameters, target
 
 
@@ -234,7 +256,7 @@ def _tau(metrics: Any) -> float:
     return float(dict(zip(metrics.names, metrics.values, strict=False)).get("tau", 0.0))
 
 
-def _step(number: int, text: Any, action: Any, instruction: str, turn: int) -> Step:
+def _step(number: int, epoch: int, text: Any, action: Any, instruction: str, turn: int) -> Step:
     read = None if action is None else read_action(action)
     circumstance = ""
     code, message = status_in(text)
@@ -246,6 +268,7 @@ def _step(number: int, text: Any, action: Any, instruction: str, turn: int) -> S
         circumstance = f"not acted on: {action.reason}"
     return Step(
         number,
+        epoch,
         _stamp(text),
         instruction,
         text.prompt,

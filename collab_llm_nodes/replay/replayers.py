@@ -119,13 +119,14 @@ def _engine(path: str, models: Models) -> Engine:
 
 @contextlib.contextmanager
 def through_nodes(
-    recording: Recording, models: Models, params: Path | None = None
+    recording: Recording, models: Models, params: Path | None = None, *, base: Path | None = None
 ) -> Iterator[Replayer]:
     """The real nodes and a real verifier, as processes of their own: camera node, draft model,
     pre-draft cache, bridge, parser. No navigator and no driver: a replay moves nothing.
 
     Args:
         params: ROS parameters read after those of the recording.
+        base: ROS parameters read before them; by default the shipped pair's.
 
     Raises:
         CollabError: a process did not start or ended early.
@@ -145,7 +146,7 @@ def through_nodes(
             wait_for_verifier(link, cloud)
         file = _write(folder / "nodes.yaml", _node_parameters(recording, models, address))
         command = [sys.executable, "-m", "collab_llm_nodes.nodes.replay_graph", "--ros-args"]
-        for each in (config_file("embedded.yaml"), file, *([params] if params else [])):
+        for each in (base or config_file("embedded.yaml"), file, *([params] if params else [])):
             command += ["--params-file", str(each)]
         graph = stack.enter_context(run_process("graph", command))
         client = stack.enter_context(ReplayClient())

@@ -36,6 +36,8 @@ _CODE_OF = {
 }
 
 
+MAX_DEADLINE_S = 86400.0
+
 _TURN = re.compile(r"turns(?:\[(\d+)\]\.(role|content))?")
 _FIELD = re.compile(r"([a-z_]\w*(?:\[\d+\])?(?:\.\w+)*): (.*)", re.DOTALL)
 
@@ -104,6 +106,21 @@ def sampling_from(request: Any) -> SamplingConfig:
             seed=int(request.seed),
             law=str(getattr(request, "law", "")) or "rejection",
         )
+
+
+def deadline_from(request: Any, default_s: float) -> float:
+    """Return the seconds in which ``request`` is to be answered; 0 means ``default_s``.
+
+    Raises:
+        InvalidInput: no request can be answered in that time.
+    """
+    if not 0.0 <= request.deadline_s <= MAX_DEADLINE_S:
+        raise InvalidInput(
+            f"must be in 0..{MAX_DEADLINE_S:g} s",
+            field="deadline_s",
+            remedy="0 = the node's default",
+        )
+    return request.deadline_s or default_s
 
 
 def images_from(request: Any) -> tuple[bytes, ...]:

@@ -28,8 +28,7 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.models.detokenising import REPLACEMENT
 from collab_llm_nodes.protocols.dragon.index import Index, IndexStats
-from collab_llm_nodes.ros.convert import status_of
-from collab_llm_nodes.ros.generation_host import MAX_DEADLINE_S
+from collab_llm_nodes.ros.convert import deadline_from, status_of
 from collab_llm_nodes.ros.managed_node import ManagedNode
 from collab_llm_nodes.ros.qos import REQUESTS
 
@@ -125,12 +124,12 @@ class IndexService:
         response.header = request.header
         try:
             index = self._check(request)
+            patience = deadline_from(request, self._node.config.deadline_s)
         except CollabError as error:
             self._node.warn_of(SERVICE, error)
             response.status = status_of(error)
             _put_figures(response, self.stats)
             return response
-        patience = request.deadline_s or self._node.config.deadline_s
         change = _Change(time.monotonic() + patience)
         self._changes.add(change)
         asked = self._thread.submit(self._carry_out, index, request, response, change)
@@ -163,12 +162,6 @@ class IndexService:
             )
         if len(self._changes) >= _MOST_WAITING:
             raise Busy(f"{_MOST_WAITING} changes are in progress or waiting", remedy="retry")
-        if not 0.0 <= request.deadline_s <= MAX_DEADLINE_S:
-            raise InvalidInput(
-                f"must be in 0..{MAX_DEADLINE_S:g} s",
-                field="deadline_s",
-                remedy="0 = the node's default",
-            )
         operation = _OPERATIONS.get(request.operation)
         if operation is None:
             raise InvalidInput(

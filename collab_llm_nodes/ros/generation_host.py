@@ -59,6 +59,7 @@ from collab_llm_nodes.protocols.base import (
 from collab_llm_nodes.protocols.options import with_options
 from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.convert import (
+    deadline_from,
     images_from,
     metrics_to_msg,
     of_a_request,
@@ -72,7 +73,6 @@ from collab_llm_nodes.ros.qos import REQUESTS, RESULT
 
 P = TypeVar("P", bound=Progress)
 
-MAX_DEADLINE_S = 86400.0
 _WATCH_S = 0.05
 """Period at which the deadlines of waiting requests are looked at."""
 _NO_FAULTS = (Cancelled.code, Inactive.code, NotFound.code)
@@ -317,12 +317,7 @@ class GenerationHost:
             raise Busy(
                 f"{len(self._jobs)} answers are in progress", remedy="retry, or raise max_waiting"
             )
-        if not 0.0 <= msg.deadline_s <= MAX_DEADLINE_S:
-            raise InvalidInput(
-                f"must be in 0..{MAX_DEADLINE_S:g} s",
-                field="deadline_s",
-                remedy="0 = the node's default",
-            )
+        allowed_s = deadline_from(msg, config.deadline_s)
         protocol = getattr(msg, "protocol", "")
         if protocol not in ("", self._entry.name):
             raise registry.unknown(protocol, [self._entry.name])
@@ -352,7 +347,7 @@ class GenerationHost:
         for_motion = getattr(msg, "for_motion", False)
         chat = getattr(msg, "turn_contents", ())
         question = f"turn_contents[{len(chat) - 1}]" if chat else "prompt"
-        due = now + (msg.deadline_s or config.deadline_s)
+        due = now + allowed_s
         job = _Job(request, msg.header, for_motion, question, due)
         try:
             with of_a_request():

@@ -215,6 +215,36 @@ def test_an_unknown_session_is_named(edge: Edge) -> None:
 
 
 @pytest.mark.ros
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"round": 10_000, "outcome": [5]}, "round"),
+        ({"outcome": []}, "outcome"),
+        ({"outcome": [2**31 - 1]}, "outcome[0]"),
+        ({"outcome": [5], "deadline_s": -1.0}, "deadline_s"),
+        ({"outcome": [5], "deadline_s": float("nan")}, "deadline_s"),
+    ],
+)
+def test_a_predraft_that_can_never_be_made_is_refused_during_the_answer(
+    ros_graph: Any, target: Engine, fields: dict[str, Any], names: str
+) -> None:
+    slow = VerifierConfig(address="127.0.0.1:0", emulated_compute_s=3.0)
+    with start_server(slow, target) as verifier:
+        edge = Edge(ros_graph, verifier.port)
+        predraft = edge.user.create_client(PreDraft, "predraft")
+        ros_graph.wait_for(predraft.service_is_ready)
+        handle = ros_graph.ask(edge.action.send_goal_async, edge.goal())
+        draft = ros_graph.wait_for(lambda: edge.drafts)[0]
+        request = PreDraft.Request(session_id=draft.session_id, **fields)
+        status = ros_graph.ask(predraft.call_async, request).status
+        assert not edge.verdicts, "refused after the round"
+        ros_graph.ask(handle.cancel_goal_async)
+        edge.stop()
+    assert status.code == Status.INVALID_INPUT, status.message
+    assert status.message.startswith(f"{names}: ")
+
+
+@pytest.mark.ros
 def test_a_session_without_a_vocabulary_is_refused(edge: Edge) -> None:
     opener = edge.user.create_client(OpenSession, "open_session")
     edge.graph.wait_for(opener.service_is_ready)
@@ -222,6 +252,19 @@ def test_a_session_without_a_vocabulary_is_refused(edge: Edge) -> None:
     opened = edge.graph.ask(opener.call_async, request)
     assert opened.status.code == Status.INVALID_INPUT
     assert opened.status.message.startswith("vocabulary: ")
+
+
+@pytest.mark.ros
+@pytest.mark.parametrize(
+    "field", [{"max_tokens": 65537}, {"deadline_s": float("nan")}, {"deadline_s": -1.0}]
+)
+def test_a_session_that_cannot_end_well_is_not_opened(edge: Edge, field: dict[str, Any]) -> None:
+    opener = edge.user.create_client(OpenSession, "open_session")
+    edge.graph.wait_for(opener.service_is_ready)
+    request = OpenSession.Request(session_id="s", text="go", vocabulary="v", **field)
+    opened = edge.graph.ask(opener.call_async, request)
+    assert opened.status.code == Status.INVALID_INPUT
+    assert opened.status.message.startswith(f"{next(iter(field))}: ")
 
 
 @pytest.mark.ros

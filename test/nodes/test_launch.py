@@ -168,6 +168,14 @@ def test_what_thinks_and_what_moves_are_processes_of_their_own(package: Package)
     assert "model.path" not in package.override("graph", "/draft_vlm")
 
 
+def test_what_launch_repeats_at_the_end_of_a_process_is_short(package: Package) -> None:
+    """It logs the whole command, which one level per logger would make a kilobyte long."""
+    started = package.started(COMPOSED, "go2.launch.py", verifier="cloud:50551")
+    for arguments in started.values():
+        files = {str(file) for file in parameter_files(arguments)}
+        assert len(" ".join(a for a in arguments if a not in files)) < 200, arguments
+
+
 @pytest.mark.parametrize(
     ("driver", "node"), [("go2", ["go2_driver"]), ("none", []), ("sim", ["sim_go2"])]
 )

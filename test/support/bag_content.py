@@ -59,10 +59,28 @@ def write_bag(
     folder: Path, messages: list[tuple[str, Any]], storage: str = "mcap", namespace: str = ""
 ) -> Path:
     """One bag in ``folder`` with these messages, a millisecond apart."""
+    named = [(f"{namespace}/{topic}", message) for topic, message in messages]
+    return write_runs(folder, named, storage=storage, apart_ns=10**6)
+
+
+def write_runs(
+    folder: Path,
+    *runs: list[tuple[str, Any]],
+    storage: str = "mcap",
+    apart_ns: int = 10**9,
+    chunk: int = 0,
+) -> Path:
+    """One bag in ``folder`` in which the clock begins at zero with each run.
+
+    Args:
+        chunk: write so many messages together; 0: as many as the storage likes.
+    """
     writer = BagWriter(folder, "made", storage)
-    for n, (topic, message) in enumerate(messages):
-        topic = f"{namespace}/{topic}"
-        writer.write(topic, type_of(message), n * 10**6, serialize_message(message))
+    for run in runs:
+        for n, (topic, message) in enumerate(run):
+            writer.write(topic, type_of(message), n * apart_ns, serialize_message(message))
+            if chunk and writer.messages % chunk == 0:
+                writer.flush()
     path = writer.path
     assert path is not None
     writer.close()

@@ -30,6 +30,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from collab_llm_nodes.config import check_max_tokens
 from collab_llm_nodes.decoding.rejection import Outcome
 from collab_llm_nodes.decoding.vote import deciding, proposal
 from collab_llm_nodes.decoding.weights import (
@@ -237,8 +238,7 @@ class Machine:
             raise InvalidInput(f"{job.id!r} is under way", field="id", remedy="choose another name")
         if not job.prompt:
             raise InvalidInput("has no token", field="prompt", remedy="ask something")
-        if job.max_tokens < 1:
-            raise InvalidInput("must be at least 1", field="max_tokens")
+        check_max_tokens(job.max_tokens)
         room = self._schedule.max_active - self.active
         if len(self._waiting) >= self._schedule.max_waiting + max(room, 0):
             raise Busy(

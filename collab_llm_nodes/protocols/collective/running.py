@@ -45,6 +45,7 @@ def check(request: Request) -> None:
     """
     config: CollectiveConfig = request.config
     check_prompt(prompt_of(request), config.prompt, field="prompt")
+    request.length(config.max_tokens)
 
 
 def start(config: CollectiveConfig, resources: Resources) -> Collective:
@@ -174,7 +175,7 @@ class Collective:
             name_prompt(error)
             raise
         room = self._target.context - len(prompt.ids)
-        wanted = min(request.max_tokens or config.max_tokens, room)
+        wanted = min(request.length(config.max_tokens), room)
         return Job(request.id, prompt.ids, request.sampling, wanted, due)
 
     def _follow(
@@ -186,7 +187,7 @@ class Collective:
     ) -> Answer:
         """Pass the news of an answer on until it ends."""
         text = Detokeniser(self._target.decode)
-        limit = request.max_tokens or request.config.max_tokens
+        limit = request.length(request.config.max_tokens)
         started = request.asked_at or time.monotonic()
         last = Grown(request.id, (), (), CollectiveMetrics())
         while True:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import Message as Parsed
 
+from collab_llm_nodes.config import MAX_TOKENS
 from collab_llm_nodes.decoding.aggregation import AggregationConfig, Party, SideDraft
 from collab_llm_nodes.decoding.sampling import SparseDistribution
 from collab_llm_nodes.errors import BY_CODE, CollabError, ConfigError, InvalidInput, ProtocolError
@@ -35,8 +36,6 @@ SERVICE = pb.DESCRIPTOR.services_by_name["Dragon"].full_name
 ANSWER = f"/{SERVICE}/Answer"
 DESCRIBE = f"/{SERVICE}/Describe"
 
-MAX_ANSWER = 1 << 16
-"""Tokens; no limit of a server is larger."""
 MAX_SUPPORT = 1 << 20
 _MOST_US = (1 << 32) - 1
 
@@ -169,9 +168,9 @@ def _write_open(m: Open) -> tuple[str, Parsed]:
 
 
 def _read_open(m: Any) -> Open:
-    if len(m.replay) > MAX_ANSWER:
+    if len(m.replay) > MAX_TOKENS:
         raise InvalidInput(
-            f"{len(m.replay)} tokens", field="replay", remedy=f"at most {MAX_ANSWER}"
+            f"{len(m.replay)} tokens", field="replay", remedy=f"at most {MAX_TOKENS}"
         )
     w = m.law
     if not 0 <= w.temperature < math.inf:

@@ -38,6 +38,7 @@ def check(request: Request) -> None:
             field="prompt",
             remedy=f"1 to {config.max_query_chars}, not only blanks",
         )
+    request.length(config.max_tokens)
 
 
 def start(config: DragonConfig, resources: Resources) -> Dragon:
@@ -87,7 +88,7 @@ class Dragon:
     def run(self, request: Request, emit: Callable[[Progress], None], control: Control) -> Answer:
         """Make one answer, with the cloud as long as it takes part."""
         config: DragonConfig = request.config
-        limit = request.max_tokens or config.max_tokens
+        limit = request.length(config.max_tokens)
         text = Detokeniser(self.side.decode)
         sampling = request.sampling
         side = _RequestSide(self.side, request, self.on_found)

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from collab_llm_nodes.config import setting
+from collab_llm_nodes.config import MAX_TOKENS, check_max_tokens, setting
 from collab_llm_nodes.decoding.aggregation import AggregationLaw, Party
 from collab_llm_nodes.errors import (
     Busy,
@@ -67,7 +67,7 @@ class Limits(StreamLimits):
         high=4096,
     )
     max_query_chars: int = setting(8192, "Text of a query [character].", low=1, high=1 << 20)
-    max_tokens: int = setting(1024, "Tokens of one answer.", low=1, high=codec.MAX_ANSWER)
+    max_tokens: int = setting(1024, "Tokens of one answer.", low=1, high=MAX_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -326,10 +326,7 @@ def check_open(opened: Open, info: SideInfo, limits: Limits, *, other_models: bo
             field="query",
             remedy=f"1 to {limits.max_query_chars}, not only blanks",
         )
-    if not 1 <= opened.max_tokens <= limits.max_tokens:
-        raise InvalidInput(
-            f"is {opened.max_tokens}", field="max_tokens", remedy=f"1 to {limits.max_tokens}"
-        )
+    check_max_tokens(opened.max_tokens, limits.max_tokens)
     if len(opened.replay) >= opened.max_tokens:
         raise InvalidInput(
             "is as long as the answer may be", field="replay", remedy="raise max_tokens"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import MAX_TOKENS, check_ranges, setting
 from collab_llm_nodes.decoding.aggregation import AggregationConfig
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.models.loading import ModelConfig
@@ -42,7 +42,7 @@ class DragonConfig:
         8192, "Text of a question [character].", low=1, high=1 << 20, read_only=True
     )
     max_tokens: int = setting(
-        128, "Length limit of an answer [tokens].", low=1, high=65536, per_request=True
+        128, "Length limit of an answer [tokens].", low=1, high=MAX_TOKENS, per_request=True
     )
 
     def __post_init__(self) -> None:

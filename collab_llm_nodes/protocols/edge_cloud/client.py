@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import MAX_TOKENS, check_ranges, setting
 from collab_llm_nodes.errors import ProtocolError
 from collab_llm_nodes.protocols.base import Source
 from collab_llm_nodes.protocols.edge_cloud.ahead import PushedDrafts, may_come
@@ -50,7 +50,7 @@ class ClientConfig:
         high=64,
         per_request=True,
     )
-    max_tokens: int = setting(128, "Length limit of the answer [tokens].", low=1, high=8192)
+    max_tokens: int = setting(128, "Length limit of an answer [tokens].", low=1, high=MAX_TOKENS)
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import Message
 
+from collab_llm_nodes.config import MAX_TOKENS
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
 from collab_llm_nodes.errors import (
     BY_CODE,
@@ -46,8 +47,6 @@ DESCRIBE = f"/{SERVICE}/Describe"
 
 MAX_DRAFT = 64
 MAX_SUPPORT = 4096
-MAX_ANSWER = 1 << 16
-"""Tokens; no ``Limits.max_tokens`` is larger."""
 MAX_IMAGES = 64
 
 
@@ -172,8 +171,8 @@ def _chat(m: Open) -> tuple[Turn, ...]:
 def _read_open(m: pb.Open) -> Open:
     # Checked before Python objects are made of them: 16 MB of bytes could become 500.
     at_most(len(m.images), MAX_IMAGES, "images")
-    at_most(len(m.replay), MAX_ANSWER, "replay")
-    at_most(m.round, MAX_ANSWER, "round")  # each yields a token at least
+    at_most(len(m.replay), MAX_TOKENS, "replay")
+    at_most(m.round, MAX_TOKENS, "round")  # each yields a token at least
     text, turns = _read_text(m)
     s = m.sampling
     try:
@@ -229,7 +228,7 @@ def _write_draft(m: Draft) -> pb.ClientMessage:
 
 def _read_draft(m: pb.Draft) -> Draft:
     at_most(len(m.tokens), MAX_DRAFT, "tokens")
-    at_most(len(m.after), MAX_ANSWER, "after")
+    at_most(len(m.after), MAX_TOKENS, "after")
     probs = _read_distributions(m.probs) if m.HasField("probs") else None
     if m.after and not m.ahead:
         raise InvalidInput("only a draft sent ahead has it", field="after", remedy=UPDATE)

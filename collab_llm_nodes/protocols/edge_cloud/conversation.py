@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from collab_llm_nodes.assets import version
+from collab_llm_nodes.config import check_max_tokens
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import CollabError, InvalidInput, ProtocolError, Unavailable
 from collab_llm_nodes.models.pictures import Picture
@@ -237,9 +238,7 @@ class Verifier(StreamService[Reply]):
         _at_most(len(opened.images), limits.max_images, "images", "images")
         for i, image in enumerate(opened.images):
             _at_most(len(image), limits.max_image_bytes, f"images[{i}]", "bytes")
-        _at_most(opened.max_tokens, limits.max_tokens, "max_tokens", "tokens")
-        if opened.max_tokens < 1:
-            raise InvalidInput("must be >= 1", field="max_tokens", remedy="ask for some tokens")
+        check_max_tokens(opened.max_tokens, limits.max_tokens)
 
 
 class _ExitsLast(Outbox[Reply]):

@@ -25,6 +25,7 @@ from collab_llm_nodes.decoding.sampling import (
 from collab_llm_nodes.decoding.vote import proposal, proposes_likeliest, vote
 from collab_llm_nodes.decoding.weights import Weights, WeightsConfig, hit_rate
 from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.contexts import common_length
 from collab_llm_nodes.protocols.edge_cloud.client import DraftJob
@@ -101,9 +102,24 @@ class Drafter:
         self._scored: tuple[int, ...] = ()  # the answer that was scored last
         self._weights_behind = [Weights.equal(WeightsConfig(), len(models))]  # its first i blocks
         self._eos = engine.eos
+        self._vocab_size = engine.vocab_size
         self._sampling = sampling
         self._config = config or DrafterConfig()
         self.on_pass: Callable[[int, float], None] = _to_nobody
+
+    def check(self, outcome: Sequence[int]) -> None:
+        """Check that an answer can go on after ``outcome``.
+
+        Raises:
+            InvalidInput: a token that the models do not know, or one that ends the answer.
+        """
+        for i, token in enumerate(outcome):
+            if not 0 <= token < self._vocab_size:
+                what = f"{token} is outside the vocabulary of {self._vocab_size}"
+                raise InvalidInput(what, field=f"outcome[{i}]", remedy="use the session's models")
+            if token in self._eos:
+                what = f"{token} ends the answer"
+                raise InvalidInput(what, field=f"outcome[{i}]", remedy="needs no draft")
 
     def begin(self, job: DraftJob, *, cached: bool = False) -> DraftInProgress:
         """Begin a draft of up to ``gamma`` tokens for ``job``; :meth:`step` continues it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from collab_llm_nodes.config import setting
+from collab_llm_nodes.config import MAX_TOKENS, setting
 from collab_llm_nodes.models.turns import MAX_TURNS
 from collab_llm_nodes.transport.settings import StreamLimits
 
@@ -42,7 +42,7 @@ class Limits(StreamLimits):
     max_image_scans: int = setting(
         20, "Scans of a progressive JPEG; each decodes all pixels again.", low=1, high=1000
     )
-    max_tokens: int = setting(1024, "Generated tokens of one answer.", low=1, high=1 << 16)
+    max_tokens: int = setting(1024, "Generated tokens of one answer.", low=1, high=MAX_TOKENS)
 
 
 @dataclass(frozen=True)

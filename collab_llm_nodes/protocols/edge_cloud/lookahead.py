@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.errors import Cancelled, CollabError, InvalidInput
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.client import DraftJob, EdgeClient
 from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter, DraftInProgress
@@ -24,6 +24,9 @@ from collab_llm_nodes.protocols.edge_cloud.predraft import (
     ReadyDrafts,
 )
 
+Reply = Callable[[CollabError | None], None]
+"""Answer to a request for a draft: None when it is ready, else why there is none."""
+
 
 @dataclass
 class _Future:
@@ -35,7 +38,7 @@ class _Future:
         partial: its draft in progress; complete ones are in ``ReadyDrafts``.
         explored: the outcomes of its draft have been predicted, with these ``beliefs`` that each
             of its tokens stands.
-        replies: those who asked for the draft; told True when it is ready, False if it is not made.
+        replies: callbacks of those who asked for the draft.
     """
 
     job: DraftJob
@@ -44,12 +47,12 @@ class _Future:
     partial: DraftInProgress | None = None
     explored: bool = False
     beliefs: list[float] = field(default_factory=list)
-    replies: list[Callable[[bool], None]] = field(default_factory=list)
+    replies: list[Reply] = field(default_factory=list)
 
-    def reply(self, ready: bool) -> None:
-        """Tell those who asked."""
+    def reply(self, error: CollabError | None) -> None:
+        """Answer those who asked: the draft is ready, or ``error`` says why there is none."""
         for reply in self.replies:
-            reply(ready)
+            reply(error)
         self.replies.clear()
 
 
@@ -98,19 +101,17 @@ class Lookahead:
             self._future(job, probability)
             self._queue.push(job.prefix, probability)
 
-    def demand(self, outcome: Answer, reply: Callable[[bool], None]) -> None:
-        """Draft for ``outcome`` of this round before all else.
-
-        ``reply`` gets True when the draft is ready, False if it is needless or cannot be made.
-        """
-        job = self._client.predraft(outcome)
-        if job is None:
-            reply(False)
+    def demand(self, outcome: Answer, reply: Reply) -> None:
+        """Draft for ``outcome`` of this round before all else; ``reply`` is called once."""
+        try:
+            job = self._job_for(outcome)
+        except CollabError as error:
+            reply(error)
             return
         future = self._future(job, 1.0)
         future.replies.append(reply)
         if self._ready.lookup(job.prefix) is not None:
-            future.reply(True)
+            future.reply(None)
         elif future.partial is None:
             future.partial = self._drafter.begin(job, cached=True)
 
@@ -129,8 +130,9 @@ class Lookahead:
         read = [(*f.job.prefix, *d.tokens) for f, d in zip(branches, drafts, strict=True) if d]
         try:
             self._drafter.step(partials, read)
-        except InvalidInput:  # a guess that the draft model cannot continue: no room, no such token
-            self._give_up(tasks + branches)
+        except InvalidInput as error:  # a guess that the draft model cannot continue: no room
+            refused = InvalidInput(str(error.args[0]), field="outcome", remedy=error.remedy)
+            self._give_up(tasks + branches, refused)
             return True
         for future in branches:
             self._predict(future)
@@ -162,14 +164,14 @@ class Lookahead:
                 future.probability = min(1.0, future.probability / known)
                 self._futures[prefix] = future
             else:
-                future.reply(False)
+                future.reply(Cancelled("the verdict came first"))
         self._queue.advance(answer, known)
         self._ready.advance(answer)
         self._drafter.advance(answer)
 
     def close(self) -> None:
         """Give up all work, and tell those who asked."""
-        self._give_up(list(self._futures.values()))
+        self._give_up(list(self._futures.values()), Cancelled("the answer has ended"))
 
     def _future(self, job: DraftJob, probability: float) -> _Future:
         future = self._futures.setdefault(job.prefix, _Future(job, probability))
@@ -237,9 +239,33 @@ class Lookahead:
         if pushed is not None:
             self._send(pushed)
         self._ready.store(future.job.prefix, pushed or draft)
-        future.reply(True)
+        future.reply(None)
 
-    def _give_up(self, futures: list[_Future]) -> None:
+    def _job_for(self, outcome: Answer) -> DraftJob:
+        """Return what to draft if ``outcome`` is the verdict of this round.
+
+        Raises:
+            InvalidInput: it cannot be the verdict, or no draft would follow it.
+            Cancelled: the verifier decodes this round by itself, so it needs no draft.
+        """
+        draft = self._client.in_flight
+        if draft is None or draft.autoregressive_rounds:
+            raise Cancelled("the verifier decodes this round alone")
+        if not 1 <= len(outcome) <= len(draft.tokens) + 1:
+            raise InvalidInput(
+                f"has {len(outcome)} tokens",
+                field="outcome",
+                remedy=f"1 to {len(draft.tokens) + 1}: the round's draft has {len(draft.tokens)}",
+            )
+        self._drafter.check(outcome)
+        job = self._client.predraft(outcome)
+        if job is None:
+            raise InvalidInput(
+                "the answer would be complete", field="outcome", remedy="needs no draft"
+            )
+        return job
+
+    def _give_up(self, futures: list[_Future], why: CollabError) -> None:
         for future in futures:
             future.partial, future.explored = None, True
-            future.reply(False)
+            future.reply(why)

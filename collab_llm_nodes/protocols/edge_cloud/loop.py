@@ -18,11 +18,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from collab_llm_nodes.errors import Cancelled, CollabError, DeadlineExceeded
+from collab_llm_nodes.errors import Cancelled, CollabError, DeadlineExceeded, InvalidInput
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.client import DraftJob, EdgeClient
 from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter
-from collab_llm_nodes.protocols.edge_cloud.lookahead import Lookahead
+from collab_llm_nodes.protocols.edge_cloud.lookahead import Lookahead, Reply
 from collab_llm_nodes.protocols.edge_cloud.messages import (
     Draft,
     EarlyExit,
@@ -41,14 +41,14 @@ class PreDraftRequest:
     """A request to draft for ``outcome`` of the given round before all else.
 
     Attributes:
-        reply: called once, in the loop's thread: True when the draft is ready, False if it is no
-            longer needed or cannot be made.
+        reply: called once: None when the draft is ready, else the reason why there is none. Mostly
+            called in the loop's thread.
         due: time.monotonic after which the request is refused.
     """
 
     round: int
     outcome: tuple[int, ...]
-    reply: Callable[[bool], None]
+    reply: Reply
     due: float = math.inf
 
 
@@ -110,12 +110,13 @@ class EdgeLoop:
         self.client = client
         self._drafter = drafter
         self._send = send
+        self._last_round = -1  # of the drafts that were sent
         self._profile = profile or Profile()
         self._ready = ReadyDrafts()
         self._lookahead = Lookahead(
             client,
             drafter,
-            send,
+            self._transmit,
             self._ready,
             predraft or PreDraftConfig(),
             ahead or AheadConfig(),
@@ -147,7 +148,7 @@ class EdgeLoop:
         if self._preempt and isinstance(event, Verdict):
             sent = self._ready.on_verdict(event)
             if sent is not None:
-                self._send(sent)
+                self._transmit(sent)
         self._inbox.put(_Arrival(event, at, sent))
         if self._ended:
             self._refuse_inbox()
@@ -198,7 +199,7 @@ class EdgeLoop:
             draft = self._draft(job)
         self._asked = client.on_sent(draft)
         if self._asked:
-            self._send(draft)
+            self._transmit(draft)
         self._left_at = time.monotonic()
         if before is not None and before.sent is not None:
             self._asked, self._left_at = True, before.at
@@ -289,7 +290,9 @@ class EdgeLoop:
 
     def _handle(self, arrival: _Arrival) -> None:
         event, round_ = arrival.event, self.client.round
-        if isinstance(event, Verdict | EarlyExit | PreDraftRequest) and event.round > round_:
+        if isinstance(event, PreDraftRequest):
+            self._on_request(event, arrival)
+        elif isinstance(event, Verdict | EarlyExit) and event.round > round_:
             self._early.append(arrival)
         elif isinstance(event, Verdict):
             if event.round == round_:
@@ -299,17 +302,36 @@ class EdgeLoop:
                 self._suggested.setdefault((*self.client.generated, *event.tokens), arrival.at)
                 if self._exits:
                     self._lookahead.expect(event.tokens, event.confidence)
-        elif isinstance(event, PreDraftRequest):
-            if event.round == round_ and time.monotonic() <= event.due:
-                self._lookahead.demand(event.outcome, event.reply)
-            else:
-                event.reply(False)
         elif isinstance(event, Failure):
             self._failure = error_of(event)
         elif isinstance(event, Cancel):
             self._failure = Cancelled("the caller gave the answer up")
         else:
             assert isinstance(event, Opened)
+
+    def _on_request(self, request: PreDraftRequest, arrival: _Arrival) -> None:
+        """Pre-draft for the round that is asked about, now or when the loop has reached it."""
+        if request.round > self._last_round:
+            request.reply(
+                InvalidInput(
+                    f"no draft for round {request.round} has been sent",
+                    field="round",
+                    remedy="name the round that is being verified",
+                )
+            )
+        elif request.round > self.client.round:
+            self._early.append(arrival)
+        elif request.round < self.client.round:
+            request.reply(Cancelled("the verdict came first"))
+        elif time.monotonic() > request.due:
+            request.reply(DeadlineExceeded("the draft was not ready in time", field="deadline_s"))
+        else:
+            self._lookahead.demand(request.outcome, request.reply)
+
+    def _transmit(self, draft: Draft) -> None:
+        """Send a draft; from now on its round may be asked about. Called by any thread."""
+        self._last_round = max(self._last_round, draft.round)
+        self._send(draft)
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -344,4 +366,4 @@ class EdgeLoop:
 
 def _refuse(arrival: _Arrival) -> None:
     if isinstance(arrival.event, PreDraftRequest):
-        arrival.event.reply(False)
+        arrival.event.reply(Cancelled("the answer has ended"))

@@ -85,7 +85,7 @@ def check(request: Request) -> None:
     """
     config: EdgeCloudConfig = request.config
     check_prompt(prompt_of(request), config.prompt, field="prompt")
-    _client_config(request, config.client.gamma)
+    request.length(config.client.max_tokens)
 
 
 def start(config: EdgeCloudConfig, resources: Resources) -> EdgeCloud:
@@ -234,7 +234,9 @@ class _Generation:
         self._told = 0  # tokens that were emitted
         self._patience = Patience(config.link_loss.after_s)
         self._session: Session | None = None
-        self._client = EdgeClient(_client_config(request, mode.gamma))
+        room = max(1, owner._engine.context - prompt_tokens)
+        self._length = min(request.length(config.client.max_tokens), room)
+        self._client = EdgeClient(ClientConfig(mode.gamma, self._length))
         predraft, ahead = settings_of(mode, config.predraft, config.ahead)
         self._loop = EdgeLoop(
             self._client,
@@ -277,7 +279,7 @@ class _Generation:
         opened = open_message(
             prompt_of(request),
             request.sampling,
-            _client_config(request, self._mode.gamma).max_tokens,
+            self._length,
             owner._engine.vocabulary,
         )
         with self._noticing_silence():
@@ -378,8 +380,3 @@ class _Generation:
         finally:
             over.set()
             watching.join()
-
-
-def _client_config(request: Request, gamma: int) -> ClientConfig:
-    config: EdgeCloudConfig = request.config
-    return ClientConfig(gamma, request.max_tokens or config.client.max_tokens)

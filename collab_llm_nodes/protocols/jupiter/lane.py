@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+from collab_llm_nodes.config import check_max_tokens
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import InvalidInput, ProtocolError
 from collab_llm_nodes.protocols.jupiter.drafters import Draft, Drafter, NoDrafter
@@ -151,8 +152,7 @@ class LaneAnswer:
                 field="prompt",
                 remedy="shorten the prompt",
             )
-        if max_tokens < 1:
-            raise InvalidInput("must be >= 1", field="max_tokens", remedy="ask for some tokens")
+        check_max_tokens(max_tokens)
         self.tokens: list[int] = []
         self.accepted: list[bool] = []
         self.finished = False

@@ -59,6 +59,7 @@ def check(request: Request) -> None:
     """
     config: JupiterConfig = request.config
     check_prompt(prompt_of(request), config.prompt, field="prompt")
+    request.length(config.max_tokens)
 
 
 def start(config: JupiterConfig, resources: Resources) -> Jupiter:
@@ -139,7 +140,7 @@ class Jupiter:
         """Make one answer, in sequence or point by point."""
         config: JupiterConfig = request.config
         asked = Asked(
-            request.max_tokens or config.max_tokens,
+            request.length(config.max_tokens),
             request.sampling,
             drafter_named(config.drafter),
             self._arrangement.lengths,

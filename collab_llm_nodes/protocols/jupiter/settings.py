@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import MAX_TOKENS, check_ranges, setting
 from collab_llm_nodes.errors import ConfigError, did_you_mean
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.models.prompt import PromptLimits
@@ -105,7 +105,7 @@ class JupiterConfig:
         per_request=True,
     )
     max_tokens: int = setting(
-        256, "Length limit of an answer [tokens].", low=1, high=65536, per_request=True
+        256, "Length limit of an answer [tokens].", low=1, high=MAX_TOKENS, per_request=True
     )
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import MAX_TOKENS, check_ranges, setting
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
 from collab_llm_nodes.protocols.minions.prompts import STYLES
 from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
@@ -24,7 +24,7 @@ class RemoteConfig:
 
     temperature: float = setting(0.0, "Temperature.", low=0.0, high=2.0, per_request=True)
     max_tokens: int = setting(
-        2048, "Length limit of a reply [tokens].", low=1, high=65536, per_request=True
+        2048, "Length limit of a reply [tokens].", low=1, high=MAX_TOKENS, per_request=True
     )
     repairs: int = setting(
         2, "Times that a reply of the wrong form is asked for again.", low=0, high=10
@@ -40,7 +40,7 @@ class LocalConfig:
 
     temperature: float = setting(0.2, "Temperature.", low=0.0, high=2.0, per_request=True)
     max_tokens: int = setting(
-        512, "Length limit of a reply [tokens].", low=1, high=65536, per_request=True
+        512, "Length limit of a reply [tokens].", low=1, high=MAX_TOKENS, per_request=True
     )
 
     def __post_init__(self) -> None:

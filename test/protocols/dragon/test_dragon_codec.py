@@ -13,6 +13,7 @@ from generated_code import check_generated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from collab_llm_nodes.config import MAX_TOKENS
 from collab_llm_nodes.decoding.aggregation import (
     AggregationConfig,
     AggregationLaw,
@@ -150,7 +151,7 @@ def test_bytes_per_token_against_json_and_full_vectors() -> None:
         (pb.Open(rtt_s=math.nan), "rtt_s"),
         (pb.Open(law=LAW, decode=pb.DecodeLine(k_a=1.0)), "decode"),
         (pb.Open(law=LAW, decode=pb.DecodeLine(k_a=math.inf, k_b=1.0)), "decode"),
-        (pb.Open(replay=[1] * (codec.MAX_ANSWER + 1)), "replay"),
+        (pb.Open(replay=[1] * (MAX_TOKENS + 1)), "replay"),
     ],
 )
 def test_impossible_content_is_a_typed_error(message: object, field: str) -> None:

@@ -17,6 +17,7 @@ from verifier_bed import (
     OPEN,
 )
 
+from collab_llm_nodes.config import MAX_TOKENS
 from collab_llm_nodes.decoding.sampling import (
     Distribution,
     SamplingConfig,
@@ -77,7 +78,7 @@ OPENS = st.builds(
     COUNTS,
     TEXT,
     st.lists(IDS, max_size=5).map(tuple),
-    st.integers(0, codec.MAX_ANSWER),
+    st.integers(0, MAX_TOKENS),
 )
 DRAFTS = st.builds(
     Draft,

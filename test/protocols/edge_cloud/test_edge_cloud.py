@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_models import EOS, FakeEngine, as_engine, encode
+from fake_models import EOS, VOCAB, FakeEngine, as_engine, encode
 from tiny_models import tiny_model, tiny_prompt
 
 from collab_llm_nodes.decoding.rejection import propose
@@ -27,6 +28,7 @@ from collab_llm_nodes.engine import reference
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import (
     Cancelled,
+    CollabError,
     DeadlineExceeded,
     InvalidInput,
     Unavailable,
@@ -502,13 +504,45 @@ def test_without_drafts_the_verifier_streams_its_own_answer() -> None:
 
 def test_every_predraft_request_is_answered_once() -> None:
     bench = Bench()
-    replies: list[bool] = []
+    replies: list[CollabError | None] = []
     bench.loop.post(PreDraftRequest(0, (5,), replies.append))
     bench.loop.post(PreDraftRequest(99, (5,), replies.append))
     bench.loop.run(5.0)
     bench.loop.post(PreDraftRequest(0, (5,), replies.append))  # the loop has ended
     assert len(replies) == 3
-    assert replies[-1] is False
+    assert isinstance(replies[-1], Cancelled)
+
+
+@pytest.mark.parametrize(
+    ("round_", "outcome", "due", "error", "field_name"),
+    [
+        (10_000, (5,), math.inf, InvalidInput, "round"),
+        (1, (5,), math.inf, InvalidInput, "round"),  # no draft for it has left
+        (0, (), math.inf, InvalidInput, "outcome"),
+        (0, (5,) * 6, math.inf, InvalidInput, "outcome"),  # the draft has four tokens
+        (0, (5, -1), math.inf, InvalidInput, "outcome[1]"),
+        (0, (VOCAB,), math.inf, InvalidInput, "outcome[0]"),
+        (0, (5, EOS), math.inf, InvalidInput, "outcome[1]"),
+        (0, (5,), 0.0, DeadlineExceeded, "deadline_s"),
+    ],
+)
+def test_a_predraft_that_can_never_be_made_is_refused_while_the_round_is_verified(
+    round_: int, outcome: tuple[int, ...], due: float, error: type[CollabError], field_name: str
+) -> None:
+    robot = Robot(predraft=PreDraftConfig(), ahead=AheadConfig(predictions=0, push_window=0))
+    replies: queue.SimpleQueue[CollabError | None] = queue.SimpleQueue()
+    with ThreadPoolExecutor(1) as pool:
+        over = pool.submit(robot.loop.run, 10 * WAIT_S)
+        first, _ = robot.left.get(timeout=WAIT_S)
+        assert len(first.tokens) == 4
+        robot.loop.post(PreDraftRequest(round_, outcome, replies.put, due))
+        try:
+            refused = replies.get(timeout=WAIT_S)
+        finally:
+            robot.loop.post(Cancel())
+        assert isinstance(refused, error)
+        assert refused.field == field_name
+        assert isinstance(over.exception(), Cancelled)
 
 
 def test_cancel_and_failures_end_the_loop() -> None:

@@ -18,7 +18,7 @@ from collab_llm_nodes.bench.emulation import PacedEngine, batch_factor
 from collab_llm_nodes.decoding.rejection import propose, verify_chain, verify_own
 from collab_llm_nodes.decoding.sampling import Distribution, SamplingConfig, distributions, to_wire
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.errors import ConfigError, InvalidInput
+from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.models.prompt import encode as encode_for_model
 from collab_llm_nodes.protocols.edge_cloud.ahead import MAX_AHEAD_ENTRIES, AheadConfig
@@ -175,21 +175,21 @@ class Bench:
 
 def test_what_is_demanded_is_made_first_and_never_sent_twice() -> None:
     bench = Bench(push_window=8)
-    replies: list[bool] = []
+    replies: list[CollabError | None] = []
     bench.lookahead.demand((7,), replies.append)
     for _ in range(5):
         bench.lookahead.step()
-    assert replies == [True]
+    assert replies == [None]
     bench.work()
     bench.lookahead.demand((7,), replies.append)
-    assert replies == [True, True]
+    assert replies == [None, None]
     made = bench.ready.lookup((7,))
     assert made is not None
     assert made.after == (7,)
     prefixes = [(d.start, d.after) for d in bench.sent]
     assert len(prefixes) == len(set(prefixes)) == 8
     bench.lookahead.demand((), replies.append)
-    assert replies[2] is False, "nothing comes of nothing"
+    assert isinstance(replies[2], InvalidInput), "nothing comes of nothing"
 
 
 def test_a_guess_that_cannot_be_continued_costs_only_itself() -> None:
@@ -198,13 +198,15 @@ def test_a_guess_that_cannot_be_continued_costs_only_itself() -> None:
     def refuse(ids: object, parents: object) -> Tensor:
         raise InvalidInput("no room", field="ids")
 
-    replies: list[bool] = []
+    replies: list[CollabError | None] = []
     bench.lookahead.demand((7,), replies.append)
     kv = bench.drafter._models[0]._kv
     grow, kv.grow = kv.grow, refuse  # type: ignore[method-assign]
     assert bench.lookahead.step()
     kv.grow = grow  # type: ignore[method-assign]
-    assert replies == [False]
+    (refused,) = replies
+    assert isinstance(refused, InvalidInput)
+    assert refused.field == "outcome"
     bench.lookahead.advance((7,))
     job = DraftJob(1, (7,), 4)
     assert bench.drafter.draft(job) == fresh(GREEDY).draft(job), "the tree is as it was"

@@ -115,6 +115,21 @@ def test_a_limit_of_the_request_counts(running: Running) -> None:
     assert len(running.run(request(max_tokens=4), lambda told: None, in_time()).tokens) == 4
 
 
+def test_a_limit_that_the_context_has_no_room_for_is_cut_to_it(
+    running: Running, target: Engine
+) -> None:
+    told: list[Progress] = []
+    control = in_time()
+
+    def emit(progress: Progress) -> None:
+        told.append(progress)
+        control.cancel()  # a long answer: it is enough that it has begun
+
+    answer = running.run(request(max_tokens=target.context), emit, control)
+    assert isinstance(answer.error, Cancelled)
+    assert told
+
+
 def test_cancel_between_two_rounds_leaves_what_was_verified(running: Running) -> None:
     control, told = in_time(), list[Progress]()
 
@@ -184,7 +199,7 @@ def test_what_needs_no_model_is_refused_before() -> None:
     check = registry.find("edge_cloud").check
     with pytest.raises(InvalidInput, match="prompt"):
         check(request(turns=(Turn("user", ""),)))
-    with pytest.raises(ConfigError, match="max_tokens"):
+    with pytest.raises(InvalidInput, match="max_tokens"):
         check(request(max_tokens=2**31))
 
 

@@ -1,0 +1,68 @@
+"""Bags that rosbag2 has compressed file by file: read, or mended where something is missing."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from folders import ROOM
+
+from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.replay.bag import zstd
+from collab_llm_nodes.replay.mend import mend
+from collab_llm_nodes.replay.recording import read_recording
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """``test/bags/room`` with its file compressed."""
+    bag = tmp_path / "room"
+    shutil.copytree(ROOM, bag)
+    file = bag / "room.mcap"
+    (bag / "room.mcap.zstd").write_bytes(zstd.compress(file.read_bytes()))
+    file.unlink()
+    content = yaml.safe_load((bag / "metadata.yaml").read_text(encoding="utf-8"))
+    content["rosbag2_bagfile_information"].update(
+        compression_format="zstd",
+        compression_mode="FILE",
+        relative_file_paths=["room.mcap.zstd"],
+    )
+    (bag / "metadata.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    return bag
+
+
+def test_a_compressed_bag_is_read_and_mended(packed: Path) -> None:
+    whole = len(read_recording(packed).steps)
+    (packed / "metadata.yaml").unlink()
+    with pytest.raises(InvalidInput, match="--mend"):
+        read_recording(packed)
+    mended, _ = mend(packed)
+    assert len(read_recording(mended).steps) == whole
+
+
+def test_of_a_compressed_file_alone_everything_is_mended(packed: Path) -> None:
+    mended, count = mend(packed / "room.mcap.zstd")
+    assert mended == packed / "room_mended"
+    assert count > 3000
+
+
+def test_a_compressed_file_that_is_cut_short_is_mended_as_far_as_it_goes(packed: Path) -> None:
+    file = packed / "room.mcap.zstd"
+    file.write_bytes(file.read_bytes()[:-500])
+    with pytest.raises(InvalidInput, match="--mend"):
+        read_recording(packed)
+    mended, count = mend(packed)
+    assert count > 0
+    read_recording(mended)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "a: 1"])
+def test_metadata_that_says_nothing_is_named(tmp_path: Path, text: str) -> None:
+    bag = tmp_path / "room"
+    shutil.copytree(ROOM, bag)
+    (bag / "metadata.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(InvalidInput, match="metadata.yaml says nothing about a bag"):
+        read_recording(bag)
+    assert read_recording(mend(bag)[0]).steps
