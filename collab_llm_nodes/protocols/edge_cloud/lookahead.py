@@ -167,6 +167,11 @@ class Lookahead:
         self._ready.advance(answer)
         self._drafter.advance(answer)
 
+    def refuse_requests(self) -> None:
+        """Tell those who asked for a draft that it is not made now; begun ones are kept."""
+        for future in self._futures.values():
+            future.reply(False)
+
     def close(self) -> None:
         """Give up all work, and tell those who asked."""
         self._give_up(list(self._futures.values()))
