@@ -246,7 +246,9 @@ def test_what_waits_has_its_own_deadline_and_more_is_refused(served: Served) -> 
     assert late.status.code == Status.DEADLINE_EXCEEDED
     assert "in progress" in late.status.message
     assert served.cancel(others[0]).result.status.code == Status.CANCELLED
-    assert len(served.server.host._queue) == 1, "those given up wait no longer, nor their pictures"
+    assert len(served.server.host._questions.waiting) == 1, (
+        "those given up wait no longer, nor their pictures"
+    )
     assert served.cancel(first).result.status.code == Status.CANCELLED
     assert served.graph.ask(others[1].get_result_async).result.text == "four"
 
