@@ -384,6 +384,7 @@ class ClientSession(Generic[M]):
 
     Attributes:
         owner: equal for all that share what is scarce; empty: nobody.
+        urgent: it comes before the others of its owner; set before ``open``.
         gone: it is told nothing more: stop computing for it.
         opened: it has said what it wants.
     """
@@ -399,6 +400,7 @@ class ClientSession(Generic[M]):
         self.stream = stream
         self.peer = peer
         self.owner = peer.address
+        self.urgent = False
         self.place: Place | None = None  # until it is admitted
         self.gone = threading.Event()
         self.opened = False

@@ -187,6 +187,32 @@ def test_an_idle_cache_goes_to_a_newcomer_and_its_owner_is_asked_to_replay(
     assert confirmed + again.skip_to(Verdict).tokens == expected[:2]
 
 
+def test_a_session_for_motion_takes_the_cache_of_a_question_which_is_asked_to_replay(
+    serve: Serve, join: Join
+) -> None:
+    """Also when the question is at work; its answer goes on later from where it was."""
+    engine = FakeEngine(1)
+    patience = BatchConfig(evict_idle_s=60.0, slot_wait_s=60.0)
+    server = serve(engine, limits=Limits(max_sessions=1), batch=patience)
+    question, motion = join(server), join(server)
+    question.send(OPEN, Draft(0, 0, (), autoregressive_rounds=20))
+    confirmed = question.skip_to(Verdict).tokens
+    motion.send(replace(OPEN, text="find the cone", for_motion=True), Draft(0, 0, ()))
+    motion.skip_to(Verdict)
+    question.send(Draft(21, 21, ()))  # if it has become idle, it is told now
+    while not isinstance(message := question.next_but(EarlyExit), Failure):
+        assert isinstance(message, Verdict)
+        confirmed += message.tokens
+    assert message.code == "REPLAY"
+    motion.send(Close())
+    again = join(server)
+    again.send(replace(OPEN, replay=confirmed, round=len(confirmed)))
+    again.send(Draft(len(confirmed), len(confirmed), ()))
+    expected = engine.answer(encode(Prompt(OPEN.text)), GREEDY, 24)
+    confirmed += again.skip_to(Verdict).tokens
+    assert confirmed == expected[: len(confirmed)]
+
+
 def test_a_newcomer_waits_connected_until_a_cache_is_free(serve: Serve, join: Join) -> None:
     patience = BatchConfig(evict_idle_s=60.0, slot_wait_s=60.0)
     server = serve(FakeEngine(1), limits=Limits(max_sessions=1), batch=patience)
