@@ -134,7 +134,7 @@ class PictureReader:
             Unavailable: others wait with too many bytes.
             CollabError: as for :meth:`read`.
         """
-        with self._holding(sum(map(len, images)), peer.address):
+        with self._holding(sum(map(len, images)), peer.account):
             return tuple(
                 [
                     await self.read(data, peer, f"images[{i}]", urgent=urgent)
