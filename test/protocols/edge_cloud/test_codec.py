@@ -78,6 +78,7 @@ OPENS = st.builds(
     TEXT,
     st.lists(IDS, max_size=5).map(tuple),
     st.integers(0, codec.MAX_ANSWER),
+    for_motion=st.booleans(),
 )
 DRAFTS = st.builds(
     Draft,
