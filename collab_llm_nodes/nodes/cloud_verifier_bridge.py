@@ -71,7 +71,12 @@ class BridgeConfig:
     session_deadline_s: float = setting(
         60.0, "One session at most, when its opener names no deadline [s].", low=0.1, high=86400.0
     )
-    max_sessions: int = setting(8, "Sessions open at a time at most.", low=1, high=1024)
+    max_sessions: int = setting(
+        8,
+        "Sessions open at a time at most, those for motion and all others counted apart.",
+        low=1,
+        high=1024,
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -82,6 +87,7 @@ class _Session:
     handle: SessionHandle
     header: Header
     sampling: SamplingConfig
+    for_motion: bool
     due: float  # time.monotonic: its opener waits no longer
 
 
@@ -161,8 +167,9 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
         if not self.active or self._client is None:
             response.status = status_of(Inactive("the bridge is not active"))
             return response
-        if len(self._sessions) >= self.config.max_sessions:
-            told = f"{len(self._sessions)} sessions are open"
+        rivals = sum(s.for_motion == request.for_motion for s in self._sessions.values())
+        if rivals >= self.config.max_sessions:
+            told = f"{rivals} sessions are open"
             response.status = status_of(Busy(told, field="max_sessions"))
             return response
         session_id = request.session_id
@@ -188,6 +195,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
                 round=request.round,
                 turns=turns_from(request),
                 raw=request.raw,
+                for_motion=request.for_motion,
             )
             allowed_s = deadline_from(request, self.config.session_deadline_s)
             handle = self._client.open(
@@ -197,7 +205,9 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
             response.status = status_of(error)
             return response
         due = time.monotonic() + allowed_s
-        self._sessions[session_id] = _Session(handle, request.header, sampling, due)
+        self._sessions[session_id] = _Session(
+            handle, request.header, sampling, request.for_motion, due
+        )
         self.get_logger().debug(f"session {session_id[:8]}: opened, {len(self._sessions)} open")
         return response
 

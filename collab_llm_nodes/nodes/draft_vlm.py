@@ -164,6 +164,7 @@ class DraftVlm(ProtocolServer[DraftVlmConfig]):
             law=opened.sampling.law,
             max_tokens=opened.max_tokens,
             vocabulary=opened.vocabulary,
+            for_motion=opened.for_motion,
             deadline_s=max(0.001, due - time.monotonic()),
         )
         self._sessions[request.id] = session  # before anything can be said about it

@@ -78,7 +78,11 @@ class GenerateRouterConfig:
         high=MAX_DEADLINE_S,
     )
     max_goals: int = setting(
-        64, "Goals under way at a time; more are refused as BUSY.", low=1, high=4096
+        64,
+        "Goals under way at a time, those for motion and all others counted apart; more are refused"
+        " as BUSY.",
+        low=1,
+        high=4096,
     )
 
     def __post_init__(self) -> None:
@@ -325,10 +329,10 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
         request, now = goal.request, time.monotonic()
         if not self.active:
             raise Inactive("generate_router is not active", remedy="activate it (lifecycle)")
-        if len(self._passages) >= self.config.max_goals:
-            raise Busy(
-                f"{len(self._passages)} goals are under way", remedy="retry, or raise max_goals"
-            )
+        passages = self._passages.values()
+        rivals = sum(each.goal.request.for_motion == request.for_motion for each in passages)
+        if rivals >= self.config.max_goals:
+            raise Busy(f"{rivals} goals are under way", remedy="retry, or raise max_goals")
         request.protocol = request.protocol or self.config.protocols[0]
         if request.protocol not in self.config.protocols:
             raise registry.unknown(request.protocol, self.config.protocols)

@@ -53,6 +53,7 @@ class Request:
             are derived from it.
         asked_at: ``time.monotonic()`` of the request, for the metrics.
         raw: the model reads the one turn as it is, without a chat template.
+        for_motion: the robot is to move by the answer; a protocol lets it go before others.
     """
 
     id: str
@@ -66,6 +67,7 @@ class Request:
     frame_id: str = ""
     asked_at: float = 0.0
     raw: bool = False
+    for_motion: bool = False
     options: frozenset[str] = frozenset()
 
     @property
@@ -172,7 +174,7 @@ class Running(Protocol):
 
     @property
     def parallel(self) -> int:
-        """Calls of ``run`` that may be made at the same time."""
+        """Calls of ``run`` that may be made at the same time, beside one that is for motion."""
 
     def run(self, request: Request, emit: Callable[[Progress], None], control: Control) -> Answer:
         """Answer one request.

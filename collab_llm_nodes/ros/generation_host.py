@@ -5,11 +5,15 @@ protocol names one.
 It queues, refuses, watches deadlines, cancels, tells the answer so far (feedback and the topic
 ``generated_text``) and reports health. The protocol runs in threads of the host's; ROS callbacks
 only start and end answers, so they answer at once in any state of the node.
+
+Answers for motion have a queue, places and a thread of their own, so that other questions neither
+hold them up here nor take their places; the protocol is told, and lets them go first.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import time
 import uuid
@@ -77,6 +81,8 @@ _WATCH_S = 0.05
 """Period at which the deadlines of waiting requests are looked at."""
 _NO_FAULTS = (Cancelled.code, Inactive.code, NotFound.code)
 """Ends of an answer that somebody here wanted, or that are answers to the question."""
+_BUSY_S = 0.5
+"""Wait before a caller is told BUSY: one that asks again at once would occupy the node."""
 _FAREWELL_S = 1.0
 """Grace period in which callers still get their results when the node is cleaned up."""
 
@@ -90,7 +96,11 @@ class HostConfig:
         10.0, "One answer, when the request names no deadline [s].", low=0.05, high=3600.0
     )
     max_waiting: int = setting(
-        4, "Answers in progress or waiting; more are refused as BUSY.", low=1, high=256
+        4,
+        "Answers in progress or waiting, those for motion and all others counted apart; more are"
+        " refused as BUSY.",
+        low=1,
+        high=256,
     )
 
     def __post_init__(self) -> None:
@@ -105,12 +115,9 @@ class _Job:
         given_up: why it was given up; the first reason counts.
     """
 
-    def __init__(
-        self, request: Request, header: Header, for_motion: bool, question: str, due: float
-    ) -> None:
+    def __init__(self, request: Request, header: Header, question: str, due: float) -> None:
         self.request = request
         self.header = header
-        self.for_motion = for_motion
         self.question = question
         self.control = Control(due)
         self.given_up: CollabError | None = None
@@ -137,6 +144,14 @@ class _Job:
             error.field = self.question
 
 
+class _Line:
+    """Answers whose turn has not come, and the threads that make them."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self.waiting: deque[_Job] = deque()
+        self.workers = ThreadPoolExecutor(threads, thread_name_prefix=name)
+
+
 class GenerationHost:
     """Serves a running protocol in ``node``.
 
@@ -150,11 +165,12 @@ class GenerationHost:
         self._entry = entry
         self.running = running
         self._jobs: list[_Job] = []  # in progress or waiting
-        self._queue: deque[_Job] = deque()  # those whose turn has not come
         self._goals: dict[bytes, _Job] = {}
+        self._refused: dict[Future, float] = {}  # done when the caller may be told, by then
         self._health = Answers()
         self.answered = self.failed = 0
-        self._workers = ThreadPoolExecutor(running.parallel, thread_name_prefix=entry.name)
+        self._questions = _Line(running.parallel, entry.name)
+        self._motion = _Line(1, f"{entry.name}-motion")
         self._texts = node.create_publisher(GeneratedText, "generated_text", RESULT)
         self._watching = node.create_timer(_WATCH_S, self._watch, clock=STEADY)
         self.action = f"{entry.name}/generate"
@@ -186,6 +202,7 @@ class GenerationHost:
             self._give_up(
                 job, Inactive(f"{self._node.get_name()} was deactivated", remedy="activate it")
             )
+        self._tell_refused(math.inf)
 
     def close(self, on_quiet: Callable[[], None] = lambda: None) -> None:
         """End all answers and free the protocol.
@@ -194,7 +211,8 @@ class GenerationHost:
         to destroy what the answers went through.
         """
         self.cancel_all()
-        self._workers.shutdown(wait=True)  # at most one pass: cancelled above
+        for line in (self._questions, self._motion):
+            line.workers.shutdown(wait=True)  # at most one pass: cancelled above
         self.running.close()
         node = self._node
         node.destroy_publisher(self._texts)
@@ -277,6 +295,8 @@ class GenerationHost:
                 del self._goals[goal_id]
         except Exception as error:  # noqa: BLE001 - rclpy would end the goal with the status OK
             result = Generate.Result(header=goal.request.header, status=self._status_of(error))
+            drop_contents(goal.request)
+            await self._hold_back(error)
         drop_contents(goal.request)
         if result.status.code == result.status.OK:
             goal.succeed()
@@ -298,7 +318,21 @@ class GenerationHost:
             await self._answer(self._read(request), response)
         except Exception as error:  # noqa: BLE001 - rclpy would not answer at all
             response = type(response)(header=request.header, status=self._status_of(error))
+            await self._hold_back(error)
         return response
+
+    async def _hold_back(self, error: Exception) -> None:
+        """Wait until the caller may be told ``error``."""
+        if isinstance(error, Busy):
+            told = Future()
+            self._refused[told] = time.monotonic() + _BUSY_S
+            self._watching.reset()
+            await told
+
+    def _tell_refused(self, now: float) -> None:
+        for told in [told for told, due in self._refused.items() if now >= due]:
+            del self._refused[told]
+            told.set_result(None)
 
     def _status_of(self, error: Exception) -> StatusMsg:
         """Log why a request ends without an answer; return it for the caller."""
@@ -313,10 +347,10 @@ class GenerationHost:
         node, config = self._node, self._node.config
         if not node.active:
             raise Inactive(f"{node.get_name()} is not active", remedy="activate it (lifecycle)")
-        if len(self._jobs) >= config.max_waiting:
-            raise Busy(
-                f"{len(self._jobs)} answers are in progress", remedy="retry, or raise max_waiting"
-            )
+        for_motion = getattr(msg, "for_motion", False)
+        rivals = sum(job.request.for_motion == for_motion for job in self._jobs)
+        if rivals >= config.max_waiting:
+            raise Busy(f"{rivals} answers are in progress", remedy="retry, or raise max_waiting")
         allowed_s = deadline_from(msg, config.deadline_s)
         protocol = getattr(msg, "protocol", "")
         if protocol not in ("", self._entry.name):
@@ -342,13 +376,13 @@ class GenerationHost:
             stamp_ns=stamp.sec * 10**9 + stamp.nanosec,
             frame_id=msg.header.frame_id,
             asked_at=now,
+            for_motion=for_motion,
             options=frozenset(names),
         )
-        for_motion = getattr(msg, "for_motion", False)
         chat = getattr(msg, "turn_contents", ())
         question = f"turn_contents[{len(chat) - 1}]" if chat else "prompt"
         due = now + allowed_s
-        job = _Job(request, msg.header, for_motion, question, due)
+        job = _Job(request, msg.header, question, due)
         try:
             with of_a_request():
                 self._entry.check(request)
@@ -399,13 +433,17 @@ class GenerationHost:
         self._node.get_logger().debug(f"answer {job.request.id[:8]}: asked for")
         self._jobs.append(job)
         self._watching.reset()
-        self._queue.append(job)
-        self._workers.submit(self._run_next)  # not with the job: given up, it leaves the queue
+        line = self._line(job)
+        line.waiting.append(job)
+        line.workers.submit(self._run_next, line)  # not with the job: given up, it leaves the line
         try:
             await job.over
         finally:
             self._jobs.remove(job)
         self._fill(result, job)
+
+    def _line(self, job: _Job) -> _Line:
+        return self._motion if job.request.for_motion else self._questions
 
     def _give_up(self, job: _Job, why: CollabError | None = None) -> None:
         """Cancel: at once before its turn, else between two passes."""
@@ -418,16 +456,17 @@ class GenerationHost:
         """End ``job`` with ``error`` if its turn has not come."""
         if job.claim():
             with contextlib.suppress(ValueError):  # a thread has just taken it
-                self._queue.remove(job)
+                self._line(job).waiting.remove(job)
             job.answer = job.ended(error)
             self._node.post(job.over.set_result, None)
 
     def _watch(self) -> None:
         """End waiting requests whose deadline has passed; those whose turn has come see to that
         themselves. One timer for all: rclpy keeps something of each timer that was ever made."""
-        if not self._jobs:
+        if not (self._jobs or self._refused):
             self._watching.cancel()  # until the next one
         now = time.monotonic()
+        self._tell_refused(now)
         for job in list(self._jobs):
             if now >= job.control.due:
                 late = DeadlineExceeded(
@@ -461,10 +500,10 @@ class GenerationHost:
 
     # In a thread of the host's.
 
-    def _run_next(self) -> None:
+    def _run_next(self, line: _Line) -> None:
         """Answer the job whose turn it is; there may be none, for each that was given up."""
         try:
-            job = self._queue.popleft()
+            job = line.waiting.popleft()
         except IndexError:
             return
         self._run(job)
@@ -512,7 +551,7 @@ class GenerationHost:
             ends=array("I", progress.ends),
             stage=progress.stage,
             final=final is not None,
-            for_motion=job.for_motion,
+            for_motion=job.request.for_motion,
             verified=progress.verified,
             metrics=metrics_to_msg(progress.metrics),
         )

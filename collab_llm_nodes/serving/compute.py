@@ -61,6 +61,7 @@ class Client(Protocol):
 
     id: str
     owner: str  # shares KV caches with others of the same; empty: with nobody
+    urgent: bool  # comes before the others of its owner
     gone: threading.Event  # it left: stop computing for it
 
     def post(self, message: Message, more: bool = False) -> None:
@@ -338,7 +339,7 @@ class Compute:
                 remedy="lower max_tokens or shorten the prompt",
             )
         self._sessions[client] = _Session(job)
-        self._slots.request(client, time.monotonic(), client.owner, size)
+        self._slots.request(client, time.monotonic(), client.owner, size, urgent=client.urgent)
         self._advance_slots()
 
     def _submit(self, client: Client, work: Work) -> None:
@@ -346,7 +347,7 @@ class Compute:
         if session is None:
             return  # it failed meanwhile; the client is being told
         if session.evicted:
-            raise Replay("the KV cache went to another session", remedy="open a new stream")
+            raise _evicted()
         taken = session.job.offer(work)
         (self._figures.taken if taken else self._figures.dropped).inc()
         if session.ready:
@@ -362,21 +363,26 @@ class Compute:
         if session.job.due:
             self._told.discard(client)
             self._slots.work(client)
-            self._ready.add_turn(client, time.monotonic())
+            self._ready.add_turn(client, time.monotonic(), client.owner, urgent=client.urgent)
 
     def _advance_slots(self) -> None:
         for change in self._slots.advance(time.monotonic()):
             session = self._sessions[change.key]
             if isinstance(change, Granted):
                 if session.job.unread:
-                    unread, owner = session.job.unread, change.key.owner
-                    self._ready.add_prompt(change.key, unread, time.monotonic(), owner)
+                    client, unread = change.key, session.job.unread
+                    self._ready.add_prompt(
+                        client, unread, time.monotonic(), client.owner, urgent=client.urgent
+                    )
                 else:
                     self._opened(change.key, session)
             elif isinstance(change, Evicted):
-                session.evicted = True
-                session.job.close()
                 self._figures.evictions.inc()
+                if session.ready and not session.job.due:  # told when it sends the next
+                    session.evicted = True
+                    session.job.close()
+                else:
+                    self._fail(change.key, _evicted())
             elif isinstance(change, Refused):
                 self._fail(change.key, self._all_taken())
 
@@ -488,6 +494,10 @@ class Compute:
         return Unavailable(
             f"the {self._name} has failed", field="session", remedy="try again, or another"
         )
+
+
+def _evicted() -> Replay:
+    return Replay("the KV cache went to another session", remedy="open a new stream")
 
 
 def _cost_of_exit(before_s: float, run: _Pass) -> float:

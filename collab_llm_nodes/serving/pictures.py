@@ -122,16 +122,24 @@ class PictureReader:
             self._trimming.cancel()
         await asyncio.gather(*(worker.stop() for worker in self._all))
 
-    async def read_all(self, images: Sequence[bytes], peer: Peer) -> tuple[Picture, ...]:
+    async def read_all(
+        self, images: Sequence[bytes], peer: Peer, *, urgent: bool = False
+    ) -> tuple[Picture, ...]:
         """Return the pictures of one message, scaled for the model.
+
+        Args:
+            urgent: before the others of its connection.
 
         Raises:
             Unavailable: others wait with too many bytes.
             CollabError: as for :meth:`read`.
         """
-        with self._holding(sum(map(len, images)), peer.address):
+        with self._holding(sum(map(len, images)), peer.account):
             return tuple(
-                [await self.read(data, peer, f"images[{i}]") for i, data in enumerate(images)]
+                [
+                    await self.read(data, peer, f"images[{i}]", urgent=urgent)
+                    for i, data in enumerate(images)
+                ]
             )
 
     @contextlib.contextmanager
@@ -161,7 +169,7 @@ class PictureReader:
         self._trimming = None
         asyncio.get_running_loop().run_in_executor(None, _return_memory)
 
-    async def read(self, data: bytes, peer: Peer, field: str) -> Picture:
+    async def read(self, data: bytes, peer: Peer, field: str, *, urgent: bool = False) -> Picture:
         """Return the picture in ``data``, scaled for the model.
 
         Raises:
@@ -179,7 +187,7 @@ class PictureReader:
                 self._free.append(worker)
 
         try:
-            return await self._turns.run(peer, width * height, decode, _GONE_S)
+            return await self._turns.run(peer, width * height, decode, _GONE_S, urgent=urgent)
         except CollabError as error:
             error.field = field
             raise

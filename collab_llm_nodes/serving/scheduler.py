@@ -5,12 +5,16 @@ one line; a pass takes the first ``max_batch`` of it. Prompts are read in the sa
 ``prefill_tokens`` of them at a time: a long prompt lengthens the passes it takes part in by a
 bounded time instead of holding up all turns until it is read (the chunked prefill of
 Sarathi-Serve, Agrawal et al., OSDI 2024), and every pass reads on in the oldest prompt, so neither
-turns nor prompts can starve. The first prompts of all owners come before the second of any.
+turns nor prompts can starve. The first turns and prompts of all owners come before the second of
+any, and of one owner's the urgent ones come first: who calls everything urgent gains nothing over
+other owners.
 
 :class:`Slots` lends the KV caches. A newcomer gets a free one, or that of the session that has been
 idle longest, which its client rebuilds by replaying its tokens. Owners share their memory fairly:
 of those who wait, the one whose owner holds the least is served first, and an owner who holds the
-most loses one that is idle at once to a newcomer whose owner would still hold less.
+most loses one that is idle at once to a newcomer whose owner would still hold less. An urgent
+newcomer takes it at once also from those of its own owner that are not urgent, and in both cases
+from one whose turn is due.
 
 Keys are whatever the caller knows its sessions by; times are seconds on the caller's clock.
 """
@@ -77,26 +81,37 @@ class ReadyQueue(Generic[K]):
         self._turns: dict[K, float] = {}  # due since; dictionaries keep the order of arrival
         self._prompts: dict[K, float] = {}
         self._unread: dict[K, int] = {}  # prompt tokens
-        self._owners: dict[K, str] = {}  # of prompts
+        self._owners: dict[K, str] = {}  # of both
+        self._urgent: set[K] = set()
         self._had: dict[str, int] = {}  # tokens that were read for each owner of one
 
     def __len__(self) -> int:
         return len(self._turns) + len(self._prompts)
 
-    def add_turn(self, key: K, now: float) -> None:
-        """Add ``key``, whose turn is due, to the end of the line."""
+    def add_turn(self, key: K, now: float, owner: str = "", *, urgent: bool = False) -> None:
+        """Add ``key``, whose turn is due, to the line; ``owner`` and ``urgent`` as for a prompt."""
         self._turns.setdefault(key, now)
+        self._enter(key, owner, urgent)
 
-    def add_prompt(self, key: K, tokens: int, now: float, owner: str = "") -> None:
+    def add_prompt(
+        self, key: K, tokens: int, now: float, owner: str = "", *, urgent: bool = False
+    ) -> None:
         """Enter a prompt of which ``tokens`` >= 1 tokens are to be read.
 
         Args:
-            owner: equal for all keys that share their turns, each in order of arrival.
+            owner: equal for all keys that share their turns, each in order of arrival; empty:
+                nobody's.
+            urgent: before the others of the same owner.
         """
         self._prompts.setdefault(key, now)
         self._unread[key] = tokens
-        self._owners[key] = owner
+        self._enter(key, owner, urgent)
         self._had.setdefault(owner, min(self._had.values(), default=0))
+
+    def _enter(self, key: K, owner: str, urgent: bool) -> None:
+        self._owners[key] = owner
+        if urgent:
+            self._urgent.add(key)
 
     def discard(self, key: K) -> None:
         """Forget ``key``, whatever it waited for."""
@@ -104,6 +119,7 @@ class ReadyQueue(Generic[K]):
         self._prompts.pop(key, None)
         self._unread.pop(key, None)
         self._owners.pop(key, None)
+        self._urgent.discard(key)
 
     def starts_at(self, coming: int) -> float | None:
         """Return the time of the next pass if nobody else comes; None: not before somebody does.
@@ -119,9 +135,11 @@ class ReadyQueue(Generic[K]):
 
     def take(self) -> Batch[K]:
         """Return the next pass. A prompt that it does not read to the end keeps its place."""
-        turns = tuple(self._turns.items())[: self._config.max_batch]
+        ranks = self._ranks(self._turns)
+        turns = tuple((k, self._turns[k]) for k in sorted(ranks, key=ranks.__getitem__))
+        turns = turns[: self._config.max_batch]
         for key, _ in turns:
-            del self._turns[key]
+            self.discard(key)
         prompts, budget = [], self._config.prefill_tokens
         for key in self._prompts_in_turn():
             if not budget:
@@ -137,14 +155,20 @@ class ReadyQueue(Generic[K]):
 
     def _prompts_in_turn(self) -> list[K]:
         """Return the first prompt of every owner, then the second; who has had the least first."""
-        waiting: Counter[str] = Counter()
-        ranks: dict[K, tuple[int, int]] = {}
-        for key in self._prompts:
-            owner = self._owners[key]
-            ranks[key] = waiting[owner], self._had[owner]
-            waiting[owner] += 1
+        ranks = self._ranks(self._prompts)
+        waiting = {self._owners[key] for key in ranks}
         self._had = {owner: had for owner, had in self._had.items() if owner in waiting}
-        return sorted(ranks, key=ranks.__getitem__)
+        return sorted(ranks, key=lambda key: (ranks[key], self._had[self._owners[key]]))
+
+    def _ranks(self, line: dict[K, float]) -> dict[K, int]:
+        """Return the place of each key among those of its owner, in order of arrival."""
+        before: Counter[str] = Counter()
+        places: dict[K, int] = {}
+        for key in sorted(line, key=lambda key: key not in self._urgent):
+            owner = self._owners[key]
+            places[key] = before[owner]
+            before[owner] += 1
+        return {key: places[key] for key in line}
 
 
 @dataclass(frozen=True)
@@ -191,6 +215,7 @@ class Slots(Generic[K]):
         self._line: dict[K, float] = {}  # newcomers, since; in order of arrival
         self._owners: dict[K, str] = {}  # of all these; nobody's have an empty name
         self._held: Counter[str] = Counter()  # bytes of slots, by owner
+        self._urgent: set[K] = set()
 
     def __len__(self) -> int:
         """Slots in use."""
@@ -201,16 +226,21 @@ class Slots(Generic[K]):
         """Newcomers without a slot."""
         return len(self._line)
 
-    def request(self, key: K, now: float, owner: str = "", size: int = 0) -> None:
+    def request(
+        self, key: K, now: float, owner: str = "", size: int = 0, *, urgent: bool = False
+    ) -> None:
         """Enter ``key``, which is new and wants a slot; :meth:`advance` tells when it has one.
 
         Args:
             owner: equal for all keys that share alike; empty: nobody's, and alone.
             size: bytes that its cache takes at most.
+            urgent: before the others of the same owner.
         """
         self._line[key] = now
         self._owners[key] = owner
         self._sizes[key] = size
+        if urgent:
+            self._urgent.add(key)
 
     def work(self, key: K) -> None:
         """Call the slot of ``key`` busy: something of it is due."""
@@ -229,9 +259,13 @@ class Slots(Generic[K]):
         self._line.pop(key, None)
         self._owners.pop(key, None)
         self._sizes.pop(key, None)
+        self._urgent.discard(key)
 
     def advance(self, now: float) -> list[Granted[K] | Evicted[K] | Refused[K]]:
-        """Return what becomes of those who wait; for after every change and when :attr:`due`."""
+        """Return what becomes of those who wait; for after every change and when :attr:`due`.
+
+        For the time between two passes: one that is evicted may be busy.
+        """
         self._advanced = now
         out: list[Granted[K] | Evicted[K] | Refused[K]] = []
         self._grant(now, out)
@@ -260,15 +294,22 @@ class Slots(Generic[K]):
         """Return who is next to have a slot, and who makes room for that; None: nobody can.
 
         Small newcomers go past a large one for which there is no memory, until it has waited for
-        half of the time after which it is refused.
+        half of the time after which it is refused. Then only an urgent one goes past it, by what
+        somebody else would not be evicted for.
         """
-        for key in sorted(self._line, key=self._holds):  # of equals the first
+
+        def rank(key: K) -> tuple[int, bool]:
+            return self._holds(key), key not in self._urgent
+
+        stuck = False
+        for key in sorted(self._line, key=rank):  # of equals the first
+            if stuck and key not in self._urgent:
+                continue
             victims = self._victims(key, now)
-            if victims is not None:
+            if victims or (victims is not None and not stuck):
                 return key, victims
             lacks_memory = len(self) < self._count
-            if not lacks_memory or now >= self._line[key] + self._config.slot_wait_s / 2:
-                return None
+            stuck |= not lacks_memory or now >= self._line[key] + self._config.slot_wait_s / 2
         return None
 
     @property
@@ -303,9 +344,11 @@ class Slots(Generic[K]):
         """Return the idle ones that make room for ``newcomer``; None if that is not enough."""
         slots, memory = self._count - len(self), self.room - self.held_bytes
         idle, held, victims = dict(self._idle), self._held.copy(), list[K]()
+        if newcomer in self._urgent:  # busy ones after all that are idle
+            idle |= dict.fromkeys((k for k in self._busy if k not in self._urgent), math.inf)
         share = self._holds(newcomer) + self._weight(newcomer)
         while slots < 1 or memory < self._sizes[newcomer]:
-            victim = self._evictable(idle, held, share, now)
+            victim = self._evictable(newcomer, idle, held, share, now)
             if victim is None:
                 return None
             victims.append(victim)
@@ -315,11 +358,17 @@ class Slots(Generic[K]):
         return victims
 
     def _evictable(
-        self, idle: dict[K, float], held: Counter[str], share: int, now: float
+        self, newcomer: K, idle: dict[K, float], held: Counter[str], share: int, now: float
     ) -> K | None:
-        """Return one idle for long, or of an owner who holds more than ``share``."""
+        """Return one idle for long, one less urgent of the same owner, or one of an owner who holds
+        more than ``share``."""
         key, since = next(iter(idle.items()), (None, 0.0))
         if key is None or now >= since + self._config.evict_idle_s:
             return key
+        owner = self._owners[newcomer]
+        if newcomer in self._urgent and owner:
+            own = (k for k in idle if self._owners[k] == owner and k not in self._urgent)
+            if (less_urgent := next(own, None)) is not None:
+                return less_urgent
         rich = max(idle, key=lambda key: self._holds(key, held))  # of equals the longest idle
         return rich if self._holds(rich, held) > share else None

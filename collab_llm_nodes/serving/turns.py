@@ -17,6 +17,7 @@ T = TypeVar("T")
 class _Request:
     peer: Peer
     cost: float
+    urgent: bool
 
 
 class FairLine(Generic[K]):
@@ -25,7 +26,8 @@ class FairLine(Generic[K]):
     The next turn goes to the address that has had the least, and among its connections to the one
     that has had the least; the cost of the turn that each asks for counts as well. So neither many
     requests, nor many connections, nor costly requests of one client delay another by more than the
-    turns that have begun. A newcomer starts level with whoever has had the least so far.
+    turns that have begun. The cost of an urgent turn counts only afterwards: it comes before the
+    others of its connection. A newcomer starts level with whoever has had the least so far.
 
     Where there are several places, one address gets all but one of them at a time, and one
     connection all but two: a free place is left for who comes next. An empty name is nobody's: its
@@ -39,11 +41,11 @@ class FairLine(Generic[K]):
         self._addresses: dict[str, float] = {}  # what they have had
         self._connections: dict[str, float] = {}
 
-    def join(self, key: K, peer: Peer, cost: float) -> None:
+    def join(self, key: K, peer: Peer, cost: float, *, urgent: bool = False) -> None:
         """Take ``key`` of ``peer`` into the line."""
         for used, name in self._accounts(peer):
             used.setdefault(name, min(used.values(), default=0.0))
-        self._waiting[key] = _Request(peer, cost)
+        self._waiting[key] = _Request(peer, cost, urgent)
 
     def leave(self, key: K) -> None:
         """Forget ``key``, which waits no longer or has had its turn."""
@@ -84,11 +86,13 @@ class FairLine(Generic[K]):
 
     def _address_tag(self, key: K) -> float:
         request = self._waiting[key]
-        return self._addresses[request.peer.address] + request.cost
+        return self._addresses[request.peer.address] + (0.0 if request.urgent else request.cost)
 
     def _connection_tag(self, key: K) -> float:
         request = self._waiting[key]
-        return self._connections[request.peer.connection] + request.cost
+        return self._connections[request.peer.connection] + (
+            0.0 if request.urgent else request.cost
+        )
 
     def _accounts(self, peer: Peer) -> tuple[tuple[dict[str, float], str], ...]:
         return (self._addresses, peer.address), (self._connections, peer.connection)
@@ -110,6 +114,8 @@ class Turns:
         cost: float,
         job: Callable[[], Awaitable[T]],
         grace_s: float | None = None,
+        *,
+        urgent: bool = False,
     ) -> T:
         """Return what ``job`` returns, or raise what it raises, when it has had its turn.
 
@@ -117,7 +123,7 @@ class Turns:
         has ended: by itself, or cancelled after ``grace_s``.
         """
         called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._line.join(called, peer, cost)
+        self._line.join(called, peer, cost, urgent=urgent)
         self._call()
         try:
             await called

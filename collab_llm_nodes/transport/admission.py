@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
 from collab_llm_nodes.config import check_ranges, setting
@@ -24,6 +24,8 @@ PATIENCE_S = 1.0
 """Time for a stream to send its first message while places are scarce [s]."""
 MOST_WAIT_S = 2.0
 """Longest wait of a session whose address has begun too many; a longer one is a refusal [s]."""
+URGENT = "collab-llm-urgent"
+"""Metadata of a stream that is counted apart from others of its address, before it is read."""
 _BURST_S = 2.0  # what may be used up at once, after a silence
 _SWEEP = 1024  # addresses, before those that owe nothing are forgotten
 
@@ -38,13 +40,15 @@ class Shares:
     )
     sessions_per_s: float = setting(
         25.0,
-        "Sessions that one address may begin, twice as many at once; more have to wait [1/s].",
+        "Sessions that one address may begin, for motion and others counted apart, twice as many at"
+        " once; more have to wait [1/s].",
         low=0.1,
         high=1e6,
     )
     bytes_per_s: float = setting(
         4e6,
-        "What one address may send to begin them: prompts and pictures; more has to wait [byte/s].",
+        "What one address may send to begin them, counted likewise: prompts and pictures; more has"
+        " to wait [byte/s].",
         low=1e3,
         high=1e12,
     )
@@ -62,10 +66,17 @@ class Peer:
             not known.
         address: its network as in ``network_of``, such as "10.0.0.7"; several connections may share
             it. Empty: not known.
+        urgent: the stream says so, in its metadata.
     """
 
     connection: str = ""
     address: str = ""
+    urgent: bool = False
+
+    @property
+    def account(self) -> str:
+        """Name by which what the stream uses is counted: urgent ones of an address apart."""
+        return f"{self.address} urgent" if self.address and self.urgent else self.address
 
     @classmethod
     def of(cls, peer: str) -> Peer:
@@ -82,7 +93,8 @@ class Peer:
             header: name of the header; empty: there is no proxy.
         """
         client = metadata.get(header) if header else None
-        return cls.of(f"client:{client}" if client else proxy)
+        peer = cls.of(f"client:{client}" if client else proxy)
+        return replace(peer, urgent=bool(metadata.get(URGENT)))
 
 
 @dataclass(eq=False)

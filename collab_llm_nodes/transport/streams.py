@@ -255,7 +255,7 @@ class StreamService(abc.ABC, Generic[M]):
         Raises:
             Busy: the turn would not come soon.
         """
-        address = client.peer.address
+        address = client.peer.account
         lock = self._turns.setdefault(address, asyncio.Lock()) if address else asyncio.Lock()
         loop = asyncio.get_running_loop()
 
@@ -304,7 +304,7 @@ class StreamService(abc.ABC, Generic[M]):
         for _ in range(MAX_UNANSWERED):
             if client.hung_up:
                 break
-            if self._received.wait_s(client.peer.address, loop.time()) > 0:
+            if self._received.wait_s(client.peer.account, loop.time()) > 0:
                 await asyncio.sleep(_PARTING_S)  # its messages stay where they are
             await self._receive(client)
 
@@ -373,7 +373,7 @@ class StreamService(abc.ABC, Generic[M]):
         client.hung_up = data is None
         if data is not None and (self.counts_sessions or not client.opened):
             now = asyncio.get_running_loop().time()
-            self._received.use(client.peer.address, len(data), now)
+            self._received.use(client.peer.account, len(data), now)
         return data
 
 
@@ -384,6 +384,7 @@ class ClientSession(Generic[M]):
 
     Attributes:
         owner: equal for all that share what is scarce; empty: nobody.
+        urgent: it comes before the others of its owner; set before ``open``.
         gone: it is told nothing more: stop computing for it.
         opened: it has said what it wants.
     """
@@ -399,6 +400,7 @@ class ClientSession(Generic[M]):
         self.stream = stream
         self.peer = peer
         self.owner = peer.address
+        self.urgent = False
         self.place: Place | None = None  # until it is admitted
         self.gone = threading.Event()
         self.opened = False

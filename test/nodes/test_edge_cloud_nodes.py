@@ -268,6 +268,30 @@ def test_a_session_that_cannot_end_well_is_not_opened(edge: Edge, field: dict[st
 
 
 @pytest.mark.ros
+def test_sessions_for_motion_have_places_of_their_own(edge: Edge) -> None:
+    opener = edge.user.create_client(OpenSession, "open_session", qos_profile=REQUESTS)
+    edge.graph.wait_for(opener.service_is_ready)
+    vocabulary = edge.graph.wait_for(lambda: edge.links and edge.links[-1].vocabulary)
+    most = edge.bridge.config.max_sessions
+
+    def codes(for_motion: bool) -> list[int]:
+        requests = [
+            OpenSession.Request(
+                session_id=f"{for_motion} {number}",
+                text="who?",
+                max_tokens=4,
+                vocabulary=vocabulary,
+                for_motion=for_motion,
+            )
+            for number in range(most + 1)
+        ]
+        futures = [edge.graph.do(opener.call_async, request) for request in requests]
+        return [edge.graph.result(future).status.code for future in futures]
+
+    assert codes(False) == codes(True) == [Status.OK] * most + [Status.BUSY]
+
+
+@pytest.mark.ros
 def test_an_absent_verifier_ends_within_the_deadline(
     ros_graph: Any, verifier: ServerHandle
 ) -> None:

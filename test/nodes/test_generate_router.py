@@ -322,6 +322,7 @@ def test_too_many_goals_are_refused(ros_graph: Any, caller: Any) -> None:
     sent = routed.send("wait a")
     sent.heard("a ")
     assert routed.ask("say b")[1].status.code == Status.BUSY
+    assert routed.ask("say c", for_motion=True)[1].text == "c ", "questions take no place of motion"
     ros_graph.do(server.release)
     assert sent.end()[1].text == "a "
 

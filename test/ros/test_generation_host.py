@@ -22,6 +22,7 @@ from collab_llm.srv import EdgeCloudGenerate
 from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.protocols.base import Answer, Progress, Request
+from collab_llm_nodes.ros import generation_host
 from collab_llm_nodes.ros.health import Level
 from collab_llm_nodes.ros.protocol_server import ProtocolServer
 from collab_llm_nodes.ros.qos import RESULT
@@ -246,9 +247,54 @@ def test_what_waits_has_its_own_deadline_and_more_is_refused(served: Served) -> 
     assert late.status.code == Status.DEADLINE_EXCEEDED
     assert "in progress" in late.status.message
     assert served.cancel(others[0]).result.status.code == Status.CANCELLED
-    assert len(served.server.host._queue) == 1, "those given up wait no longer, nor their pictures"
+    assert len(served.server.host._questions.waiting) == 1, (
+        "those given up wait no longer, nor their pictures"
+    )
     assert served.cancel(first).result.status.code == Status.CANCELLED
     assert served.graph.ask(others[1].get_result_async).result.text == "four"
+
+
+def test_motion_waits_for_no_question_and_has_places_of_its_own(served: Served) -> None:
+    questions = [served.send("one two", **SLOW) for _ in range(4)]
+    assert served.ask("too many").status.code == Status.BUSY
+    moved = [served.send("go", for_motion=True) for _ in range(3)]
+    ended = [served.graph.ask(goal.get_result_async).result for goal in moved]
+    assert [(result.status.code, result.text) for result in ended] == [(Status.OK, "go")] * 3
+    held = [served.send("go on", for_motion=True, **SLOW) for _ in range(4)]
+    assert served.ask("go", for_motion=True).status.code == Status.BUSY
+    for goal in (*questions, *held):
+        assert served.cancel(goal).result.status.code == Status.CANCELLED
+
+
+def test_a_protocol_is_told_what_is_for_motion(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+
+    def run(request: Request, *_: Any) -> Answer:
+        told.append(request.for_motion)
+        return Answer()
+
+    monkeypatch.setattr(served.server.host.running, "run", run)
+    for for_motion in (True, False):
+        served.ask("hey", for_motion=for_motion)
+    assert told == [True, False]
+
+
+def test_a_refused_caller_that_asks_again_at_once_does_not_occupy_the_node(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told BUSY later, or when the node ends."""
+    monkeypatch.setattr(generation_host, "_BUSY_S", 3600.0)
+    held = [served.send("one two", **SLOW) for _ in range(4)]
+    refused = served.send("too many")
+    told = served.graph.do(refused.get_result_async)
+    assert served.ask("go", for_motion=True).text == "go"
+    assert not told.done()
+    served.graph.do(served.server.host.cancel_all)
+    assert served.graph.result(told).result.status.code == Status.BUSY
+    for goal in held:
+        assert served.graph.ask(goal.get_result_async).result.status.code == Status.INACTIVE
 
 
 def test_an_unforeseen_error_reaches_the_caller_beside_what_was_said(

@@ -28,6 +28,8 @@ from passes_bed import (
     share_a_pass,
     target_of,
 )
+from raw_client import RawClient
+from verifier_bed import Inbox
 
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.protocols.edge_cloud import codec
@@ -49,6 +51,7 @@ from collab_llm_nodes.serving.compute import Judge, _Inbox, _Pass
 from collab_llm_nodes.serving.scheduler import (
     BatchConfig,
 )
+from collab_llm_nodes.transport.admission import Shares
 from collab_llm_nodes.transport.server import ServerHandle
 from collab_llm_nodes.transport.streams import MAX_UNANSWERED
 
@@ -185,6 +188,50 @@ def test_an_idle_cache_goes_to_a_newcomer_and_its_owner_is_asked_to_replay(
     again.send(replace(OPEN, replay=confirmed, round=1), Draft(1, 1, ()))
     expected = engine.answer(encode(Prompt(OPEN.text)), GREEDY, 24)
     assert confirmed + again.skip_to(Verdict).tokens == expected[:2]
+
+
+def test_a_session_for_motion_takes_the_cache_of_a_question_which_is_asked_to_replay(
+    serve: Serve, join: Join
+) -> None:
+    """Also when the question is at work; its answer goes on later from where it was."""
+    engine = FakeEngine(1)
+    patience = BatchConfig(evict_idle_s=60.0, slot_wait_s=60.0)
+    server = serve(engine, limits=Limits(max_sessions=1), batch=patience)
+    question, motion = join(server), join(server)
+    question.send(OPEN, Draft(0, 0, (), autoregressive_rounds=20))
+    confirmed = question.skip_to(Verdict).tokens
+    motion.send(replace(OPEN, text="find the cone", for_motion=True), Draft(0, 0, ()))
+    motion.skip_to(Verdict)
+    question.send(Draft(21, 21, ()))  # if it has become idle, it is told now
+    while not isinstance(message := question.next_but(EarlyExit), Failure):
+        assert isinstance(message, Verdict)
+        confirmed += message.tokens
+    assert message.code == "REPLAY"
+    motion.send(Close())
+    again = join(server)
+    again.send(replace(OPEN, replay=confirmed, round=len(confirmed)))
+    again.send(Draft(len(confirmed), len(confirmed), ()))
+    expected = engine.answer(encode(Prompt(OPEN.text)), GREEDY, 24)
+    confirmed += again.skip_to(Verdict).tokens
+    assert confirmed == expected[: len(confirmed)]
+
+
+def test_questions_do_not_use_up_what_an_address_may_send_for_motion(serve: Serve) -> None:
+    server = serve(FakeEngine(1), shares=Shares(bytes_per_s=1e3))
+    address, large = f"127.0.0.1:{server.port}", replace(OPEN, text="where? " * 1000)
+    with grpc.insecure_channel(address) as channel:
+        asked = RawClient(channel)
+        asked.send(large)
+        asked.skip_to(Opened)
+        refused = RawClient(channel)
+        refused.send(large)
+        assert refused.skip_to(Failure).code == "BUSY"
+    with VerifierClient(ClientLinkConfig(address=address)) as client:
+        inbox = Inbox()
+        client.open(replace(OPEN, for_motion=True), inbox.put)
+        inbox.get(Opened)
+        client.open(OPEN, inbox.put)
+        assert inbox.get(Failure).code == "BUSY"
 
 
 def test_a_newcomer_waits_connected_until_a_cache_is_free(serve: Serve, join: Join) -> None:

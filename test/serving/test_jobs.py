@@ -102,6 +102,7 @@ class Caller:
     """A client in this thread."""
 
     owner = ""
+    urgent = False
 
     def __init__(self, name: str) -> None:
         self.id = name

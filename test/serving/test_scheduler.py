@@ -88,6 +88,32 @@ def test_prompts_of_one_owner_do_not_hold_up_anothers() -> None:
     assert not line
 
 
+def test_an_owners_urgent_turns_and_prompts_come_first() -> None:
+    line: ReadyQueue[str] = ReadyQueue(BatchConfig(max_batch=2, prefill_tokens=10))
+    for number in range(3):
+        line.add_turn(f"question {number}", 0.0, "a")
+        line.add_prompt(f"long {number}", 100, 0.0, "a")
+    line.add_turn("motion", 1.0, "a", urgent=True)
+    line.add_prompt("frame", 8, 1.0, "a", urgent=True)
+    batch = line.take()
+    assert [key for key, _ in batch.turns] == ["motion", "question 0"]
+    assert batch.prompts == (("frame", 8), ("long 0", 2))
+    assert [key for key, _ in line.take().turns] == ["question 1", "question 2"]
+
+
+def test_who_calls_everything_urgent_gains_nothing_over_others() -> None:
+    line: ReadyQueue[str] = ReadyQueue(BatchConfig(max_batch=2, prefill_tokens=10))
+    for number in range(4):
+        line.add_turn(f"a{number}", 0.0, "a", urgent=True)
+        line.add_prompt(f"A{number}", 8, 0.0, "a", urgent=True)
+    line.add_turn("b0", 1.0, "b")
+    line.add_prompt("B0", 8, 1.0, "b")
+    batch = line.take()
+    assert [key for key, _ in batch.turns] == ["a0", "b0"]
+    assert batch.prompts == (("A0", 8), ("B0", 2))
+    assert line.take().prompts == (("B0", 6), ("A1", 4))
+
+
 # --- KV caches ----------------------------------------------------------------------------------
 
 
@@ -190,6 +216,44 @@ def test_owners_share_the_caches_fairly(data: st.DataObject) -> None:
         for newcomer, _ in line:
             assert held_by.total() == 4
             assert all(held_by[owner] <= held_by[newcomer] + 1 for owner, _ in idle)
+
+
+def test_an_urgent_newcomer_takes_a_cache_of_its_own_owners_questions() -> None:
+    """An idle one first, then one whose turn is due; never another urgent one's."""
+    slots: Slots[str] = Slots(3, BatchConfig(evict_idle_s=60.0, slot_wait_s=60.0))
+    for key in ("busy", "idle", "busy too"):
+        slots.request(key, 0.0, "robot")
+    assert len(slots.advance(0.0)) == 3
+    slots.rest("idle", 0.0)
+    slots.request("question", 0.0, "robot")
+    assert slots.advance(0.0) == []
+    slots.request("motion", 1.0, "robot", urgent=True)
+    assert slots.advance(1.0) == [Evicted("idle"), Granted("motion")]
+    slots.request("motion too", 1.0, "robot", urgent=True)
+    (evicted, granted) = slots.advance(1.0)
+    assert isinstance(evicted, Evicted)
+    assert evicted.key.startswith("busy")
+    assert granted == Granted("motion too")
+    slots.request("third", 1.0, "robot", urgent=True)
+    assert Granted("third") in slots.advance(1.0)
+    slots.request("fourth", 1.0, "robot", urgent=True)
+    assert slots.advance(1.0) == [], "only urgent ones are left"
+
+
+def test_an_urgent_newcomer_takes_a_busy_cache_only_from_who_holds_more() -> None:
+    slots: Slots[str] = Slots(3, BatchConfig(evict_idle_s=60.0, slot_wait_s=60.0))
+    for number in range(3):
+        slots.request(f"a{number}", 0.0, "a")
+    assert len(slots.advance(0.0)) == 3
+    slots.request("question", 0.0, "c")
+    assert slots.advance(0.0) == [], "all are busy"
+    slots.request("motion", 1.0, "b", urgent=True)
+    changes = slots.advance(1.0)
+    assert [type(change) for change in changes] == [Evicted, Granted]
+    assert changes[1] == Granted("motion"), "it goes past the one that is not urgent"
+    slots.leave("question")
+    slots.request("motion too", 1.0, "b", urgent=True)
+    assert slots.advance(1.0) == [], "b would then hold as much as a"
 
 
 @settings(max_examples=200, deadline=None)

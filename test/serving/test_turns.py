@@ -51,6 +51,18 @@ def test_many_connections_are_one_address() -> None:
     assert [key.split()[0] for key in turns].count("robot") == 3
 
 
+def test_an_urgent_turn_comes_first_in_its_connection_and_is_charged_for() -> None:
+    line: FairLine[str] = FairLine(1)
+    for number in range(3):
+        line.join(f"question {number}", ROBOT, 1.0)
+    line.join("motion", ROBOT, 2.0, urgent=True)
+    assert order(line, 2) == ["motion", "question 0"]
+    for number in range(60):
+        line.join(f"flood {number}", FLOOD, 1.0, urgent=True)
+    turns = order(line, 4)
+    assert sorted(t for t in turns if "question" in t) == ["question 1", "question 2"], "charged"
+
+
 def test_robots_behind_one_address_share_it() -> None:
     line: FairLine[str] = FairLine(1)
     for number in range(60):

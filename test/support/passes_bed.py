@@ -98,6 +98,7 @@ class Posted:
     def __init__(self) -> None:
         self.id = "0" * 32
         self.owner = ""
+        self.urgent = False
         self.gone = threading.Event()
         self._posted: queue.SimpleQueue[object] = queue.SimpleQueue()
 

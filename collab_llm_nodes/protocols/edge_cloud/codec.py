@@ -159,6 +159,7 @@ def _write_open(m: Open) -> pb.ClientMessage:
             vocabulary=m.vocabulary,
             replay=m.replay,
             round=m.round,
+            for_motion=m.for_motion,
         )
     )
 
@@ -191,6 +192,7 @@ def _read_open(m: pb.Open) -> Open:
         m.round,
         turns,
         bool(m.raw),
+        m.for_motion,
     )
 
 

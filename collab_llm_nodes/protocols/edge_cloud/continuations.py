@@ -21,6 +21,8 @@ from collab_llm_nodes.protocols.contexts import common_length
 
 Laws = Callable[[Tensor], list[Distribution]]
 """Return the distributions of the next tokens for logits [n, V], in the host's memory."""
+_PIECE = 256
+"""Prompt tokens read in one pass at most: an answer for motion waits for no more than that."""
 OwnToken = Callable[[Distribution, int], int]
 """Return the token that a model chooses of its distribution, at a position in the answer."""
 
@@ -58,15 +60,22 @@ class Continuations:
     Args:
         laws: makes distributions of logits: all that is kept of them.
         own: the model's own choice of a token; without it :meth:`own_tokens` must not be called.
+        between_pieces: called between two passes over a prompt that takes several.
     """
 
     def __init__(
-        self, engine: Engine, prompt: EncodedPrompt, laws: Laws, own: OwnToken | None = None
+        self,
+        engine: Engine,
+        prompt: EncodedPrompt,
+        laws: Laws,
+        own: OwnToken | None = None,
+        between_pieces: Callable[[], None] = lambda: None,
     ) -> None:
         self._kv = engine.open(prompt)
         self._prompt_ids = tuple(prompt.ids)
         self._laws = laws
         self._own = own
+        self._between_pieces = between_pieces
         self._trunk: tuple[int, ...] = ()  # ids that all continuations share
         self._root = Node(-1)  # its last one
         self._passed: list[int] = []  # own choices at the answer's tokens in the trunk
@@ -162,6 +171,10 @@ class Continuations:
         end = max(shared, len(self._prompt_ids))
         self._kv.length = keep
         self._trunk = contexts[0][:end]
+        while end - keep > _PIECE:
+            self._kv.feed(self._trunk[keep : keep + _PIECE], last=0)
+            keep += _PIECE
+            self._between_pieces()
         (law,) = self._laws(self._kv.feed(self._trunk[keep:], last=1))
         self._root = Node(end - 1, law)
         del self._passed[end - len(self._prompt_ids) :]

@@ -182,9 +182,12 @@ class Verifier(StreamService[Reply]):
             return None
         self._check_open(opened)
         client.open()
+        client.urgent = opened.for_motion
         decoded: tuple[Picture, ...] = ()
         if self._pictures is not None:
-            decoded = await self._pictures.read_all(opened.images, client.peer)
+            decoded = await self._pictures.read_all(
+                opened.images, client.peer, urgent=client.urgent
+            )
         shown = (b"",) * len(opened.images)
         prompt = Prompt(opened.text, shown, decoded, opened.turns, opened.raw)
         return replace(opened, images=()), prompt
@@ -195,6 +198,7 @@ class Verifier(StreamService[Reply]):
             client.peer,
             1.0 + len(prompt.images),
             lambda: loop.run_in_executor(self._reader, self._read_prompt, client, prompt, opened),
+            urgent=client.urgent,
         )
         self._compute.open(client, target)
 

@@ -83,6 +83,7 @@ class Drafter:
             vote of all, and all go on from the voted one.
 
     Attributes:
+        between_pieces: called between two passes over a long prompt; what it raises ends the read.
         on_pass: called after each forward pass with the tokens that it read and its seconds, which
             include the choice of the next tokens; with several models, one after the other, for all
             of them together.
@@ -97,8 +98,12 @@ class Drafter:
         others: Sequence[tuple[Engine, EncodedPrompt]] = (),
     ) -> None:
         own = self._own if others else None
+        self.between_pieces: Callable[[], None] = _nothing
         models = [(engine, prompt), *others]
-        self._models = [Continuations(model, read, self._laws, own) for model, read in models]
+        self._models = [
+            Continuations(model, read, self._laws, own, lambda: self.between_pieces())
+            for model, read in models
+        ]
         self._scored: tuple[int, ...] = ()  # the answer that was scored last
         self._weights_behind = [Weights.equal(WeightsConfig(), len(models))]  # its first i blocks
         self._eos = engine.eos
@@ -202,7 +207,7 @@ class Drafter:
         """Free the KV caches."""
         for model in self._models:
             model.close()
-        self.on_pass = _to_nobody  # whoever listened may hold us
+        self.on_pass, self.between_pieces = _to_nobody, _nothing  # whoever listened may hold us
 
     def _choose(
         self, partials: Sequence[DraftInProgress], ends: Sequence[Sequence[Node]]
@@ -308,4 +313,8 @@ def _mixture(laws: Sequence[Distribution], weights: Sequence[float]) -> Distribu
 
 
 def _to_nobody(tokens: int, seconds: float) -> None:
+    pass
+
+
+def _nothing() -> None:
     pass

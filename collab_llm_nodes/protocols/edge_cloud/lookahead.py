@@ -169,6 +169,11 @@ class Lookahead:
         self._ready.advance(answer)
         self._drafter.advance(answer)
 
+    def refuse_requests(self, why: CollabError) -> None:
+        """Tell those who asked for a draft why it is not made now; begun ones are kept."""
+        for future in self._futures.values():
+            future.reply(why)
+
     def close(self) -> None:
         """Give up all work, and tell those who asked."""
         self._give_up(list(self._futures.values()), Cancelled("the answer has ended"))

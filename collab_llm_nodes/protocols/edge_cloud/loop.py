@@ -57,7 +57,12 @@ class Cancel:
     """Give the answer up."""
 
 
-Event = ServerMessage | PreDraftRequest | Cancel
+@dataclass(frozen=True)
+class GoOn:
+    """Ask ``may_pass`` again."""
+
+
+Event = ServerMessage | PreDraftRequest | Cancel | GoOn
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,11 @@ class EdgeLoop:
             (deterministic, for runs without a clock).
         on_tokens: called with each verdict's new tokens.
         on_under_way: called once this round's draft has been sent; slow work belongs here.
+        may_pass: asked before each forward pass. While it says no, the loop rests: it handles what
+            arrives, but does not use the draft model. Post ``GoOn`` when it says yes again.
+
+    Attributes:
+        rested: it has, so this answer's times say nothing about model and link.
     """
 
     def __init__(
@@ -106,6 +116,7 @@ class EdgeLoop:
         preempt: bool = True,
         on_tokens: Callable[[tuple[int, ...]], None] = lambda tokens: None,
         on_under_way: Callable[[], None] = lambda: None,
+        may_pass: Callable[[], bool] = lambda: True,
     ) -> None:
         self.client = client
         self._drafter = drafter
@@ -123,11 +134,14 @@ class EdgeLoop:
             self._profile,
         )
         drafter.on_pass = self._on_pass
+        drafter.between_pieces = self._between_pieces
         self._passed = False  # the draft model has read something
         self._exits = exits
         self._preempt = preempt
         self._on_tokens = on_tokens
         self._on_under_way = on_under_way
+        self._may_pass = may_pass
+        self.rested = False
         self._inbox: queue.SimpleQueue[_Arrival] = queue.SimpleQueue()
         self._early: list[_Arrival] = []  # events of rounds that the loop has not reached
         self._decided: _Arrival | None = None  # the verdict on the draft in flight
@@ -213,7 +227,7 @@ class EdgeLoop:
     def _draft(self, job: DraftJob) -> Draft:
         """Draft now, while nothing is being verified."""
         started = time.monotonic()
-        draft = self._drafter.draft(job, stop=self._poll)
+        draft = self._drafter.draft(job, stop=self._hold)
         self._check()
         assert draft is not None
         self.client.metrics.draft_s += time.monotonic() - started
@@ -242,12 +256,36 @@ class EdgeLoop:
             self._poll()
             if self._decided is None:
                 self._check()  # a verdict that came before a failure counts
-                if not self._work_ahead():
+                if not self._may_pass():
+                    self._rest()
+                elif not self._work_ahead():
                     self._wait()
             elif self._preempt or not self._work_ahead():
                 decided, self._decided = self._decided, None
                 self._profile.under_way.add(time.monotonic() - decided.at)
                 return decided
+
+    def _hold(self) -> bool:
+        """Wait until a forward pass may be made; True when the loop must end."""
+        while not self._poll():
+            if self._may_pass():
+                return False
+            self._rest()
+        return True
+
+    def _between_pieces(self) -> None:
+        if self._hold():
+            self._check()
+
+    def _rest(self) -> None:
+        """Wait for the next event while another answer uses the draft model."""
+        self.rested = True
+        # Whoever asks for pre-drafts has one request open at a time, for all answers.
+        self._lookahead.refuse_requests(_motion_first())
+        for arrival in self._early:
+            _refuse(arrival, _motion_first())
+        self._early = [a for a in self._early if not isinstance(a.event, PreDraftRequest)]
+        self._wait()
 
     def _work_ahead(self) -> bool:
         """Make one forward pass for likely outcomes; False if there is nothing to do."""
@@ -290,7 +328,9 @@ class EdgeLoop:
 
     def _handle(self, arrival: _Arrival) -> None:
         event, round_ = arrival.event, self.client.round
-        if isinstance(event, PreDraftRequest):
+        if isinstance(event, PreDraftRequest) and not self._may_pass():
+            event.reply(_motion_first())
+        elif isinstance(event, PreDraftRequest):
             self._on_request(event, arrival)
         elif isinstance(event, Verdict | EarlyExit) and event.round > round_:
             self._early.append(arrival)
@@ -307,7 +347,7 @@ class EdgeLoop:
         elif isinstance(event, Cancel):
             self._failure = Cancelled("the caller gave the answer up")
         else:
-            assert isinstance(event, Opened)
+            assert isinstance(event, Opened | GoOn)
 
     def _on_request(self, request: PreDraftRequest, arrival: _Arrival) -> None:
         """Pre-draft for the round that is asked about, now or when the loop has reached it."""
@@ -345,25 +385,34 @@ class EdgeLoop:
         self._ready.close()
         self._lookahead.close()
         for arrival in self._early:
-            _refuse(arrival)
+            _refuse(arrival, _ended())
         self._refuse_inbox()
 
     def _refuse_inbox(self) -> None:
         """Empty the inbox. Also called by threads that post too late: it touches nothing else."""
         while True:
             try:
-                _refuse(self._inbox.get_nowait())
+                _refuse(self._inbox.get_nowait(), _ended())
             except queue.Empty:
                 return
 
     def _late(self) -> CollabError:
+        others = "; answers for motion went first" if self.rested else ""
         return DeadlineExceeded(
-            "the answer was not complete within its deadline",
+            f"the answer was not complete within its deadline{others}",
             field="deadline_s",
             remedy="raise deadline_s, lower max_tokens, or check the link",
         )
 
 
-def _refuse(arrival: _Arrival) -> None:
+def _refuse(arrival: _Arrival, why: CollabError) -> None:
     if isinstance(arrival.event, PreDraftRequest):
-        arrival.event.reply(Cancelled("the answer has ended"))
+        arrival.event.reply(why)
+
+
+def _ended() -> Cancelled:
+    return Cancelled("the answer has ended")
+
+
+def _motion_first() -> Cancelled:
+    return Cancelled("an answer for motion uses the draft model")

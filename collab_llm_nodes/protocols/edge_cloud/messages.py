@@ -33,6 +33,7 @@ class Open:
         round: the round that the first draft on this stream will carry.
         turns: what was said before ``text`` (``models.prompt.Prompt``).
         raw: no chat template is applied.
+        for_motion: a robot is to move by the answer: the session comes first among its client's.
     """
 
     text: str
@@ -44,10 +45,16 @@ class Open:
     round: int = 0
     turns: tuple[Turn, ...] = ()
     raw: bool = False
+    for_motion: bool = False
 
 
 def open_message(
-    prompt: Prompt, sampling: SamplingConfig, max_tokens: int, vocabulary: str
+    prompt: Prompt,
+    sampling: SamplingConfig,
+    max_tokens: int,
+    vocabulary: str,
+    *,
+    for_motion: bool = False,
 ) -> Open:
     """Return the message that asks ``prompt`` in a new session."""
     return Open(
@@ -58,6 +65,7 @@ def open_message(
         vocabulary,
         turns=prompt.turns,
         raw=prompt.raw,
+        for_motion=for_motion,
     )
 
 

@@ -33,7 +33,7 @@ from collab_llm_nodes.protocols.edge_cloud.carrier import Carrier, Session
 from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, EdgeClient
 from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter, DrafterConfig
 from collab_llm_nodes.protocols.edge_cloud.link_loss import LinkLossConfig, Patience, finish_alone
-from collab_llm_nodes.protocols.edge_cloud.loop import Cancel, EdgeLoop, Event
+from collab_llm_nodes.protocols.edge_cloud.loop import Cancel, EdgeLoop, Event, GoOn
 from collab_llm_nodes.protocols.edge_cloud.messages import (
     Draft,
     EarlyExit,
@@ -43,10 +43,11 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
 )
 from collab_llm_nodes.protocols.edge_cloud.planner import Mode, Planner, PlannerConfig, settings_of
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
+from collab_llm_nodes.protocols.edge_cloud.right_of_way import RightOfWay
 from collab_llm_nodes.protocols.prompts import name_prompt, prompt_of
 
 _WATCH_S = 0.05
-"""Period at which the silence of the verifier is looked at."""
+"""Period at which the silence of the verifier is looked at, and deadlines while an answer rests."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +120,10 @@ class EdgeCloud:
 
     Attributes:
         mode: of the answer that began last.
+        right_of_way: of answers for motion, at the draft models.
     """
 
-    parallel = 1  # the draft models do not batch answers
+    parallel = 1  # the draft models do not batch answers; one for motion lets the other rest
 
     def __init__(
         self,
@@ -141,6 +143,7 @@ class EdgeCloud:
         self._own_encode = encode
         self.planner = Planner(config.planner, config.client.gamma, config.ahead.push_depth)
         self.mode: Mode | None = None
+        self.right_of_way = RightOfWay()
 
     def run(
         self,
@@ -154,6 +157,28 @@ class EdgeCloud:
         Args:
             on_tokens: called with each verdict's new tokens at once, before the next draft leaves.
         """
+        if request.for_motion:
+            with self.right_of_way.taken():
+                return self._answer(request, emit, control, on_tokens)
+        self.rest(control)
+        return self._answer(request, emit, control, on_tokens)
+
+    def rest(self, control: Control) -> None:
+        """Wait until an answer that is not for motion may go on.
+
+        Raises:
+            CollabError: as ``control.check``.
+        """
+        while not self.right_of_way.wait(_WATCH_S):
+            control.check()
+
+    def _answer(
+        self,
+        request: Request,
+        emit: Callable[[Progress], None],
+        control: Control,
+        on_tokens: Callable[[tuple[int, ...]], None],
+    ) -> Answer:
         config: EdgeCloudConfig = request.config
         prompt = prompt_of(request)
         try:
@@ -249,6 +274,7 @@ class _Generation:
             on_tokens=self._on_tokens,
             # The verifier works now: telling wakes other processes, and no draft waits for that.
             on_under_way=self._tell,
+            may_pass=(lambda: True) if request.for_motion else owner.right_of_way.may_pass,
         )
 
     def decode(self, control: Control) -> None:
@@ -258,6 +284,7 @@ class _Generation:
             CollabError: why it is not.
         """
         forget = control.on_cancel(lambda: self._loop.post(Cancel()))
+        stay = self._owner.right_of_way.on_free(lambda: self._loop.post(GoOn()))
         try:
             self._verified(control)
         except CollabError as error:
@@ -266,6 +293,7 @@ class _Generation:
             self._alone(control, error)
         finally:
             forget()
+            stay()
 
     def answer(self, error: CollabError | None) -> Answer:
         """Return the end of the answer."""
@@ -281,6 +309,7 @@ class _Generation:
             request.sampling,
             self._length,
             owner._engine.vocabulary,
+            for_motion=request.for_motion,
         )
         with self._noticing_silence():
             try:
@@ -288,7 +317,8 @@ class _Generation:
                 control.check()
                 left_s = control.due - time.monotonic()
                 self._loop.run(left_s, asked_at=request.asked_at or None)
-                owner.planner.on_answer(self._mode, self._client.metrics)
+                if not self._loop.rested:
+                    owner.planner.on_answer(self._mode, self._client.metrics)
             finally:
                 self._loop.close()  # it may not have run: requests for pre-drafts are answered
                 self._tell()
@@ -301,6 +331,8 @@ class _Generation:
         def check_() -> None:
             try:
                 control.check()
+                if not self._request.for_motion:
+                    self._owner.rest(control)
             except DeadlineExceeded:
                 raise error from None
 

@@ -42,6 +42,7 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     Verdict,
     failure_of,
 )
+from collab_llm_nodes.transport.admission import URGENT
 from collab_llm_nodes.transport.background import within
 from collab_llm_nodes.transport.client import CLOSE_GRACE_S, Client
 from collab_llm_nodes.transport.heartbeat import HeartbeatConfig
@@ -97,6 +98,7 @@ class SessionHandle:
     ) -> None:
         self._client = client
         self._link = SessionLink(opened, client.config.link)
+        self._urgent = opened.for_motion
         self._on_message = on_message
         self._outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
@@ -202,7 +204,7 @@ class SessionHandle:
         """One stream, from connecting to its end. Cancelled when the next one replaces it."""
         try:
             channel = await within(self._client.connected(), deadline_s)
-            call = self._client._session_call(channel)
+            call = self._client._session_call(channel, urgent=self._urgent)
             try:
                 await within(call.wait_for_connection(), deadline_s)
                 await self._talk(call, outbox)
@@ -355,8 +357,12 @@ class VerifierClient(Client):
         for session in list(self._sessions):
             session._give_up()
 
-    def _session_call(self, channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall:
-        return channel.stream_stream(codec.SESSION)(metadata=self.metadata)
+    def _session_call(
+        self, channel: grpc.aio.Channel, *, urgent: bool
+    ) -> grpc.aio.StreamStreamCall:
+        # Also in Open; but how much an address has sent is looked at before that is read.
+        mark = ((URGENT, "1"),) if urgent else ()
+        return channel.stream_stream(codec.SESSION)(metadata=(*self.metadata, *mark))
 
 
 def _to_nobody(message: ServerMessage) -> None:

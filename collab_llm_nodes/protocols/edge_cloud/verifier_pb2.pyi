@@ -51,7 +51,7 @@ class Turn(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("text", "images", "sampling", "max_tokens", "vocabulary", "replay", "round", "raw", "turns")
+    __slots__ = ("text", "images", "sampling", "max_tokens", "vocabulary", "replay", "round", "raw", "turns", "for_motion")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,7 @@ class Open(_message.Message):
     ROUND_FIELD_NUMBER: _ClassVar[int]
     RAW_FIELD_NUMBER: _ClassVar[int]
     TURNS_FIELD_NUMBER: _ClassVar[int]
+    FOR_MOTION_FIELD_NUMBER: _ClassVar[int]
     text: str
     images: _containers.RepeatedScalarFieldContainer[bytes]
     sampling: Sampling
@@ -70,7 +71,8 @@ class Open(_message.Message):
     round: int
     raw: str
     turns: _containers.RepeatedCompositeFieldContainer[Turn]
-    def __init__(self, text: _Optional[str] = ..., images: _Optional[_Iterable[bytes]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., vocabulary: _Optional[str] = ..., replay: _Optional[_Iterable[int]] = ..., round: _Optional[int] = ..., raw: _Optional[str] = ..., turns: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ...) -> None: ...
+    for_motion: bool
+    def __init__(self, text: _Optional[str] = ..., images: _Optional[_Iterable[bytes]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., vocabulary: _Optional[str] = ..., replay: _Optional[_Iterable[int]] = ..., round: _Optional[int] = ..., raw: _Optional[str] = ..., turns: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ..., for_motion: _Optional[bool] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("session_id", "prompt_tokens")

@@ -79,6 +79,7 @@ OPENS = st.builds(
     TEXT,
     st.lists(IDS, max_size=5).map(tuple),
     st.integers(0, MAX_TOKENS),
+    for_motion=st.booleans(),
 )
 DRAFTS = st.builds(
     Draft,

@@ -34,7 +34,7 @@ from collab_llm_nodes.errors import (
     Unavailable,
     VocabularyMismatch,
 )
-from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
 from collab_llm_nodes.models.prompt import encode as encode_for_model
 from collab_llm_nodes.protocols.edge_cloud import continuations as continuations_module
 from collab_llm_nodes.protocols.edge_cloud import drafter as drafter_module
@@ -43,7 +43,7 @@ from collab_llm_nodes.protocols.edge_cloud import target as target_module
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, DraftJob, EdgeClient, Source
 from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter
-from collab_llm_nodes.protocols.edge_cloud.loop import Cancel, EdgeLoop, PreDraftRequest
+from collab_llm_nodes.protocols.edge_cloud.loop import Cancel, EdgeLoop, GoOn, PreDraftRequest
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Failure, Open, Verdict
 from collab_llm_nodes.protocols.edge_cloud.planner import Profile
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
@@ -334,6 +334,7 @@ class Bench:
         predraft: PreDraftConfig = PLAIN,
         ahead: AheadConfig = WAITING,
         preempt: bool = True,
+        may_pass: Callable[[], bool] = lambda: True,
     ) -> None:
         self.target = FakeEngine(1)
         self.draft_engine = FakeEngine(1, noise=0.5)
@@ -354,6 +355,7 @@ class Bench:
             ahead=ahead,
             profile=self.profile,
             preempt=preempt,
+            may_pass=may_pass,
         )
 
     def send(self, draft: Draft) -> None:
@@ -543,6 +545,60 @@ def test_a_predraft_that_can_never_be_made_is_refused_while_the_round_is_verifie
         assert isinstance(refused, error)
         assert refused.field == field_name
         assert isinstance(over.exception(), Cancelled)
+
+
+def test_a_loop_that_rests_before_each_pass_gives_the_same_answer() -> None:
+    passes: list[int] = []
+    asked = 0
+
+    def may_pass() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked % 3:
+            bench.loop.post(GoOn())
+            return False
+        passes.append(asked)
+        return True
+
+    bench = Bench(predraft=PreDraftConfig(), ahead=AheadConfig(), may_pass=may_pass)
+    made: list[int] = []
+    bench.draft_engine.before_layer = made.append
+    bench.loop.run(5.0)
+    assert tuple(bench.client.generated) == bench.expected
+    assert bench.loop.rested
+    assert made.count(bench.draft_engine.num_layers) <= len(passes)
+
+
+def test_a_loop_that_rests_is_ended_by_what_arrives_and_refuses_pre_drafts() -> None:
+    bench = Bench(may_pass=lambda: False)
+    replies: list[bool] = []
+    for number in (0, 99):
+        bench.loop.post(PreDraftRequest(number, (5,), replies.append))
+    with pytest.raises(DeadlineExceeded, match="answers for motion went first"):
+        bench.loop.run(0.05)
+    assert replies == [False, False]
+    bench = Bench(may_pass=lambda: False)
+    bench.loop.post(Cancel())
+    with pytest.raises(Cancelled):
+        bench.loop.run(5.0)
+    assert not bench.sent
+
+
+def test_a_long_prompt_is_read_in_pieces_between_which_the_loop_may_rest() -> None:
+    class Measured(FakeEngine):
+        def run(self, feeds: Sequence[Any], **options: Any) -> Any:
+            rows.extend(len(feed.ids) for feed in feeds)
+            return super().run(feeds, **options)
+
+    rows: list[int] = []
+    prompt, job = EncodedPrompt(tuple(1 + i % 9 for i in range(300))), DraftJob(0, (), 4)
+    drafter = Drafter(as_engine(Measured(1)), prompt, GREEDY)
+    drafter.between_pieces = lambda: rows.append(0)
+    whole = drafter.draft(job)
+    assert rows == [256, 0, 44]
+    plain = FakeEngine(1)
+    assert whole is not None
+    assert whole.tokens == plain.answer(prompt, GREEDY, 4)
 
 
 def test_cancel_and_failures_end_the_loop() -> None:
