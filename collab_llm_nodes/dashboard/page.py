@@ -11,7 +11,7 @@ import math
 from collections import Counter
 
 from fastapi import FastAPI
-from fastapi.responses import Response
+from fastapi.responses import HTMLResponse, Response
 from nicegui import Client, ui
 
 from collab_llm_nodes.dashboard import drawing
@@ -116,7 +116,7 @@ def install(parent: FastAPI, host: Host) -> None:
         client = ui.context.client
         if host.full:
             client.delete()  # costs nothing any more
-            return only_the_stop(_FULL, 503)
+            return HTMLResponse(only_the_stop(_FULL), 503)
 
         async def admit() -> None:
             if not host.admit(client.id):
@@ -363,9 +363,9 @@ class _Page:
         self._found_pieces.set_content(drawing.found_html(recall.found))
 
     def _show_stages(self, shown: Stages | None) -> None:
+        self._stages.set_visibility(shown is not None)
         if shown is None:
             return
-        self._stages.set_visibility(True)
         self._workers.set_text(stages_text(shown))
         self._layers.set_content(stages_html(shown))
         self._planned.set_visibility(bool(shown.planned.spans))
@@ -480,7 +480,9 @@ def _seen_text(shown: Snapshot) -> str:
 
 
 def _pose_text(shown: Snapshot) -> str:
-    if shown.pose is None:
+    if shown.pose_age is None:
         return "no odometry yet (topic odom)"
+    if shown.pose is None:
+        return f"odometry is silent for {shown.pose_age:.0f} s"
     pose = shown.pose
     return f"x {pose.x:.2f} m, y {pose.y:.2f} m, heading {math.degrees(pose.yaw):.0f}°"

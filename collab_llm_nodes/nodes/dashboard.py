@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -69,6 +70,7 @@ from collab_llm_nodes.dashboard.view import (
     View,
     reads,
     recalls,
+    usable,
 )
 from collab_llm_nodes.errors import CollabError, ConfigError
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
@@ -246,7 +248,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
     def _on_odometry(self, msg: Odometry) -> None:
         p, q = msg.pose.pose.position, msg.pose.pose.orientation
         yaw = math.atan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z))
-        self._view.on_pose(Pose(p.x, p.y, yaw))
+        self._view.on_pose(Pose(p.x, p.y, yaw), wall())
 
     @guarded
     def _on_draft(self, msg: Draft) -> None:
@@ -257,7 +259,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
     def _on_text(self, msg: GeneratedText) -> None:
         failed = msg.status.code != StatusMsg.OK
         error = f"{code_of(msg.status)}: {msg.status.message}" if failed else ""
-        figures = figures_from(msg.metrics)
+        figures = {name: n for name, n in figures_from(msg.metrics).items() if usable(n)}
         if recalls(figures) or self._view.looked_up(msg.session_id):
             told = (tuple(msg.ends), tuple(msg.sources), msg.stage, msg.final, error)
             self._view.on_recall(Recall(msg.session_id, msg.prompt, msg.text, *told))
@@ -277,7 +279,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
                 sources=tuple(msg.sources),
                 final=msg.final,
                 error=error,
-                figures=_figures(msg.metrics),
+                figures=_figures(msg.metrics, figures),
             )
         )
 
@@ -359,6 +361,9 @@ class Dashboard(ManagedNode[DashboardConfig]):
             state = "ended" if lost else "idle"
             self._view.goal = replace(goal, state=state, error=lost, followed="")
         self._view.remembers = self._memory.server_is_ready()
+        if not self.count_publishers("jupiter_stages"):
+            self._view.on_stages(None)
+        self._view.sample(wall())
         if self._watched():
             self._shown = self._view.snapshot(wall())
 
@@ -498,8 +503,7 @@ def _timeline(msg: TimelineMsg) -> Timeline:
     return timeline(msg.rows, zip(msg.row, msg.number, msg.begin, msg.end, strict=False))
 
 
-def _figures(msg: GenerationMetrics) -> Figures:
-    own = figures_from(msg)
+def _figures(msg: GenerationMetrics, own: Mapping[str, float]) -> Figures:
     return Figures(
         rounds=msg.rounds,
         tokens=msg.tokens,

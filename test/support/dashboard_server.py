@@ -108,6 +108,7 @@ def main() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     server = Server(token=sys.argv[3] if len(sys.argv) > 3 else "")
+    server.robot.picture = (1, 1_000_000 * b"p")
     hoard: list[int] = []
     if left >= 0:
         with contextlib.suppress(OSError):
