@@ -250,13 +250,14 @@ class Door:
                 client.cut, client.handed_on = self._hand_on(client.socket, received), True
             else:
                 await self._loop.sock_sendall(client.socket, reply.encode(request.method))
+                client.socket.recv(STRANGER_BYTES)  # a body left unread could cost the answer
         except h11.RemoteProtocolError:
-            with contextlib.suppress(OSError):
-                client.socket.send(Reply(400, b"no request").encode())
+            _send(client, Reply(400, b"no request"))
         except OSError:
-            """It has left."""
+            """It has left, or there was nothing left to read."""
         except Exception:
             logging.getLogger(__name__).exception("a request failed")
+            _send(client, Reply(500, b"the dashboard failed"))
 
     async def _read(self, client: _Client) -> tuple[Request, bytes]:
         """Return a connection's request, and all that was read for it."""
@@ -301,6 +302,11 @@ def _request(event: h11.Request, address: str) -> Request:
         network=network_of(address),
         https=proxied and headers.get("x-forwarded-proto") == "https",
     )
+
+
+def _send(client: _Client, reply: Reply) -> None:
+    with contextlib.suppress(OSError):
+        client.socket.send(reply.encode())
 
 
 def _cut(clients: list[_Client]) -> bool:

@@ -128,6 +128,7 @@ class Reading:
         error: why it ended early; empty unless it did.
         figures: both ledgers and the jobs by name (docs/minions.md), in all.
         rounds: the same by round: number and figures.
+        documents: names of those that it was asked about, if it was asked on a page.
     """
 
     session: str = ""
@@ -138,6 +139,7 @@ class Reading:
     error: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
     rounds: tuple[tuple[int, Mapping[str, float]], ...] = ()
+    documents: tuple[str, ...] = ()
 
     @property
     def sent(self) -> Mapping[str, float]:
@@ -338,6 +340,8 @@ class Snapshot:
     recall: Recall | None = None
     remembers: bool = False
     """Questions about the robot's documents can be asked."""
+    reads: bool = False
+    """Questions about any documents can be asked."""
     stages: Stages | None = None
     action: Action | None = None
     done: float = 0.0
@@ -433,7 +437,7 @@ class View:
         self._reading: Reading | None = None
         self._recall: Recall | None = None
         self._found: dict[str, tuple[Found, ...]] = {}  # of the sessions of late
-        self.remembers = False
+        self.remembers = self.reads = False
         self._stages: Stages | None = None
         self._action: Action | None = None
         self._action_from = Pose()
@@ -486,6 +490,7 @@ class View:
 
     def on_reading(self, reading: Reading) -> None:
         """A question about documents was asked, went on or ended; ``rounds`` are made here."""
+        asked = self._reading if self._reading is not None else Reading()
         figures = {name: n for name, n in reading.figures.items() if usable(n)}
         self._reading = replace(
             reading,
@@ -495,7 +500,18 @@ class View:
             error=reading.error[:TEXT],
             figures={name: n for name, n in figures.items() if "." not in name},
             rounds=tuple(by_round(figures).items())[-ROUNDS:],
+            documents=asked.documents if asked.question == reading.question[:TEXT] else (),
         )
+
+    def on_documents_asked(self, question: str, documents: Sequence[str]) -> None:
+        """A page asks about documents."""
+        self._reading = Reading(question=question[:TEXT], stage="asked", documents=(*documents,))
+
+    def on_reading_error(self, question: str, error: str) -> None:
+        """A question about documents has no answer."""
+        if self._reading is None or self._reading.question != question[:TEXT]:
+            self._reading = Reading(question=question[:TEXT])
+        self._reading = replace(self._reading, final=True, error=error[:TEXT])
 
     def on_found(self, session: str, question: str, found: Sequence[Found]) -> None:
         """The pieces for a question were found; an answer follows."""
@@ -522,6 +538,12 @@ class View:
             stage=recall.stage[:40],
             error=recall.error[:TEXT],
         )
+
+    def on_recall_error(self, question: str, error: str) -> None:
+        """A question about the robot's documents has no answer."""
+        if self._recall is None or self._recall.question != question[:TEXT]:
+            self._recall = Recall(question=question[:TEXT])
+        self._recall = replace(self._recall, final=True, error=error[:TEXT])
 
     def on_stages(self, stages: Stages | None) -> None:
         """The workers of a model have changed, or have worked; None: nobody tells any more."""
@@ -584,6 +606,7 @@ class View:
             recall=self._recall
             and replace(self._recall, found=self._found.get(self._recall.session)),
             remembers=self.remembers,
+            reads=self.reads,
             stages=self._stages,
             action=action,
             done=self._done(),

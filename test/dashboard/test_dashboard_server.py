@@ -8,6 +8,7 @@ import math
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,8 +72,9 @@ def test_a_stop_that_some_guard_or_driver_has_not_confirmed_is_none(server: Serv
 
 def test_numbers_that_are_none_do_not_hide_the_state_of_motion(server: Server) -> None:
     """It is said what is known: here that the robot stands, why, and at which speed it may not."""
-    bad = {"linear": math.nan, "angular": -math.inf, "speed_limit": math.inf}
-    server.robot.state = Motion(emergency_stop=True, reasons=("EMERGENCY_STOP", "NEW"), **bad)
+    bad: dict[str, Any] = {"linear": math.nan, "angular": -math.inf, "speed_limit": math.inf}
+    stopped = Motion(emergency_stop=True, reasons=("EMERGENCY_STOP", "NEW"))
+    server.robot.state = replace(stopped, **bad)
     told = server.told("/motion")
     assert (told["emergency_stop"], told["text"]) == (True, "EMERGENCY_STOP; NEW")
     assert [told[name] for name in bad] == [None] * 3

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from dashboard_graph import EVIL, A, B, R, U
@@ -163,7 +164,9 @@ def test_what_is_no_number_is_neither_shown_nor_computed_with(bad: float) -> Non
         assert (view.snapshot(0.0).done, view.snapshot(0.0).direction) == (0.0, None)
     view.on_link(Link("UP", rtt_s=bad), 0.0)
     names = [each.name for each in fields(Figures) if each.name not in ("rounds", "tokens")]
-    view.on_answer(Answer(text="x", final=True, figures=Figures(2, 3, **dict.fromkeys(names, bad))))
+    changes: dict[str, Any] = dict.fromkeys(names, bad)
+    figures = replace(Figures(2, 3), **changes)
+    view.on_answer(Answer(text="x", final=True, figures=figures))
     view.on_reading(Reading(figures={"sent_bytes": 1.0, "jobs.1": 2.0, "cost_usd": bad}))
     shown = view.snapshot(0.0)
     assert shown.pose == Pose(1.0, 2.0)
@@ -334,12 +337,27 @@ def test_a_question_about_documents_shows_rounds_jobs_and_both_ledgers() -> None
     assert reading.sent == {"question": 20.0, "extract": 40.0}
     assert [number for number, _ in reading.rounds] == [1, 2]
     assert "cost_usd" not in reading.figures
-    rows = re.findall(r"<tr>(.*?)</tr>", drawing.rounds_html(reading))
-    cells = [re.findall(r"<t[hd]>(.*?)</t[hd]>", row) for row in rows]
-    first = dict(zip(cells[0], cells[1], strict=True))
-    assert (first["jobs"], first["kept"], first["bytes sent"]) == ("12", "1", "40")
-    assert first["remote prefill"] == "99"
-    assert dict(zip(cells[0], cells[2], strict=True))["jobs"] == "3"
+    told = [
+        dict(re.findall(r"<span>([a-z ]+) <strong>(\d+)</strong></span>", row))
+        for row in drawing.rounds_html(reading).split("</p>")
+    ]
+    assert told[0] == {"jobs": "12", "kept": "1", "bytes sent": "40", "remote prefill": "99"}
+    assert told[1] == {"jobs": "3"}
+
+
+def test_a_question_of_a_page_keeps_its_documents_and_what_was_told() -> None:
+    view = View(1.0)
+    view.on_documents_asked("how heavy?", ["manual.pdf"])
+    view.on_reading(Reading("s", "how heavy?", figures={"sent_bytes": 60.0, "jobs.1": 2.0}))
+    view.on_reading_error("how heavy?", "DEADLINE_EXCEEDED: late")
+    reading = view.snapshot(0.0).reading
+    assert reading is not None
+    assert (reading.documents, reading.final) == (("manual.pdf",), True)
+    assert (reading.error, len(reading.rounds)) == ("DEADLINE_EXCEEDED: late", 1)
+    view.on_reading(Reading("t", "asked by somebody else?"))
+    other = view.snapshot(0.0).reading
+    assert other is not None
+    assert other.documents == ()
 
 
 def test_what_strangers_tell_of_a_reading_is_bounded() -> None:

@@ -26,6 +26,7 @@ class FakeRobot:
         self.resets = 0
         self.instructions: list[str] = []
         self.questions: list[str] = []
+        self.documents: list[tuple[str, tuple[tuple[str, str], ...]]] = []
         self.cancels = 0
         self.picture = (0, b"")
         self.guarded = True  # motion_guard is there and obeys
@@ -63,6 +64,9 @@ class FakeRobot:
 
     def ask(self, question: str) -> None:
         self.questions.append(question)
+
+    def ask_documents(self, question: str, documents: tuple[tuple[str, str], ...]) -> None:
+        self.documents.append((question, documents))
 
     def is_stop(self, instruction: str) -> bool:
         return False
