@@ -1,10 +1,8 @@
 """The port: reads one request of each connection, and answers it or hands the connection on.
 
-This thread is the emergency stop's. What a client can make it do is bounded and short: it reads one
-head, and the body of a log-in, of 16 KiB in all; it writes one answer and closes. Pages and web
-sockets, which read and write much longer, are handed on to another thread with their connection
-(``site.py``). So no client delays the stop by what it sends, by how it sends it, or by reading
-slowly.
+This thread is the emergency stop's, and does little for anybody: it reads one head, and the body of
+a log-in, of 16 KiB in all, and writes one answer. Connections of pages and web sockets are handed
+on to another thread (``site.py``). So the stop does not wait for what a client sends or reads.
 
 A connection begins as a stranger's and becomes known with a request that the front lets pass
 (``front.py``). Strangers have ``STRANGERS`` places. A newcomer always gets one: when all are taken,
@@ -30,8 +28,9 @@ from typing import Generic, Protocol, TypeVar
 from urllib.parse import unquote
 
 import h11
+from starlette.responses import PlainTextResponse, Response
 
-from collab_llm_nodes.dashboard.front import Front, Reply, Request
+from collab_llm_nodes.dashboard.front import Front, Request, encode
 from collab_llm_nodes.network import network_of
 
 STRANGERS = 256
@@ -52,20 +51,16 @@ _TICK_S = 0.5
 _PAUSE_S = 0.05
 _END_S = 1.0
 """Time for answers under way when the door is closed."""
-_PROXY = "127.0.0.1"
-"""Address of a reverse proxy, which is believed whom it speaks for."""
 
 
 class Holder(Protocol):
-    """A connection as :class:`Places` sees it."""
+    """A connection as :class:`Places` sees it: its network, and whether it has ended."""
 
     @property
-    def network(self) -> str:
-        """See ``network_of``."""
+    def network(self) -> str: ...
 
     @property
-    def closed(self) -> bool:
-        """It takes no place any more."""
+    def closed(self) -> bool: ...
 
 
 H = TypeVar("H", bound=Holder)
@@ -163,7 +158,7 @@ class Door:
         self,
         listener: socket.socket,
         front: Front,
-        hand_on: Callable[[socket.socket, bytes], Callable[[], None]],
+        hand_on: Callable[[socket.socket, bytes], Callable[[], object]],
         max_viewers: int,
     ) -> None:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -174,37 +169,28 @@ class Door:
         self._listener, self._front, self._hand_on = listener, front, hand_on
         listener.setblocking(False)
         listener.listen(_QUEUE)
-        self._loop = asyncio.new_event_loop()
-        self._closing = asyncio.Event()
+        self._closing = threading.Event()
         self._serving: set[asyncio.Task[None]] = set()
-        self._thread = threading.Thread(target=self._run, name="dashboard-stop", daemon=True)
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._live()), name="dashboard-stop", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
         """Stop listening; answers under way get a second to end."""
-        with contextlib.suppress(RuntimeError):  # it has ended already
-            self._loop.call_soon_threadsafe(self._closing.set)
+        self._closing.set()
         self._thread.join()
 
-    def _run(self) -> None:
-        try:
-            self._loop.run_until_complete(self._live())
-        finally:
-            self._listener.close()
-            self._loop.close()
-
     async def _live(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._open()
         while not self._closing.is_set():
             _cut(self._places.overdue(time.monotonic()))
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), _TICK_S)
+            await asyncio.sleep(_TICK_S)
         self._loop.remove_reader(self._listener)
+        self._listener.close()
         if self._serving:
             await asyncio.wait(self._serving, timeout=_END_S)
-        for task in self._serving:
-            task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
 
     def _open(self) -> None:
         if not self._closing.is_set():
@@ -240,24 +226,23 @@ class Door:
     async def _serve(self, client: _Client) -> None:
         try:
             request, received = await self._read(client)
-            if self._front.allows(request):
-                if request.stops:
-                    self._places.leave(client)
-                else:
-                    _cut(self._places.welcome(client))
+            if request.refusal is None and request.stops:
+                self._places.leave(client)
+            elif request.refusal is None:
+                _cut(self._places.welcome(client))
             reply = await self._front.reply(request)
             if reply is None:
                 client.cut, client.handed_on = self._hand_on(client.socket, received), True
             else:
-                await self._loop.sock_sendall(client.socket, reply.encode(request.method))
+                await self._loop.sock_sendall(client.socket, encode(reply, request.method))
                 client.socket.recv(STRANGER_BYTES)  # a body left unread could cost the answer
         except h11.RemoteProtocolError:
-            _send(client, Reply(400, b"no request"))
+            _send(client, PlainTextResponse("no request", 400))
         except OSError:
             """It has left, or there was nothing left to read."""
         except Exception:
             logging.getLogger(__name__).exception("a request failed")
-            _send(client, Reply(500, b"the dashboard failed"))
+            _send(client, PlainTextResponse("the dashboard failed", 500))
 
     async def _read(self, client: _Client) -> tuple[Request, bytes]:
         """Return a connection's request, and all that was read for it."""
@@ -270,8 +255,8 @@ class Door:
                 received += data
                 http.receive_data(data)
             elif isinstance(event, h11.Request):
-                request = _request(event, client.address)
-                if not self._front.reads_body(request):
+                request = self._front.judge(_request(event, client.address))
+                if not request.logs_in:
                     return request, received
             elif isinstance(event, h11.Data) and request is not None:
                 request = replace(request, body=request.body + event.data)
@@ -290,7 +275,7 @@ def _request(event: h11.Request, address: str) -> Request:
     for raw_name, raw_value in event.headers:
         name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    proxied = address == _PROXY
+    proxied = address == "127.0.0.1"  # a reverse proxy is believed whom it speaks for
     if proxied and "x-forwarded-for" in headers:
         address = headers["x-forwarded-for"].rpartition(",")[2].strip()
     path, _, query = event.target.decode("ascii").partition("?")
@@ -304,9 +289,9 @@ def _request(event: h11.Request, address: str) -> Request:
     )
 
 
-def _send(client: _Client, reply: Reply) -> None:
+def _send(client: _Client, reply: Response) -> None:
     with contextlib.suppress(OSError):
-        client.socket.send(reply.encode())
+        client.socket.send(encode(reply))
 
 
 def _cut(clients: list[_Client]) -> bool:

@@ -14,11 +14,13 @@ import contextlib
 import errno
 import socket
 import threading
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, ClassVar
+from collections.abc import Callable
+from functools import partial
+from typing import ClassVar
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
+from starlette.middleware.base import RequestResponseEndpoint
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
@@ -104,9 +106,16 @@ class _Pages:
         self.host = Host()
         self.loop = asyncio.new_event_loop()
         parent = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+
+        @parent.middleware("http")
+        async def confine(request: Request, answer: RequestResponseEndpoint) -> Response:
+            response = await answer(request)
+            response.headers.update(HEADERS)
+            return response
+
         install(parent, self.host)
         self._config = uvicorn.Config(
-            _confined(parent),
+            parent,
             lifespan="off",
             log_level="error",  # of strangers' requests every line would be theirs to write
             access_log=False,
@@ -140,50 +149,27 @@ class _Pages:
 
     # From any thread.
 
-    def take(self, connection: socket.socket, received: bytes) -> Callable[[], None]:
+    def take(self, connection: socket.socket, received: bytes) -> Callable[[], object]:
         """Serve a connection of which ``received`` was read; return what cuts it off."""
-        self._call(lambda: self.loop.create_task(self._serve(connection, received)))
-        return lambda: self._call(lambda: _shut(connection))
+
+        def cut() -> None:
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                connection.shutdown(socket.SHUT_RDWR)
+
+        asyncio.run_coroutine_threadsafe(self._serve(connection, received), self.loop)
+        return partial(self.loop.call_soon_threadsafe, cut)
 
     def drop(self) -> None:
         """End all connections."""
-        self._call(lambda: [each.shutdown() for each in [*self._state.connections]])
-
-    def _call(self, function: Callable[[], Any]) -> None:
-        self.loop.call_soon_threadsafe(function)
+        self.loop.call_soon_threadsafe(
+            lambda: [each.shutdown() for each in [*self._state.connections]]
+        )
 
     async def _serve(self, connection: socket.socket, received: bytes) -> None:
-        def protocol() -> H11Protocol:
-            return H11Protocol(self._config, self._state, {})
-
         try:
-            _, http = await self.loop.connect_accepted_socket(protocol, connection)
+            _, http = await self.loop.connect_accepted_socket(
+                lambda: H11Protocol(self._config, self._state, {}), connection
+            )
+            http.data_received(received)
         except OSError:  # it has left again
             connection.close()
-        else:
-            http.data_received(received)
-
-
-def _shut(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it has ended meanwhile
-        connection.shutdown(socket.SHUT_RDWR)
-
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-
-
-def _confined(app: Callable[[Message, Receive, Send], Awaitable[None]]) -> Any:
-    """Add the headers of every answer to those of ``app``."""
-    more = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-
-    async def confined(scope: Message, receive: Receive, send: Send) -> None:
-        async def send_confined(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *more]}
-            await send(message)
-
-        await app(scope, receive, send_confined)
-
-    return confined
