@@ -34,6 +34,7 @@ THROUGH_TRANSFORMERS = {"huggingface_hub", "jinja2", "tokenizers"}
 OPTIONAL = {
     "bitsandbytes",
     "fastapi",
+    "h11",
     "nav2_msgs",
     "nicegui",
     "ray",

@@ -1,8 +1,12 @@
-"""Places for connections: few and short for strangers, so that the emergency stop always gets one.
+"""The port: reads one request of each connection, and answers it or hands the connection on.
 
-A connection begins as a stranger's and becomes known with the first request that the gate lets
-pass (``front.py``). Strangers have ``STRANGERS`` places. A newcomer always gets one: when all are
-taken, the oldest stranger is cut off, of the network that holds most of them if one holds many. So
+This thread is the emergency stop's, and does little for anybody: it reads one head, and the body of
+a log-in, of 16 KiB in all, and writes one answer. Connections of pages and web sockets are handed
+on to another thread (``site.py``). So the stop does not wait for what a client sends or reads.
+
+A connection begins as a stranger's and becomes known with a request that the front lets pass
+(``front.py``). Strangers have ``STRANGERS`` places. A newcomer always gets one: when all are taken,
+the oldest stranger is cut off, of the network that holds most of them if one holds many. So
 connections that are opened and left, by whomever and however many, never keep out a client that
 sends its request at once, and never cost a known client its connection.
 """
@@ -10,25 +14,30 @@ sends its request at once, and never cost a known client its connection.
 from __future__ import annotations
 
 import asyncio
-import re
+import contextlib
+import logging
 import resource
 import socket
+import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
+from urllib.parse import unquote
 
-import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+import h11
+from starlette.responses import PlainTextResponse, Response
 
+from collab_llm_nodes.dashboard.front import Front, Request, encode
 from collab_llm_nodes.network import network_of
 
 STRANGERS = 256
 STRANGER_S = 10.0
 """Seconds after which a stranger is cut off; request, log-in and answer must be over by then."""
 STRANGER_BYTES = 16384
-"""Most bytes that a stranger may send: the head of a request and a log-in."""
+"""Most bytes that are read here: the head of a request and a log-in."""
 KNOWN = 32
 """Places for known clients ..."""
 KNOWN_PER_VIEWER = 4
@@ -40,18 +49,18 @@ _TURNS = 16
 _QUEUE = 2048
 _TICK_S = 0.5
 _PAUSE_S = 0.05
+_END_S = 1.0
+"""Time for answers under way when the door is closed."""
 
 
 class Holder(Protocol):
-    """A connection as :class:`Places` sees it."""
+    """A connection as :class:`Places` sees it: its network, and whether it has ended."""
 
     @property
-    def network(self) -> str:
-        """See ``network_of``."""
+    def network(self) -> str: ...
 
     @property
-    def closed(self) -> bool:
-        """It takes no place any more."""
+    def closed(self) -> bool: ...
 
 
 H = TypeVar("H", bound=Holder)
@@ -101,6 +110,12 @@ class Places(Generic[H]):
         del self._known[oldest]
         return [oldest]
 
+    def leave(self, who: H) -> None:
+        """Take no place any more: its request is one that nobody may cut off."""
+        self._known.pop(who, None)
+        if who in self._strangers:
+            self._forget(who)
+
     def overdue(self, now: float) -> list[H]:
         """Take the places of strangers who have left or have been here for ``STRANGER_S``."""
         late = [w for w, at in self._strangers.items() if w.closed or now - at >= STRANGER_S]
@@ -118,98 +133,68 @@ class Places(Generic[H]):
 @dataclass(eq=False)
 class _Client:
     socket: socket.socket
-    network: str
-    protocol: _StrangersFirst | None = None
-    known: bool = False
-    ended: bool = False
+    address: str
+    cut: Callable[[], object]
+    """Ends the connection, by the thread that has it."""
+    handed_on: bool = False
+
+    @property
+    def network(self) -> str:
+        return network_of(self.address)
 
     @property
     def closed(self) -> bool:
         return self.socket.fileno() < 0
 
-    def cut(self) -> None:
-        self.ended = True
-        if self.protocol is not None and self.protocol.transport is not None:
-            self.protocol.transport.abort()
 
+class Door:
+    """Serves ``listener`` in a thread of its own, from construction until :meth:`close`.
 
-class _StrangersFirst(H11Protocol):
-    """HTTP, and little of it from strangers.
-
-    Their request is parsed once its head is complete. A body in chunks, each of which costs much
-    more than it weighs, is not parsed before they are known.
+    Args:
+        hand_on: takes a connection and what was read of it, and returns what cuts it off.
     """
 
-    def __init__(self, client: _Client, **uvicorns: Any) -> None:
-        super().__init__(**uvicorns)
-        self._client = client
-        self._received = 0
-        self._held = b""
-        self._has_head = False
-        self._in_chunks = False
-        client.protocol = self
-
-    def data_received(self, data: bytes) -> None:
-        if self._client.known:
-            super().data_received(data)
-            return
-        self._received += len(data)
-        if self._received > STRANGER_BYTES:
-            self.transport.abort()
-            return
-        self._held += data
-        end = None if self._has_head else re.search(rb"\n\r?\n", self._held)
-        if end is not None:
-            head, self._held = self._held[: end.end()], self._held[end.end() :]
-            self._has_head, self._in_chunks = True, b"transfer-encoding" in head.lower()
-            super().data_received(head)
-        if self._has_head and not self._in_chunks:
-            self.release()
-
-    def release(self) -> None:
-        """Parse what was held back, unless it came before the answer to a web socket's request."""
-        held, self._held = self._held, b""
-        if held and self.transport.get_protocol() is self:
-            super().data_received(held)
-
-
-class Server(uvicorn.Server):
-    """uvicorn behind a door of our own: it accepts whatever comes and cuts it off itself.
-
-    An application finds ``welcome`` in a request's ``scope["state"]`` and calls it to make the
-    connection a known one.
-    """
-
-    def __init__(self, config: uvicorn.Config, listener: socket.socket, max_viewers: int) -> None:
-        super().__init__(config)
+    def __init__(
+        self,
+        listener: socket.socket,
+        front: Front,
+        hand_on: Callable[[socket.socket, bytes], Callable[[], object]],
+        max_viewers: int,
+    ) -> None:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         strangers = max(16, min(STRANGERS, files // 4))
         known = max(16, min(KNOWN + KNOWN_PER_VIEWER * max_viewers, files // 4))
         self._batch = strangers // _TURNS
         self._places: Places[_Client] = Places(strangers, known)
-        self._listener = listener
+        self._listener, self._front, self._hand_on = listener, front, hand_on
         listener.setblocking(False)
         listener.listen(_QUEUE)
-        self._beginning: set[asyncio.Task[None]] = set()
-        self._sweeper: asyncio.Task[None] | None = None
+        self._closing = threading.Event()
+        self._serving: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._live()), name="dashboard-stop", daemon=True
+        )
+        self._thread.start()
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start without a socket of uvicorn's own, then open the door."""
-        await super().startup(sockets=[])
-        self._sweeper = asyncio.create_task(self._sweep())
+    def close(self) -> None:
+        """Stop listening; answers under way get a second to end."""
+        self._closing.set()
+        self._thread.join()
+
+    async def _live(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._open()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the door first."""
-        asyncio.get_running_loop().remove_reader(self._listener)
+        while not self._closing.is_set():
+            _cut(self._places.overdue(time.monotonic()))
+            await asyncio.sleep(_TICK_S)
+        self._loop.remove_reader(self._listener)
         self._listener.close()
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-        await super().shutdown(sockets=[])
+        if self._serving:
+            await asyncio.wait(self._serving, timeout=_END_S)
 
     def _open(self) -> None:
-        if not self.should_exit:
-            asyncio.get_running_loop().add_reader(self._listener, self._accept)
+        if not self._closing.is_set():
+            self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
         """Let in those who wait; a few, since those who came before must get their turn."""
@@ -222,43 +207,91 @@ class Server(uvicorn.Server):
                 continue  # it has left again
             except OSError:  # no file descriptor: take one from a stranger, or wait for one
                 if not _cut(self._places.displace()):
-                    asyncio.get_running_loop().remove_reader(self._listener)
-                    asyncio.get_running_loop().call_later(_PAUSE_S, self._open)
+                    self._loop.remove_reader(self._listener)
+                    self._loop.call_later(_PAUSE_S, self._open)
                 return
             accepted.setblocking(False)
-            client = _Client(accepted, network_of(address[0]))
+            client = _Client(accepted, address[0], accepted.close)
+            task = self._loop.create_task(self._serve(client))
+            client.cut = task.cancel
             _cut(self._places.enter(client, time.monotonic()))
-            task = asyncio.create_task(self._begin(client))
-            self._beginning.add(task)
-            task.add_done_callback(self._beginning.discard)
+            self._serving.add(task)
+            task.add_done_callback(partial(self._on_served, client))
 
-    async def _begin(self, client: _Client) -> None:
-        """Have uvicorn speak with a client."""
-        loop = asyncio.get_running_loop()
-        protocol = partial(
-            _StrangersFirst,
-            client,
-            config=self.config,
-            server_state=self.server_state,
-            app_state={"welcome": partial(self._welcome, client)},
-        )
-        try:
-            await loop.connect_accepted_socket(protocol, client.socket)
-        except OSError:  # it has left again
+    def _on_served(self, client: _Client, task: asyncio.Task[None]) -> None:
+        self._serving.discard(task)
+        if not client.handed_on:
             client.socket.close()
-        if client.ended:
-            client.cut()
 
-    def _welcome(self, client: _Client) -> None:
-        _cut(self._places.welcome(client))
-        client.known = True
-        if client.protocol is not None:
-            client.protocol.release()
+    async def _serve(self, client: _Client) -> None:
+        try:
+            request, received = await self._read(client)
+            if request.refusal is None and request.stops:
+                self._places.leave(client)
+            elif request.refusal is None:
+                _cut(self._places.welcome(client))
+            reply = await self._front.reply(request)
+            if reply is None:
+                client.cut, client.handed_on = self._hand_on(client.socket, received), True
+            else:
+                await self._loop.sock_sendall(client.socket, encode(reply, request.method))
+                client.socket.recv(STRANGER_BYTES)  # a body left unread could cost the answer
+        except h11.RemoteProtocolError:
+            _send(client, PlainTextResponse("no request", 400))
+        except OSError:
+            """It has left, or there was nothing left to read."""
+        except Exception:
+            logging.getLogger(__name__).exception("a request failed")
+            _send(client, PlainTextResponse("the dashboard failed", 500))
 
-    async def _sweep(self) -> None:
+    async def _read(self, client: _Client) -> tuple[Request, bytes]:
+        """Return a connection's request, and all that was read for it."""
+        http, received = h11.Connection(h11.SERVER, STRANGER_BYTES), b""
+        request: Request | None = None
         while True:
-            _cut(self._places.overdue(time.monotonic()))
-            await asyncio.sleep(_TICK_S)
+            event = http.next_event()
+            if event is h11.NEED_DATA and len(received) < STRANGER_BYTES:
+                data = await self._loop.sock_recv(client.socket, STRANGER_BYTES - len(received))
+                received += data
+                http.receive_data(data)
+            elif isinstance(event, h11.Request):
+                request = self._front.judge(_request(event, client.address))
+                if not request.logs_in:
+                    return request, received
+            elif isinstance(event, h11.Data) and request is not None:
+                request = replace(request, body=request.body + event.data)
+            elif isinstance(event, h11.EndOfMessage) and request is not None:
+                return request, received
+            else:
+                raise ConnectionError("it has left, or sends without end")
+
+
+def _request(event: h11.Request, address: str) -> Request:
+    """Return a request as the front sees it.
+
+    A header that was given twice has both values, so that neither is believed.
+    """
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in event.headers:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    proxied = address == "127.0.0.1"  # a reverse proxy is believed whom it speaks for
+    if proxied and "x-forwarded-for" in headers:
+        address = headers["x-forwarded-for"].rpartition(",")[2].strip()
+    path, _, query = event.target.decode("ascii").partition("?")
+    return Request(
+        method=event.method.decode("ascii"),
+        path=unquote(path),
+        query=query,
+        headers=headers,
+        network=network_of(address),
+        https=proxied and headers.get("x-forwarded-proto") == "https",
+    )
+
+
+def _send(client: _Client, reply: Response) -> None:
+    with contextlib.suppress(OSError):
+        client.socket.send(encode(reply))
 
 
 def _cut(clients: list[_Client]) -> bool:

@@ -98,7 +98,7 @@ def health_html(health: Sequence[Health]) -> str:
         parts = html.escape("\n".join(f"{part}: {told}" for part, _, told in node.parts))
         rows.append(
             f'<tr title="{parts}"><td class="level {level}">{level.upper()}</td>'
-            f"<td>{html.escape(node.name)}</td><td>{html.escape(node.message)}</td></tr>"
+            f'<td><b class="name">{html.escape(node.name)}</b>{html.escape(node.message)}</td></tr>'
         )
     return f'<table class="health">{"".join(rows)}</table>'
 
@@ -108,18 +108,25 @@ TOKENS = ("prefill", "cached", "decode")
 
 
 def rounds_html(reading: Reading | None) -> str:
-    """A table of a reading's rounds: its jobs, and the bytes and tokens of each."""
+    """A paragraph for each of a reading's rounds: its jobs, and the bytes and tokens of each.
+
+    It is as wide as there is room, which a table of so many columns is not. Figures that are 0 are
+    left out.
+    """
     if reading is None:
         return ""
-    names = (*COUNTS, *(f"remote_{name}_tokens" for name in TOKENS))
-    heads = (*COUNTS, *(f"remote {name}" for name in TOKENS), "bytes sent")
-    rows = ["<tr><th>round</th>" + "".join(f"<th>{head}</th>" for head in heads) + "</tr>"]
+    names = {name: name for name in COUNTS}
+    names |= {f"remote_{name}_tokens": f"remote {name}" for name in TOKENS}
+    rows = []
     for number, figures in reading.rounds:
         sent = sum(n for name, n in figures.items() if name.startswith("sent_"))
-        cells = [f"{figures[name]:.0f}" if name in figures else "" for name in names]
-        cells = [str(number), *cells, f"{sent:.0f}"]
-        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    return f'<table class="rounds">{"".join(rows)}</table>'
+        told = [(shown, figures.get(name, 0.0)) for name, shown in names.items()]
+        told.append(("bytes sent", sent))
+        pieces = [
+            f"<span>{name} <strong>{figure:.0f}</strong></span>" for name, figure in told if figure
+        ]
+        rows.append(f'<p class="round">round {number}: {" ".join(pieces)}</p>')
+    return "".join(rows)
 
 
 def found_html(found: Sequence[Found] | None) -> str:
@@ -129,8 +136,8 @@ def found_html(found: Sequence[Found] | None) -> str:
     if not found:
         return "<p>No document of the robot's own was found.</p>"
     rows = [
-        f"<tr><td>{piece.weight:.0%}</td><td>{html.escape(piece.name)}</td>"
-        f"<td>{html.escape(piece.text)}</td></tr>"
+        f'<tr><td>{piece.weight:.0%}</td><td><b class="name">{html.escape(piece.name)}</b>'
+        f"{html.escape(piece.text)}</td></tr>"
         for piece in found
     ]
     return f'<table class="found">{"".join(rows)}</table>'

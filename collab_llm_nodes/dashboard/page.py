@@ -11,7 +11,7 @@ import math
 from collections import Counter
 
 from fastapi import FastAPI
-from fastapi.responses import Response
+from fastapi.responses import HTMLResponse, Response
 from nicegui import Client, ui
 
 from collab_llm_nodes.dashboard import drawing
@@ -42,6 +42,8 @@ _WRITERS = {
 """The sides that write an answer of DRAGON."""
 _FULL = "As many pages are open as max_viewers allows; close one and load this page again."
 _REDIRECT_S = 1.0
+_PASTED = 100_000
+"""Characters of a text that a question is asked about."""
 _LOADING = 16
 """Pages kept that were asked for and whose web socket has not come yet."""
 
@@ -116,7 +118,7 @@ def install(parent: FastAPI, host: Host) -> None:
         client = ui.context.client
         if host.full:
             client.delete()  # costs nothing any more
-            return only_the_stop(_FULL, 503)
+            return HTMLResponse(only_the_stop(_FULL), 503)
 
         async def admit() -> None:
             if not host.admit(client.id):
@@ -210,12 +212,30 @@ class _Page:
             ).classes("quiet")
 
     def _build_reading(self) -> None:
-        """A panel that appears with the first question about documents."""
+        """A panel that appears as soon as somebody can be asked about documents."""
         self._reading = ui.element("div").classes("panel").props("data-id=reading")
         with self._reading:
             _heading("Question about documents")
+            self._about = (
+                ui.input("Question", placeholder="which battery was changed in March?")
+                .classes("wide")
+                .props(f"maxlength={MAX_INSTRUCTION} data-id=about")
+                .on("keydown.enter", self._ask_documents)
+            )
+            self._files = (
+                ui.input("Files on the robot", placeholder="manual.pdf, log.md")
+                .classes("wide")
+                .props(f"maxlength={MAX_INSTRUCTION} data-id=files")
+            )
+            self._pasted = (
+                ui.textarea("A text")
+                .classes("wide")
+                .props(f"maxlength={_PASTED} rows=2 data-id=pasted")
+            )
+            ui.button("Ask", on_click=self._ask_documents).props("data-id=ask")
             self._question = ui.label().classes("quiet")
             self._found = ui.label().classes("answer")
+            self._documents = ui.label().classes("quiet").props("data-id=documents")
             self._reading_error = ui.label().classes("error")
             self._rounds = ui.html("").props("data-id=rounds")
             self._sent = ui.label().classes("quiet")
@@ -314,6 +334,17 @@ class _Page:
         elif self._host.robot is not None:
             self._host.robot.ask(question)
 
+    def _ask_documents(self) -> None:
+        question = (self._about.value or "").strip()[:MAX_INSTRUCTION]
+        files = (self._files.value or "")[:MAX_INSTRUCTION].split(",")
+        documents = [(file.strip(), "") for file in files if file.strip()]
+        if text := (self._pasted.value or "").strip()[:_PASTED]:
+            documents.append(("pasted text", text))
+        if not question:
+            ui.notify("Write a question, then press Enter or Ask.", type="warning")
+        elif self._host.robot is not None:
+            self._host.robot.ask_documents(question, tuple(documents))
+
     def _give_up(self) -> None:
         if self._host.robot is not None:
             self._host.robot.cancel()
@@ -332,6 +363,7 @@ class _Page:
         self._pending.set_visibility(bool(shown.pending))
         self._waits.set_text(f'"{shown.pending}" waits for you to confirm it.')
         self._show_answer(shown)
+        self._reading.set_visibility(shown.reads or shown.reading is not None)
         self._show_reading(shown.reading)
         self._recall.set_visibility(shown.remembers or shown.recall is not None)
         self._show_recall(shown.recall)
@@ -356,9 +388,9 @@ class _Page:
     def _show_reading(self, reading: Reading | None) -> None:
         if reading is None:
             return
-        self._reading.set_visibility(True)
         self._question.set_text(reading.question)
         self._found.set_text(reading.text if reading.final else f"{reading.stage} ...")
+        self._documents.set_text(f"from: {', '.join(reading.documents)}" * bool(reading.documents))
         self._reading_error.set_text(reading.error)
         self._rounds.set_content(drawing.rounds_html(reading))
         self._sent.set_text(sent_text(reading))
@@ -375,9 +407,9 @@ class _Page:
         self._found_pieces.set_content(drawing.found_html(recall.found))
 
     def _show_stages(self, shown: Stages | None) -> None:
+        self._stages.set_visibility(shown is not None)
         if shown is None:
             return
-        self._stages.set_visibility(True)
         self._workers.set_text(stages_text(shown))
         self._layers.set_content(stages_html(shown))
         self._planned.set_visibility(bool(shown.planned.spans))
@@ -462,14 +494,18 @@ def sides_text(recall: Recall) -> str:
 
 
 def sent_text(reading: Reading) -> str:
-    """Return what the remote model has read of the robot's, on one line."""
+    """Return what the remote model has read of the robot's, on one line; empty before it has."""
+    if "sent_bytes" not in reading.figures:
+        return ""
     kinds = ", ".join(f"{name} {count:.0f}" for name, count in reading.sent.items() if count)
     return f"read by the remote: {reading.figures.get('sent_bytes', 0):.0f} bytes ({kinds})"
 
 
 def cost_text(reading: Reading) -> str:
-    """Return what the reading has cost so far, on one line."""
+    """Return what the reading has cost so far, on one line; empty before it has."""
     figures = reading.figures
+    if not figures:
+        return ""
     roles = []
     for role in ("remote", "local"):
         told = (f"{figures.get(f'{role}_{n}_tokens', 0):.0f} {n}" for n in drawing.TOKENS)
@@ -492,7 +528,9 @@ def _seen_text(shown: Snapshot) -> str:
 
 
 def _pose_text(shown: Snapshot) -> str:
-    if shown.pose is None:
+    if shown.pose_age is None:
         return "no odometry yet (topic odom)"
+    if shown.pose is None:
+        return f"odometry is silent for {shown.pose_age:.0f} s"
     pose = shown.pose
     return f"x {pose.x:.2f} m, y {pose.y:.2f} m, heading {math.degrees(pose.yaw):.0f}°"

@@ -35,6 +35,10 @@ class Robot(Protocol):
     def ask(self, question: str) -> None:
         """Have a question about the robot's own documents answered."""
 
+    def ask_documents(self, question: str, documents: tuple[tuple[str, str], ...]) -> None:
+        """Have a question answered about ``documents``: names, and texts or "" for files that the
+        server reads."""
+
     def is_stop(self, instruction: str) -> bool:
         """Return True if an instruction only asks to stop; it cancels, at any time."""
 

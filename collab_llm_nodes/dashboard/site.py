@@ -1,9 +1,10 @@
 """The dashboard's web server: two threads with an event loop each.
 
-- The **front** (``front.py``) owns the port: gate, emergency stop, camera. It is started and ended
-  with the node.
-- The **pages** (``page.py``, NiceGUI) are behind it. NiceGUI is one per process and cannot be
-  started twice, so its thread is started with the first site and stays to the end of the process.
+- The **door** (``door.py``) owns the port and answers what must never wait (``front.py``): gate,
+  emergency stop, camera. It is started and ended with the node.
+- The **pages** (``page.py``, NiceGUI) get connections from it, each for one request or web socket.
+  NiceGUI is one per process and cannot be started twice, so its thread is started with the first
+  site and stays to the end of the process.
 """
 
 from __future__ import annotations
@@ -13,22 +14,24 @@ import contextlib
 import errno
 import socket
 import threading
-import time
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
+from starlette.middleware.base import RequestResponseEndpoint
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from collab_llm_nodes.dashboard.access import Access
-from collab_llm_nodes.dashboard.bridge import App, in_loop
-from collab_llm_nodes.dashboard.door import Server
-from collab_llm_nodes.dashboard.front import make_front
+from collab_llm_nodes.dashboard.door import Door
+from collab_llm_nodes.dashboard.front import HEADERS, Front
 from collab_llm_nodes.dashboard.page import Host, install
 from collab_llm_nodes.dashboard.robot import Robot
 from collab_llm_nodes.errors import CollabError, ConfigError, Unavailable
 
 _START_S = 60.0
-_END_S = 5.0
 
 
 class Site:
@@ -48,35 +51,17 @@ class Site:
         listener = _listen(host, port)
         try:
             self.port = int(listener.getsockname()[1])
-            access = Access(host, self.port, token)
-            pages = _Pages.get()
-            pages.host.serve(robot, max_viewers, rate)
-            front = make_front(robot, access, in_loop(pages.app, pages.loop))
+            front = Front(robot, Access(host, self.port, token))
+            self._pages = _Pages.get()
+            self._pages.host.serve(robot, max_viewers, rate)
+            try:
+                self._door = Door(listener, front, self._pages.take, max_viewers)
+            except BaseException:
+                self._pages.host.leave()
+                raise
         except BaseException:  # an interrupt as well: the port must not stay taken
             listener.close()
             raise
-        self._pages = pages
-        config = uvicorn.Config(
-            front,  # type: ignore[arg-type]
-            lifespan="off",
-            log_level="error",  # of strangers' requests every line would be theirs to write
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=1,
-            ws_max_size=1 << 20,
-        )
-        self._server = Server(config, listener, max_viewers)
-        self._thread = threading.Thread(
-            target=self._server.run, name="dashboard-front", daemon=True
-        )
-        self._thread.start()
-        due = time.monotonic() + _START_S
-        while not self._server.started:
-            if not self._thread.is_alive() or time.monotonic() > due:
-                self.close()
-                listener.close()
-                raise CollabError("the web server did not start", remedy="see the log above")
-            time.sleep(0.01)
 
     @property
     def viewers(self) -> int:
@@ -86,8 +71,8 @@ class Site:
     def close(self) -> None:
         """Stop listening; open pages lose their connection."""
         self._pages.host.leave()
-        self._server.should_exit = True
-        self._thread.join(_END_S)
+        self._door.close()
+        self._pages.drop()
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -121,8 +106,22 @@ class _Pages:
         self.host = Host()
         self.loop = asyncio.new_event_loop()
         parent = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+
+        @parent.middleware("http")
+        async def confine(request: Request, answer: RequestResponseEndpoint) -> Response:
+            response = await answer(request)
+            response.headers.update(HEADERS)
+            return response
+
         install(parent, self.host)
-        self.app: App = parent
+        self._config = uvicorn.Config(
+            parent,
+            lifespan="off",
+            log_level="error",  # of strangers' requests every line would be theirs to write
+            access_log=False,
+            ws_max_size=1 << 20,
+        )
+        self._state = ServerState()
         self._up = threading.Event()
         thread = threading.Thread(
             target=self._run, args=(parent,), name="dashboard-pages", daemon=True
@@ -147,3 +146,30 @@ class _Pages:
         async with parent.router.lifespan_context(parent):
             self._up.set()
             await asyncio.Event().wait()  # the process's end
+
+    # From any thread.
+
+    def take(self, connection: socket.socket, received: bytes) -> Callable[[], object]:
+        """Serve a connection of which ``received`` was read; return what cuts it off."""
+
+        def cut() -> None:
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                connection.shutdown(socket.SHUT_RDWR)
+
+        asyncio.run_coroutine_threadsafe(self._serve(connection, received), self.loop)
+        return partial(self.loop.call_soon_threadsafe, cut)
+
+    def drop(self) -> None:
+        """End all connections."""
+        self.loop.call_soon_threadsafe(
+            lambda: [each.shutdown() for each in [*self._state.connections]]
+        )
+
+    async def _serve(self, connection: socket.socket, received: bytes) -> None:
+        try:
+            _, http = await self.loop.connect_accepted_socket(
+                lambda: H11Protocol(self._config, self._state, {}), connection
+            )
+            http.data_received(received)
+        except OSError:  # it has left again
+            connection.close()

@@ -6,7 +6,6 @@ Numbers and names come from another node: they are bounded here, and escaped whe
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -21,7 +20,8 @@ _COLOURS = (
     *("#1864ab", "#f08c00", "#2b8a3e", "#c92a2a", "#5f3dc4"),
     *("#862e9c", "#0b7285", "#e67700", "#868e96", "#5c940d"),
 )
-_LEFT, _WIDTH, _HEIGHT = 190, 800, 24  # of the names, of the bars, of a row
+_LONGEST = 1e9  # s; no timeline is longer
+_WIDTH, _HEIGHT = 800, 18  # of the bars, of a row
 
 Span = tuple[int, int, float, float]
 """Row, number of the piece of work, begin and end [s]."""
@@ -65,44 +65,35 @@ def names(given: Iterable[str]) -> tuple[str, ...]:
 
 
 def timeline(rows: Sequence[str], spans: Iterable[Span]) -> Timeline:
-    """Return a timeline of what can be drawn: the last spans, of known rows and finite times."""
+    """Return a timeline of what can be drawn: the last spans, of known rows and usable times."""
     shown = names(rows)
     sound = [
-        span
-        for span in spans
-        if span[0] < len(shown) and 0.0 <= span[2] <= span[3] and math.isfinite(span[3])
+        span for span in spans if span[0] < len(shown) and 0.0 <= span[2] <= span[3] < _LONGEST
     ]
     return Timeline(shown, tuple(sound[-SPANS:]))
 
 
 def timeline_svg(shown: Timeline) -> str:
-    """Return a bar for each span, in a row for each machine; empty without spans."""
+    """Return a bar for each span, in a row below each machine's name; empty without spans."""
     if not shown.spans:
         return ""
     begin = min(span[2] for span in shown.spans)
     length = max(max(span[3] for span in shown.spans) - begin, 1e-9)
-    bars = []
+    bars: list[list[str]] = [[] for _ in shown.rows]
     for row, number, start, end in shown.spans:
-        x = _LEFT + _WIDTH * (start - begin) / length
+        x = _WIDTH * (start - begin) / length
         width = max(1.0, _WIDTH * (end - start) / length)
-        bars.append(
+        bars[row].append(
             f'<rect x="{x:.1f}" y="{_HEIGHT * row + 3}" width="{width:.1f}" height="{_HEIGHT - 6}"'
             f' fill="{_COLOURS[number % len(_COLOURS)]}"/>'
         )
-    words = [
-        f'<text x="{_LEFT - 8}" y="{_HEIGHT * row + 17}" text-anchor="end">'
-        f"{html.escape(name)}</text>"
+    rows = [
+        f'<p class="name">{html.escape(name)}</p>'
+        f'<svg viewBox="0 {_HEIGHT * row} {_WIDTH} {_HEIGHT}" preserveAspectRatio="none">'
+        f"{''.join(bars[row])}</svg>"
         for row, name in enumerate(shown.rows)
     ]
-    low = _HEIGHT * len(shown.rows)
-    words.append(f'<text x="{_LEFT}" y="{low + 16}">0</text>')
-    words.append(
-        f'<text x="{_LEFT + _WIDTH}" y="{low + 16}" text-anchor="end">{1e3 * length:.1f} ms</text>'
-    )
-    return (
-        f'<svg viewBox="0 0 {_LEFT + _WIDTH + 10} {low + 24}" class="timeline">'
-        f"{''.join(bars)}{''.join(words)}</svg>"
-    )
+    return f'<div class="timeline">{"".join(rows)}<p>0 to {1e3 * length:.1f} ms</p></div>'
 
 
 def stages_html(shown: Stages) -> str:
@@ -113,7 +104,7 @@ def stages_html(shown: Stages) -> str:
         f"<td>{stage.bytes / 1e6:.1f} MB</td></tr>"
         for stage in shown.stages
     ]
-    return f'<table class="rounds">{"".join(rows)}</table>'
+    return f'<table class="stages">{"".join(rows)}</table>'
 
 
 def stages_text(shown: Stages) -> str:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 
 from collab_llm_nodes.dashboard.stages import Stages
 from collab_llm_nodes.protocols.edge_cloud.client import Source
 from collab_llm_nodes.protocols.minions.metrics import by_round
+from collab_llm_nodes.robot.guard import REASONS
 
 ANSWERS = 60
 """Answers in the charts."""
@@ -34,6 +35,18 @@ ROUNDS = 50
 SILENT_S = 3.0
 """Silence after which something that is published about once a second is stale. Diagnostics that
 come more seldom are stale after three times their usual pause."""
+
+
+_MOST = 1e9
+"""No figure of a robot is larger."""
+
+
+def usable(*numbers: float) -> bool:
+    """Return True if these numbers of a message can be shown and computed with.
+
+    A message can hold NaN, infinities, and numbers that become infinite in a sum.
+    """
+    return all(abs(number) <= _MOST for number in numbers)
 
 
 class Level(IntEnum):
@@ -59,6 +72,12 @@ class Figures:
     draft_s: float = 0.0
     verify_s: float = 0.0
     wait_s: float = 0.0
+
+    @property
+    def usable(self) -> Figures:
+        """The same with 0 for what is no usable number."""
+        bad = [each.name for each in fields(self) if not usable(getattr(self, each.name))]
+        return replace(self, **dict.fromkeys(bad, 0)) if bad else self
 
     @property
     def hit_rate(self) -> float | None:
@@ -109,6 +128,7 @@ class Reading:
         error: why it ended early; empty unless it did.
         figures: both ledgers and the jobs by name (docs/minions.md), in all.
         rounds: the same by round: number and figures.
+        documents: names of those that it was asked about, if it was asked on a page.
     """
 
     session: str = ""
@@ -119,6 +139,7 @@ class Reading:
     error: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
     rounds: tuple[tuple[int, Mapping[str, float]], ...] = ()
+    documents: tuple[str, ...] = ()
 
     @property
     def sent(self) -> Mapping[str, float]:
@@ -222,6 +243,13 @@ class Motion:
     angular: float = 0.0
 
     @property
+    def words(self) -> str:
+        """The reasons for people; those that motion_guard has no words for by their names."""
+        known = REASONS if self.text else ()
+        unknown = [reason for reason in self.reasons if reason not in known]
+        return "; ".join(filter(None, [self.text, *unknown]))
+
+    @property
     def stopped(self) -> bool:
         """The emergency stop is set, and all guards and drivers have confirmed it."""
         return self.emergency_stop and "STOP_UNCONFIRMED" not in self.reasons
@@ -312,6 +340,8 @@ class Snapshot:
     recall: Recall | None = None
     remembers: bool = False
     """Questions about the robot's documents can be asked."""
+    reads: bool = False
+    """Questions about any documents can be asked."""
     stages: Stages | None = None
     action: Action | None = None
     done: float = 0.0
@@ -322,6 +352,9 @@ class Snapshot:
     pending: str = ""
     """The instruction that waits for somebody to confirm it."""
     pose: Pose | None = None
+    """None before the first, and while odometry is silent."""
+    pose_age: float | None = None
+    """[s] since the last pose came; None before the first."""
     path: tuple[tuple[float, float], ...] = ()
     answers: tuple[Answer, ...] = ()
     rtts: tuple[float, ...] = ()
@@ -406,11 +439,12 @@ class View:
         self._reading: Reading | None = None
         self._recall: Recall | None = None
         self._found: dict[str, tuple[Found, ...]] = {}  # of the sessions of late
-        self.remembers = False
+        self.remembers = self.reads = False
         self._stages: Stages | None = None
         self._action: Action | None = None
         self._action_from = Pose()
         self._pose: Pose | None = None
+        self._pose_at = 0.0
         self._path = Path()
         self._link: tuple[Link, float] | None = None
         self._rtts: deque[float] = deque(maxlen=SAMPLES)
@@ -451,6 +485,7 @@ class View:
             prompt=answer.prompt[:TEXT],
             text=answer.text[:TEXT],
             error=answer.error[:TEXT],
+            figures=answer.figures.usable,
         )
         if answer.final:
             self._answers.append(replace(self._answer, text="", ends=(), sources=()))
@@ -458,7 +493,8 @@ class View:
 
     def on_reading(self, reading: Reading) -> None:
         """A question about documents was asked, went on or ended; ``rounds`` are made here."""
-        figures = {name: n for name, n in reading.figures.items() if math.isfinite(n)}
+        asked = self._reading if self._reading is not None else Reading()
+        figures = {name: n for name, n in reading.figures.items() if usable(n)}
         self._reading = replace(
             reading,
             question=reading.question[:TEXT],
@@ -467,14 +503,25 @@ class View:
             error=reading.error[:TEXT],
             figures={name: n for name, n in figures.items() if "." not in name},
             rounds=tuple(by_round(figures).items())[-ROUNDS:],
+            documents=asked.documents if asked.question == reading.question[:TEXT] else (),
         )
+
+    def on_documents_asked(self, question: str, documents: Sequence[str]) -> None:
+        """A page asks about documents."""
+        self._reading = Reading(question=question[:TEXT], stage="asked", documents=(*documents,))
+
+    def on_reading_error(self, question: str, error: str) -> None:
+        """A question about documents has no answer."""
+        if self._reading is None or self._reading.question != question[:TEXT]:
+            self._reading = Reading(question=question[:TEXT])
+        self._reading = replace(self._reading, final=True, error=error[:TEXT])
 
     def on_found(self, session: str, question: str, found: Sequence[Found]) -> None:
         """The pieces for a question were found; an answer follows."""
         self._found[session] = tuple(
             replace(piece, name=piece.name[:120], text=piece.text[:400])
             for piece in found[:FOUND]
-            if math.isfinite(piece.weight)
+            if usable(piece.weight)
         )
         while len(self._found) > FOUND:
             del self._found[next(iter(self._found))]
@@ -495,29 +542,42 @@ class View:
             error=recall.error[:TEXT],
         )
 
-    def on_stages(self, stages: Stages) -> None:
-        """The workers of a model have changed, or have worked."""
+    def on_recall_error(self, question: str, error: str) -> None:
+        """A question about the robot's documents has no answer."""
+        if self._recall is None or self._recall.question != question[:TEXT]:
+            self._recall = Recall(question=question[:TEXT])
+        self._recall = replace(self._recall, final=True, error=error[:TEXT])
+
+    def on_stages(self, stages: Stages | None) -> None:
+        """The workers of a model have changed, or have worked; None: nobody tells any more."""
         self._stages = stages
 
     def on_action(self, action: Action) -> None:
         """An action was read; where the robot is now is where it begins."""
-        self._action = replace(action, reason=action.reason[:TEXT])
+        reason = action.reason if usable(action.value) else "a distance or angle that is no number"
+        value = action.value if usable(action.value) else 0.0
+        self._action = replace(action, value=value, reason=reason[:TEXT])
         self._action_from = self._pose or Pose()
 
-    def on_pose(self, pose: Pose) -> None:
+    def on_pose(self, pose: Pose, now: float) -> None:
         """Odometry."""
-        if not all(map(math.isfinite, (pose.x, pose.y, pose.yaw))):
+        if not usable(pose.x, pose.y, pose.yaw):
             return
-        self._pose = pose
+        self._pose, self._pose_at = pose, now
         self._path.add(pose.x, pose.y)
 
     def on_link(self, link: Link, now: float) -> None:
-        """The link's state: its round-trip time is sampled once a second."""
-        self._link = replace(link, error=link.error[:TEXT]), now
-        if now - self._sampled_at >= 1.0:
+        """The link's state."""
+        up = link.state == "UP" and usable(link.rtt_s)
+        rtt_s = link.rtt_s if up else 0.0  # what was measured before it broke is no round trip
+        self._link = replace(link, error=link.error[:TEXT], rtt_s=rtt_s), now
+        self.sample(now)
+
+    def sample(self, now: float) -> None:
+        """Take a sample of the round-trip time, once a second; to be called at least as often."""
+        if self._link is not None and now - self._sampled_at >= 1.0:
             self._sampled_at = now
-            up = link.state == "UP" and link.rtt_s > 0.0
-            self._rtts.append(link.rtt_s if up else math.nan)
+            self._rtts.append(self._fresh_link(now).rtt_s or math.nan)
 
     def on_health(self, name: str, level: int, message: str, now: float) -> None:
         """One entry of the diagnostics, named "node: part"."""
@@ -535,6 +595,8 @@ class View:
         """All of it, at this moment."""
         action = self._action
         matched = action if action is not None and action.session == self._answer.session else None
+        pose_age = None if self._pose is None else now - self._pose_at
+        located = pose_age is not None and pose_age <= SILENT_S
         return Snapshot(
             answer=self._answer,
             words=words(
@@ -547,6 +609,7 @@ class View:
             recall=self._recall
             and replace(self._recall, found=self._found.get(self._recall.session)),
             remembers=self.remembers,
+            reads=self.reads,
             stages=self._stages,
             action=action,
             done=self._done(),
@@ -554,7 +617,8 @@ class View:
             link=self._fresh_link(now),
             goal=self.goal,
             pending=self.pending,
-            pose=self._pose,
+            pose=self._pose if located else None,
+            pose_age=pose_age,
             path=tuple(self._path.points),
             answers=tuple(self._answers),
             rtts=tuple(self._rtts),
@@ -590,7 +654,8 @@ class View:
         link, at = self._link
         if now - at <= SILENT_S:
             return link
-        return replace(link, state="UNKNOWN", error="cloud_verifier_bridge is silent")
+        silent = "cloud_verifier_bridge is silent"
+        return replace(link, state="UNKNOWN", rtt_s=0.0, sessions=0, error=silent)
 
     def _all_health(self, now: float) -> tuple[Health, ...]:
         """Return the health by node, the worst first; what was not heard of late is stale."""

@@ -1,9 +1,9 @@
 """Camera frames from wherever they come, as JPEG observations: the newest only, stamped at capture.
 
 Sources: an image topic, raw or compressed, or one of ``cameras.py``: the Go2's own camera, V4L2,
-RTSP, a file, a GStreamer pipeline. A frame that cannot be used is counted and left out. A source
-that falls silent is reported on ``/diagnostics``; one that breaks is opened again with growing
-pauses.
+RTSP, a file, a folder of pictures, a GStreamer pipeline. A frame that cannot be used is counted and
+left out. A source without usable frames is reported on ``/diagnostics``; one that breaks is opened
+again with growing pauses.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class CameraIngest(ManagedNode[CameraConfig]):
     def __init__(self, **node_arguments: Any) -> None:
         super().__init__("camera_ingest", CameraConfig, **node_arguments)
         self._published_at = -np.inf  # capture time of the last observation [s]
-        self._seen = wall()
-        self._started = False  # a frame has come since the activation
+        self._seen = wall()  # the last usable frame
+        self._started = False  # there was one since the activation
         self._silent = False
         self._complaint = ""  # about the last frame
         self._counts = {"published": 0, "dropped": 0, "rejected": 0}
@@ -65,6 +65,7 @@ class CameraIngest(ManagedNode[CameraConfig]):
                 self.config,
                 clock=lambda: self.get_clock().now().to_msg(),
                 on_frame=lambda: self.post(self._on_grabbed),
+                on_skip=lambda fault: self.post(self._on_skipped, fault),
             )
 
     def deactivate(self) -> None:
@@ -84,13 +85,14 @@ class CameraIngest(ManagedNode[CameraConfig]):
         camera = self._camera
         if self.active and self._silent:
             level = Level.ERROR
-            message = f"no frame from {self._source()} for {wall() - self._seen:.1f} s"
-            if camera is not None and camera.error:
-                message = f"{message}: {camera.error}"
-        elif self.active and not self._started:
-            level, message = Level.WARN, f"waiting for the first frame from {self._source()}"
+            usable = "usable frame" if self._complaint else "frame"
+            message = f"no {usable} from {self._source()} for {wall() - self._seen:.1f} s"
+            if why := (camera is not None and camera.error) or self._complaint:
+                message = f"{message}: {why}"
         elif self.active and self._complaint:
             level, message = Level.WARN, f"frame rejected: {self._complaint}"
+        elif self.active and not self._started:
+            level, message = Level.WARN, f"waiting for the first frame from {self._source()}"
         values = {
             **self._counts,
             "dropped": self._dropped(),
@@ -133,9 +135,13 @@ class CameraIngest(ManagedNode[CameraConfig]):
     def _on_picture(self, frame: Frame) -> None:
         self._accept(frame)
 
+    @guarded
+    def _on_skipped(self, fault: str) -> None:
+        self._counts["rejected"] += 1
+        self.get_logger().warning(f"skipped {fault}")
+
     def _accept(self, frame: Frame) -> None:
         """Publish ``frame``, unless it comes too soon after the last one or cannot be used."""
-        self._seen, self._started = wall(), True
         if frame.stamp == TimeMsg():  # a driver that does not stamp: reception is the best guess
             frame.stamp = self.get_clock().now().to_msg()
         rate = self.config.max_rate
@@ -144,6 +150,8 @@ class CameraIngest(ManagedNode[CameraConfig]):
             since = captured - self._published_at
             if rate and 0.0 <= since < 0.95 / rate:  # a little early counts: cameras jitter
                 self._counts["dropped"] += 1
+                if since:  # else it is the last one again
+                    self._seen = wall()
                 return
             jpeg = frame.jpeg()
         except InvalidInput as error:
@@ -152,6 +160,7 @@ class CameraIngest(ManagedNode[CameraConfig]):
             self.get_logger().warning(f"frame rejected: {error}", throttle_duration_sec=2.0)
             return
         self._published_at = captured
+        self._seen, self._started = wall(), True
         self._complain("")
         self._publish(frame, jpeg)
 

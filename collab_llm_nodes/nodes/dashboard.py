@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -69,6 +70,7 @@ from collab_llm_nodes.dashboard.view import (
     View,
     reads,
     recalls,
+    usable,
 )
 from collab_llm_nodes.errors import CollabError, ConfigError
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
@@ -84,6 +86,8 @@ if TYPE_CHECKING:
     from collab_llm_nodes.dashboard.site import Site
 
 TOKEN_VARIABLE = "COLLAB_LLM_DASHBOARD_TOKEN"
+_MEMORY, _DOCUMENTS = "dragon", "minions"
+"""Protocols that answer questions: about the robot's own documents, and about any."""
 _WATCHED_S = 2.0
 """A viewer counts as present for this long after the last request [s]."""
 _LINK_STATES = {LinkState.DOWN: "DOWN", LinkState.CONNECTING: "CONNECTING", LinkState.UP: "UP"}
@@ -142,7 +146,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
         self._asked_at = -math.inf
         self._goals = 0  # sent; the newest one's number
         self._sent: SentGoal | None = None
-        self._asked: SentGoal | None = None
+        self._asked: dict[str, SentGoal] = {}  # questions under way, by protocol
 
     @property
     def port(self) -> int:
@@ -192,7 +196,10 @@ class Dashboard(ManagedNode[DashboardConfig]):
         self._resets = self.create_client(Trigger, "reset_emergency_stop", qos_profile=REQUESTS)
         self._confirms = self.create_client(Trigger, "confirm_instruction", qos_profile=REQUESTS)
         self._navigate = ActionClient(self, Navigate, "navigate")
-        self._memory = ActionClient(self, Generate, "dragon/generate")
+        self._answering = {
+            protocol: ActionClient(self, Generate, f"{protocol}/generate")
+            for protocol in (_MEMORY, _DOCUMENTS)
+        }
         # Ends whatever is followed, whoever gave it: a handle has only who sent the goal.
         self._cancels = self.create_client(CancelGoal, "navigate/_action/cancel_goal")
         self._heard = [
@@ -218,12 +225,12 @@ class Dashboard(ManagedNode[DashboardConfig]):
         self.destroy_timer(self._ticks)
         for subscription in self._heard:
             self.destroy_subscription(subscription)
-        for sent in (self._sent, self._asked):
+        for sent in (self._sent, *self._asked.values()):
             if sent is not None:
                 sent.forget()
-        self._asked = None
-        self._navigate.destroy()
-        self._memory.destroy()
+        self._asked.clear()
+        for action in (self._navigate, *self._answering.values()):
+            action.destroy()
         for client in (self._resets, self._cancels, self._confirms):
             self.destroy_client(client)
         self.destroy_publisher(self._stops)
@@ -249,7 +256,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
     def _on_odometry(self, msg: Odometry) -> None:
         p, q = msg.pose.pose.position, msg.pose.pose.orientation
         yaw = math.atan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z))
-        self._view.on_pose(Pose(p.x, p.y, yaw))
+        self._view.on_pose(Pose(p.x, p.y, yaw), wall())
 
     @guarded
     def _on_draft(self, msg: Draft) -> None:
@@ -260,7 +267,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
     def _on_text(self, msg: GeneratedText) -> None:
         failed = msg.status.code != StatusMsg.OK
         error = f"{code_of(msg.status)}: {msg.status.message}" if failed else ""
-        figures = figures_from(msg.metrics)
+        figures = {name: n for name, n in figures_from(msg.metrics).items() if usable(n)}
         if recalls(figures) or self._view.looked_up(msg.session_id):
             told = (tuple(msg.ends), tuple(msg.sources), msg.stage, msg.final, error)
             self._view.on_recall(Recall(msg.session_id, msg.prompt, msg.text, *told))
@@ -280,7 +287,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
                 sources=tuple(msg.sources),
                 final=msg.final,
                 error=error,
-                figures=_figures(msg.metrics),
+                figures=_figures(msg.metrics, figures),
             )
         )
 
@@ -366,7 +373,11 @@ class Dashboard(ManagedNode[DashboardConfig]):
             state = "ended" if lost else "idle"
             self._view.goal = replace(goal, state=state, error=lost, followed="")
         self._view.pending = self._pending if self._confirms.service_is_ready() else ""
-        self._view.remembers = self._memory.server_is_ready()
+        self._view.remembers = self._answering[_MEMORY].server_is_ready()
+        self._view.reads = self._answering[_DOCUMENTS].server_is_ready()
+        if not self.count_publishers("jupiter_stages"):
+            self._view.on_stages(None)
+        self._view.sample(wall())
         if self._watched():
             self._shown = self._view.snapshot(wall())
 
@@ -414,28 +425,41 @@ class Dashboard(ManagedNode[DashboardConfig]):
             self._confirms.call_async(Trigger.Request())
 
     def _ask(self, question: str) -> None:
-        if not self.active or self._asked is not None:
-            return  # one question at a time
-        if not self._memory.server_is_ready():
-            self._view.on_recall(
-                Recall(question=question, final=True, error="dragon_server is not there")
-            )
-            return
-        self._view.on_recall(Recall(question=question))
-        goal = Generate.Goal(protocol="dragon", prompt=question)
-        self._asked = SentGoal(self, self._memory, goal, partial(self._on_recalled, question))
+        begin = partial(self._view.on_recall, Recall(question=question))
+        goal = Generate.Goal(protocol=_MEMORY, prompt=question)
+        self._send_question(goal, begin, self._view.on_recall_error)
 
-    def _on_recalled(self, question: str, result: Generate.Result | None) -> None:
-        """Show why there is no answer; an answer is told on ``generated_text``."""
-        refused = self._asked is not None and self._asked.refused
-        self._asked = None
-        if result is None:
-            error = f"dragon_server {'refused it' if refused else 'does not know of it'}"
-        elif result.status.code == StatusMsg.OK or result.session_id:
-            return
+    def _ask_documents(self, question: str, documents: tuple[tuple[str, str], ...]) -> None:
+        names = tuple(name for name, _ in documents)
+        begin = partial(self._view.on_documents_asked, question, names)
+        goal = Generate.Goal(protocol=_DOCUMENTS, prompt=question, document_names=names)
+        goal.document_contents = [content for _, content in documents]
+        self._send_question(goal, begin, self._view.on_reading_error)
+
+    def _send_question(
+        self, goal: Generate.Goal, begin: Callable[[], None], fail: Callable[[str, str], None]
+    ) -> None:
+        """Have a protocol answer; the answer is told on ``generated_text``."""
+        protocol = goal.protocol
+        if not self.active or protocol in self._asked:
+            return  # one question at a time
+        begin()
+        if self._answering[protocol].server_is_ready():
+            end = partial(self._on_answered, protocol, partial(fail, goal.prompt))
+            self._asked[protocol] = SentGoal(self, self._answering[protocol], goal, end)
         else:
-            error = f"{code_of(result.status)}: {result.status.message}"
-        self._view.on_recall(Recall(question=question, final=True, error=error))
+            fail(goal.prompt, f"{protocol}_server is not there")
+
+    def _on_answered(
+        self, protocol: str, fail: Callable[[str], None], result: Generate.Result | None
+    ) -> None:
+        """Show why there is no answer."""
+        sent = self._asked.pop(protocol, None)
+        if result is None:
+            refused = sent is not None and sent.refused
+            fail(f"{protocol}_server {'refused it' if refused else 'does not know of it'}")
+        elif result.status.code != StatusMsg.OK:
+            fail(f"{code_of(result.status)}: {result.status.message}")
 
     def _give_up(self) -> None:
         if self._cancels.service_is_ready():
@@ -502,6 +526,9 @@ class Dashboard(ManagedNode[DashboardConfig]):
     def ask(self, question: str) -> None:
         self.post(self._ask, question)
 
+    def ask_documents(self, question: str, documents: tuple[tuple[str, str], ...]) -> None:
+        self.post(self._ask_documents, question, documents)
+
     def is_stop(self, instruction: str) -> bool:
         return asks_to_stop(instruction, self.config.stop_words)
 
@@ -513,8 +540,7 @@ def _timeline(msg: TimelineMsg) -> Timeline:
     return timeline(msg.rows, zip(msg.row, msg.number, msg.begin, msg.end, strict=False))
 
 
-def _figures(msg: GenerationMetrics) -> Figures:
-    own = figures_from(msg)
+def _figures(msg: GenerationMetrics, own: Mapping[str, float]) -> Figures:
     return Figures(
         rounds=msg.rounds,
         tokens=msg.tokens,

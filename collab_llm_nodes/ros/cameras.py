@@ -1,4 +1,4 @@
-"""Pictures that come by no topic: what OpenCV opens, and the Go2's own videohub.
+"""Pictures that come by no topic: what OpenCV opens, folders of pictures, and the Go2's videohub.
 
 Every source keeps the newest frame only, is opened again with growing pauses when it breaks, and
 says in words what is wrong with it. What cannot work at all on this machine, such as GStreamer with
@@ -14,6 +14,7 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,7 +23,7 @@ import numpy as np
 from builtin_interfaces.msg import Time as TimeMsg
 
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.errors import CollabError, ConfigError, Unavailable
+from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, Unavailable
 from collab_llm_nodes.robot.go2.sport import Answer, Api, Requests
 from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.health import TopicLimits
@@ -40,6 +41,7 @@ _NEEDS_URL = {
     "v4l2": "a device: /dev/video0, or 0",
     "rtsp": "rtsp://host/path, or another URL that FFmpeg opens",
     "file": "a video file",
+    "folder": "a folder of JPEG and PNG files",
     "gstreamer": "a pipeline that ends in appsink",
 }
 
@@ -52,23 +54,28 @@ class CameraConfig:
         "image",
         "Where frames come from. Topics: image (raw), compressed (image/compressed). The Go2's"
         " camera: multicast (H.264, needs GStreamer) or videohub (JPEG by request, needs"
-        " unitree_api). Others: v4l2, rtsp, file, gstreamer.",
+        " unitree_api). Others: v4l2, rtsp, file (a video), folder (JPEG and PNG files by name),"
+        " gstreamer.",
         choices=(*TOPICS, "multicast", "videohub", *_NEEDS_URL),
         read_only=True,
     )
     url: str = setting(
         "",
-        "v4l2: device; rtsp: URL; file: path; gstreamer: pipeline that ends in appsink; multicast:"
-        " address:port. A parameter can be read by everybody in the graph; a password in it is"
-        " masked elsewhere.",
+        "v4l2: device; rtsp: URL; file, folder: path; gstreamer: pipeline that ends in appsink;"
+        " multicast: address:port. A parameter can be read by everybody in the graph; a password in"
+        " it is masked elsewhere.",
         read_only=True,
     )
     interface: str = setting(
         "", "multicast: network interface towards the robot, such as eth0.", read_only=True
     )
-    loop: bool = setting(False, "file: begin again at its end.", read_only=True)
+    loop: bool = setting(False, "file, folder: begin again at its end.", read_only=True)
     max_rate: float = setting(
-        10.0, "Observations per second at most; 0 = all frames [1/s].", low=0.0, high=1000.0
+        10.0,
+        "Observations per second at most; 0 = all frames. folder: pictures per second, 0 = 30"
+        " [1/s].",
+        low=0.0,
+        high=1000.0,
     )
     quality: int = setting(92, "JPEG quality where frames are encoded here.", low=1, high=100)
     max_width: int = setting(
@@ -140,10 +147,11 @@ def without_password(url: str) -> str:
 
 
 class Grabber:
-    """A thread that keeps the newest frame of an OpenCV source, and the source open.
+    """A thread that keeps the newest frame of a source, and the source open.
 
     Args:
         on_frame: called in the thread when ``take`` will have something new.
+        on_skip: called in the thread with name and fault of a file that is left out, once for each.
 
     Attributes:
         reconnects: times the source was opened again.
@@ -155,15 +163,22 @@ class Grabber:
     """
 
     def __init__(
-        self, config: CameraConfig, clock: Callable[[], TimeMsg], on_frame: Callable[[], None]
+        self,
+        config: CameraConfig,
+        clock: Callable[[], TimeMsg],
+        on_frame: Callable[[], None],
+        on_skip: Callable[[str], None],
     ) -> None:
-        check_backend(config.source)
+        if config.source != "folder":
+            check_backend(config.source)
         self.reconnects = self.dropped = 0
         self.error = ""
         self._config = config
         self._clock = clock
         self._on_frame = on_frame
-        self._newest: tuple[TimeMsg, np.ndarray] | None = None
+        self._on_skip = on_skip
+        self._skipped: set[str] = set()
+        self._newest: tuple[TimeMsg, Callable[[], Jpeg]] | None = None
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="camera", daemon=True)
@@ -181,8 +196,8 @@ class Grabber:
             newest, self._newest = self._newest, None
         if newest is None:
             return None
-        (stamp, rgb), c = newest, self._config
-        return Frame(stamp, c.frame_id, lambda: encode_jpeg(rgb, c.quality, c.max_width))
+        stamp, jpeg = newest
+        return Frame(stamp, self._config.frame_id, jpeg)
 
     def _run(self) -> None:
         c = self._config
@@ -190,18 +205,20 @@ class Grabber:
         while not self._stopped.is_set():
             frames = 0
             try:
-                capture = open_source(c)
+                capture = PictureFolder(c, self._skip) if c.source == "folder" else open_source(c)
                 frames = self._read(capture)
                 capture.release()
-                self.error = "it broke off"
+                self.error = (
+                    "it broke off" if frames or c.source != "folder" else "no picture in it"
+                )
             except CollabError as error:
                 self.error = str(error)
             except Exception as error:  # noqa: BLE001 the thread must live to open it again
                 self.error = f"{type(error).__name__}: {error}"
-            if frames and c.source == "file":
+            if frames and c.source in ("file", "folder"):
                 if c.loop:
                     continue
-                self.error = "the file has ended"
+                self.error = f"the {c.source} has ended"
                 return
             pause = c.retry_first if frames else min(2 * pause, c.retry_most)
             if self._stopped.wait(pause):
@@ -209,12 +226,14 @@ class Grabber:
             self.reconnects += 1
 
     def _read(self, capture: Any) -> int:
-        """Read until the source ends or ``stop``; the number of frames. Files play in real time."""
-        rate = capture.get(_cv2().CAP_PROP_FPS) if self._config.source == "file" else 0.0
-        period = 1.0 / (rate or 30.0) if self._config.source == "file" else 0.0
+        """Read until the source ends or ``stop``; the number of frames. Films play in real time."""
+        c, period = self._config, 0.0
+        if c.source in ("file", "folder"):
+            rate = capture.get(_cv2().CAP_PROP_FPS) if c.source == "file" else c.max_rate
+            period = 1.0 / (rate or 30.0)
         frames = 0
         while not self._stopped.wait(period):
-            good, bgr = capture.read()
+            good, read = capture.read()
             if not good or self._stopped.is_set():
                 break
             stamp = self._clock()
@@ -222,12 +241,68 @@ class Grabber:
             self.error = ""
             with self._lock:
                 waiting = self._newest is not None
-                self._newest = (stamp, bgr[:, :, ::-1])
+                self._newest = (stamp, read if c.source == "folder" else partial(_encode, read, c))
             if waiting:
                 self.dropped += 1  # the callback asked for earlier takes the new one
             else:
                 self._on_frame()
         return frames
+
+    def _skip(self, name: str, fault: str) -> None:
+        if name not in self._skipped:
+            self._skipped.add(name)
+            self._on_skip(f"{name}: {fault}")
+
+
+def _encode(bgr: np.ndarray, config: CameraConfig) -> Jpeg:
+    return encode_jpeg(bgr[:, :, ::-1], config.quality, config.max_width)
+
+
+class PictureFolder:
+    """The pictures of a folder in the order of their names, to be read like a ``VideoCapture``.
+
+    Numbers in names count as numbers: 2.jpg comes before 10.jpg. A file that is no picture is left
+    out, and ``on_skip`` is called with its name and what is wrong with it. Hidden files and folders
+    are no pictures, and nobody is told.
+
+    Raises:
+        Unavailable: there is no such folder.
+    """
+
+    def __init__(self, config: CameraConfig, on_skip: Callable[[str, str], None]) -> None:
+        folder = Path(config.url)
+        if not folder.is_dir():
+            raise Unavailable(f"there is no folder {folder}", field="url")
+        files = [each for each in folder.iterdir() if each.is_file() and each.name[0] != "."]
+        self._files = iter(sorted(files, key=lambda file: _natural(file.name)))
+        self._config = config
+        self._on_skip = on_skip
+
+    def read(self) -> tuple[bool, Callable[[], Jpeg] | None]:
+        """The next picture, decoded; (False, None) at the end."""
+        c = self._config
+        for file in self._files:
+            try:
+                if file.stat().st_size > _LARGEST:
+                    raise InvalidInput(f"more than {_LARGEST >> 20} MiB")
+                jpeg = read_compressed(file.read_bytes(), c.quality, c.max_width)
+            except (InvalidInput, OSError) as error:  # the latter: it is gone, or not to be read
+                self._on_skip(file.name, str(error))
+            else:
+                return True, lambda: jpeg  # noqa: B023 the last one is returned
+        return False, None
+
+    def release(self) -> None:
+        """Nothing is open between two pictures."""
+
+
+_LARGEST = 64 << 20  # bytes of a picture file
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts names by the numbers in them."""
+    parts = re.findall(r"\d+|\D+", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def _cv2() -> Any:
@@ -335,7 +410,8 @@ def _check_reach(config: CameraConfig) -> None:
     """OpenCV says only that it could not open; these are the usual reasons."""
     if config.source == "file":
         if not Path(config.url).is_file():
-            raise Unavailable(f"there is no file {config.url}", field="url")
+            remedy = "source: folder" if Path(config.url).is_dir() else ""
+            raise Unavailable(f"there is no file {config.url}", field="url", remedy=remedy)
         return
     try:
         parts = urlsplit(config.url)
@@ -404,7 +480,7 @@ class Videohub:
         self._wake()
 
     def _wake(self) -> None:
-        """Set the timer for when something is due: the executor works for each time that it fires."""
+        """Set the timer for when something is due: each time that it fires costs the executor work."""
         wait = _ANSWER_S if self._asked else self._due - wall()
         self._timer.timer_period_ns = int(1e9 * max(wait, 1e-3))
         self._timer.reset()

@@ -260,14 +260,20 @@ def stop(port: int) -> float:
 
 
 class Attack:
-    """Holds ``CONNECTIONS`` connections that begin with ``first`` until it is ended.
+    """Holds ``connections`` connections that begin with ``first`` until it is ended.
 
     ``more`` is sent on each again and again. A connection that the server ends is opened again.
     """
 
     def __init__(
-        self, port: int, first: bytes, more: bytes = b"", sources: Iterator[str] | None = None
+        self,
+        port: int,
+        first: bytes,
+        more: bytes = b"",
+        sources: Iterator[str] | None = None,
+        connections: int = CONNECTIONS,
     ) -> None:
+        self._connections = connections
         self._port, self._first, self._more = port, first, more
         self._sources = sources or itertools.repeat("127.0.0.1")
         self._links: dict[int, socket.socket] = {}
@@ -278,7 +284,7 @@ class Attack:
 
     def __enter__(self) -> Attack:
         self._thread.start()
-        wait_for(lambda: self.opened >= CONNECTIONS)
+        wait_for(lambda: self.opened >= self._connections)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -289,7 +295,7 @@ class Attack:
 
     def _run(self) -> None:
         while not self._over.is_set():
-            for _ in range(CONNECTIONS - len(self._links)):
+            for _ in range(self._connections - len(self._links)):
                 self._open()
             for number, _ in self._poll.poll(10):
                 self._end(number)
@@ -357,6 +363,43 @@ def test_the_stop_works_all_through(
     first, more = ATTACKS[attack]
     with serving() as port, Attack(port, first, more, sources and sources()):
         assert max(stop(port) for _ in range(8)) < STOP_S
+
+
+AUTHORIZED = f"HTTP/1.1\r\nHost: robot\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
+POLL = b"POST /_nicegui_ws/socket.io/?EIO=4&transport=polling " + AUTHORIZED
+FRAME = b"\x01\x81\0\0\0\0a"  # one letter, of a message that does not end
+KNOWN_ATTACKS: dict[str, tuple[bytes, bytes]] = {
+    "half a head": (b"GET / " + AUTHORIZED, b""),
+    "bodies in chunks of one byte": (
+        POLL + b"Transfer-Encoding: chunked\r\n\r\n",
+        20_000 * b"1\r\na\r\n",
+    ),
+    "chunks with extensions": (
+        POLL + b"Transfer-Encoding: chunked\r\n\r\n",
+        1000 * (b"1;" + 100 * b"a=b;" + b"\r\na\r\n"),
+    ),
+    "endless bodies": (POLL + b"Content-Length: 999999999999\r\n\r\n", 100_000 * b"a"),
+    "requests in a row": (b"", 200 * (b"GET /motion " + AUTHORIZED + b"\r\n")),
+    "pages": (b"GET / " + AUTHORIZED + b"\r\n", b""),
+    "pictures that are not read": (b"GET /camera.jpg " + AUTHORIZED + b"\r\n", b""),
+    "web sockets in frames of one byte": (
+        UPGRADE.replace(b"HTTP/1.1\r\nHost: robot\r\n", AUTHORIZED),
+        FRAME + 20_000 * (b"\0" + FRAME[1:]),
+    ),
+    "web sockets with large frames": (
+        UPGRADE.replace(b"HTTP/1.1\r\nHost: robot\r\n", AUTHORIZED),
+        b"\x82\xff" + (1_000_000).to_bytes(8, "big") + b"\1\2\3\4" + 1_000_000 * b"a",
+    ),
+}
+"""What clients can do that have the token, as everybody on the machine has where none is set."""
+
+
+@needs_nicegui
+@pytest.mark.parametrize("attack", KNOWN_ATTACKS)
+def test_known_clients_do_not_delay_the_stop(attack: str) -> None:
+    first, more = KNOWN_ATTACKS[attack]
+    with serving() as port, Attack(port, first, more, connections=40):
+        assert max(stop(port) for _ in range(7)) < STOP_S
 
 
 @needs_nicegui

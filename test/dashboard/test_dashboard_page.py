@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 from dashboard_graph import EVIL, A, B, R, graph
-from dashboard_server import TOKEN
+from dashboard_server import TOKEN, Server
 from started_nodes import start
+
+from collab_llm_nodes.dashboard.stages import Stage, Stages, timeline
+from collab_llm_nodes.dashboard.view import Found, Motion, Reading, Snapshot, View
 
 __all__ = ["graph"]  # fixture
 
@@ -362,3 +365,90 @@ def test_the_stages_of_a_model_appear_with_their_first_word(graph: Any, browser:
     page.wait(lambda: "missing: rover" in page.text("stages"), "who is missing")
     assert "250.0 ms" in page.text("measured")
     assert EVIL[:60] in page.text("measured"), "a name is cut, and is text"
+
+
+@pytest.mark.ros
+@pytest.mark.slow
+def test_documents_are_asked_about_on_the_page(graph: Any, browser: Any) -> None:
+    from array import array
+
+    from generate_server import GenerateServer
+
+    from collab_llm.msg import GeneratedText
+    from collab_llm_nodes.nodes.dashboard import Dashboard
+    from collab_llm_nodes.ros.qos import RESULT
+
+    node = start(graph, Dashboard, port=0, rate=10.0)
+    page = Page(browser, node)
+    user = graph.node("minions_server")
+    server = GenerateServer(user, "minions")
+    texts = user.create_publisher(GeneratedText, "generated_text", RESULT)
+    graph.wait_for(texts.get_subscription_count)
+    page.wait(lambda: page.find("[data-id=reading]").is_displayed(), "the panel")
+    page.find("[data-id=files]").send_keys("manual.pdf, log.md,")
+    page.find("[data-id=pasted]").send_keys("It weighs 7 kg.")
+    page.find("[data-id=about]").send_keys("say weight")
+    page.find("[data-id=ask]").click()
+    (asked,) = graph.wait_for(lambda: server.requests)
+    assert list(asked.document_names) == ["manual.pdf", "log.md", "pasted text"]
+    assert list(asked.document_contents) == ["", "", "It weighs 7 kg."]
+    told = GeneratedText(session_id="s1", prompt="say weight", text="7 kg", final=True)
+    told.metrics.names, told.metrics.values = ["sent_bytes"], array("d", [40.0])
+    texts.publish(told)
+    page.wait(lambda: "7 kg" in page.text("reading"), "the answer")
+    assert page.text("documents") == "from: manual.pdf, log.md, pasted text"
+
+
+@pytest.mark.parametrize(("width", "height"), [(320, 640), (414, 800), (800, 600), (1500, 1150)])
+def test_nothing_is_hidden_squeezed_or_cut(browser: Any, width: int, height: int) -> None:
+    """At any width, with the longest texts: the bar covers nothing and stays on top."""
+    pytest.importorskip("nicegui", reason="pip install -r requirements/dashboard.txt")
+    server = Server()
+    reasons = tuple(f"REASON_{n}" for n in range(12))
+    server.robot.state = Motion(reasons=reasons, text="no fresh picture, " * 6)
+    server.robot.snapshot = full_snapshot()
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        page = Page(browser, server.site)
+        page.wait(lambda: reasons[-1] in page.text("motion"), "the reasons")
+        page.wait(lambda: NODE in page.text("health"), "the page")
+        edge = "document.querySelector({!r}).getBoundingClientRect().{}"
+        assert page.script(edge.format("#bar", "bottom")) <= page.script(
+            edge.format(".camera", "top")
+        )
+        assert page.script(edge.format("#bar", "height")) < height / 2
+        assert page.script("document.documentElement.scrollWidth") <= width
+        assert page.script(CUT) == []
+        assert page.script(BROKEN_NAMES) == []
+        browser.execute_script("window.scrollTo(0, 1e6)")
+        page.wait(lambda: page.script("window.scrollY > 0"), "the end of the page")
+        assert page.script(edge.format("#bar", "top")) == 0
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        server.site.close()
+
+
+NODE = "cloud_verifier_bridge"
+CUT = """[...document.querySelectorAll('.panel *')]
+    .filter((e) => e.clientWidth && e.scrollWidth > e.clientWidth + 1)
+    .map((e) => e.outerHTML.slice(0, 100))"""
+BROKEN_NAMES = """[...document.querySelectorAll('.health td, .found td')]
+    .filter((e) => e.clientWidth < 30).map((e) => e.outerHTML.slice(0, 100))"""
+
+
+def full_snapshot() -> Snapshot:
+    """A snapshot with long names in every panel."""
+    view = View(1.5)
+    for node in (NODE, "robot_1/navigation_action_parser"):
+        view.on_health(f"{node}: node", 2, "no fresh picture: is camera_ingest running?", 0.0)
+    counts = ("jobs", "done", "kept", "abstained", "truncated", "unreadable", "failed", "cut")
+    figures = {f"{name}.{n}": 1e4 for name in counts for n in (1, 2, 3)}
+    view.on_reading(Reading("s", "how heavy?", "7 kg", figures={"sent_bytes": 9e6, **figures}))
+    pieces = [Found("manual_go2_battery_pack_2026.pdf", "the battery weighs 7 kg", 0.5)]
+    view.on_found("d", "where is the red ball?", pieces)
+    device = "payload-computer-of-the-living-room:50561"
+    line = timeline([device], [(0, 0, 0.0, 0.3)])
+    stages = (Stage(device, 0, 27, 10**10),)
+    view.on_stages(Stages("model", stages, planned=line, measured=line))
+    return view.snapshot(0.0)

@@ -107,3 +107,36 @@ def test_the_node_asks_dragon_and_shows_what_it_says(graph: Any) -> None:
         return "refused" in node.shown().recall.error
 
     graph.wait_for(refused)
+
+
+@pytest.mark.ros
+def test_the_node_has_questions_about_documents_answered(graph: Any) -> None:
+    from generate_server import GenerateServer
+
+    from collab_llm_nodes.nodes.dashboard import Dashboard
+
+    node = start(graph, Dashboard, port=0, rate=10.0)
+    node.ask_documents("how heavy?", (("manual.pdf", ""),))
+    absent = graph.wait_for(lambda: node.shown().reading)
+    assert (absent.question, absent.error) == ("how heavy?", "minions_server is not there")
+    assert not node.shown().reads
+
+    server = GenerateServer(graph.node("minions_server"), "minions")
+    graph.wait_for(lambda: node.shown().reads)
+    node.ask_documents("wait long", (("manual.pdf", ""), ("pasted text", "7 kg")))
+    (asked,) = graph.wait_for(lambda: server.requests)
+    assert (asked.protocol, asked.prompt) == ("minions", "wait long")
+    assert list(asked.document_names) == ["manual.pdf", "pasted text"]
+    assert list(asked.document_contents) == ["", "7 kg"]
+    names = ("manual.pdf", "pasted text")
+    graph.wait_for(lambda: node.shown().reading.documents == names)
+    node.ask("where?")
+    other = graph.wait_for(lambda: node.shown().recall)
+    assert other.error == "dragon_server is not there", "each is asked for itself"
+    server.release()
+
+    def refused() -> bool:  # the one before may not have ended yet
+        node.ask_documents("refuse", ())
+        return "refused" in node.shown().reading.error
+
+    graph.wait_for(refused)

@@ -8,12 +8,13 @@ import math
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from dashboard_server import TOKEN, Server
 
-from collab_llm_nodes.dashboard.view import Action, Answer, Figures, Goal, Link
+from collab_llm_nodes.dashboard.view import Action, Answer, Figures, Goal, Link, Motion
 from collab_llm_nodes.errors import CollabError, ConfigError, Unavailable
 
 # The words of the page.
@@ -67,6 +68,16 @@ def test_a_stop_that_some_guard_or_driver_has_not_confirmed_is_none(server: Serv
     assert server.told("/emergency_stop", "POST") == {"confirmed": False, "subscribers": 1}
     server.robot.stopped = ("EMERGENCY_STOP",)
     assert server.told("/emergency_stop", "POST") == {"confirmed": True, "subscribers": 1}
+
+
+def test_numbers_that_are_none_do_not_hide_the_state_of_motion(server: Server) -> None:
+    """It is said what is known: here that the robot stands, why, and at which speed it may not."""
+    bad: dict[str, Any] = {"linear": math.nan, "angular": -math.inf, "speed_limit": math.inf}
+    stopped = Motion(emergency_stop=True, reasons=("EMERGENCY_STOP", "NEW"))
+    server.robot.state = replace(stopped, **bad)
+    told = server.told("/motion")
+    assert (told["emergency_stop"], told["text"]) == (True, "EMERGENCY_STOP; NEW")
+    assert [told[name] for name in bad] == [None] * 3
 
 
 def test_the_stop_does_not_wait_for_the_pages(server: Server) -> None:
@@ -205,12 +216,12 @@ def test_a_server_that_does_not_start_leaves_room_for_the_next(
     pytest.importorskip("nicegui", reason="pip install -r requirements/dashboard.txt")
     from collab_llm_nodes.dashboard import site
 
-    def fails(self: Any) -> None:
-        """Ends at once."""
+    def fails(*_: Any) -> None:
+        raise CollabError("no thread can be started")
 
     with monkeypatch.context() as patch:
-        patch.setattr(site.uvicorn.Server, "run", fails)
-        with pytest.raises(CollabError, match="did not start"):
+        patch.setattr(site, "Door", fails)
+        with pytest.raises(CollabError, match="no thread"):
             Server()
     server = Server()
     assert server.ask("/motion")[0] == 200

@@ -37,7 +37,7 @@ def test_bars_stand_where_their_times_are() -> None:
             r'<rect x="([\d.]+)" y="(\d+)" width="([\d.]+)" .*? fill="(#\w+)"/>', drawn
         )
     ]
-    first, second, third = bars
+    first, third, second = bars  # by row
     assert [bar[2] for bar in bars] == [400.0] * 3
     assert second[0] == third[0] == first[0] + 400.0, "each half of the picture"
     assert first[1] == third[1] < second[1]
@@ -47,7 +47,13 @@ def test_bars_stand_where_their_times_are() -> None:
 
 
 def test_what_strangers_tell_is_bounded_and_escaped() -> None:
-    odd = [(0, 1, math.nan, 1.0), (0, 1, 2.0, 1.0), (0, 1, -1.0, 1.0), (0, 1, 0.0, math.inf)]
+    odd = [
+        (0, 1, math.nan, 1.0),
+        (0, 1, 2.0, 1.0),
+        (0, 1, -1.0, 1.0),
+        (0, 1, 0.0, math.inf),
+        (0, 1, 0.0, 1e306),
+    ]
     assert timeline(["a"], [*odd, (1, 0, 0.0, 1.0)]).spans == ()
     many = timeline([EVIL] * 99, [(0, n, float(n), n + 1.0) for n in range(9999)])
     assert (len(many.rows), len(many.spans)) == (ROWS, SPANS)

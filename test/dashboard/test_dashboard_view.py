@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import html
+import json
 import math
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from dashboard_graph import EVIL, A, B, R, U
 
 from collab_llm_nodes.dashboard import drawing
+from collab_llm_nodes.dashboard.stages import Stages
 from collab_llm_nodes.dashboard.view import (
     ANSWERS,
     PATH_POINTS,
@@ -24,6 +27,7 @@ from collab_llm_nodes.dashboard.view import (
     Goal,
     Level,
     Link,
+    Motion,
     Path,
     Pose,
     Reading,
@@ -94,20 +98,20 @@ def test_a_direction_is_where_a_pinhole_camera_sees_it() -> None:
 
 def test_the_direction_follows_the_turn() -> None:
     view = View(math.radians(90))
-    view.on_pose(Pose(yaw=3.0))
+    view.on_pose(Pose(yaw=3.0), 0.0)
     assert view.snapshot(0.0).direction is None
     view.on_action(Action(kind="turn", value=1.0))
     begun = view.snapshot(0.0)
     assert begun.direction is not None
     assert begun.direction.angle == pytest.approx(1.0)
     assert begun.done == 0.0
-    view.on_pose(Pose(yaw=3.5 - 2 * math.pi))  # across the seam of the angles
+    view.on_pose(Pose(yaw=3.5 - 2 * math.pi), 0.0)  # across the seam of the angles
     half = view.snapshot(0.0)
     assert half.direction is not None
     assert half.direction.angle == pytest.approx(0.5)
     assert half.done == pytest.approx(0.5)
     view.on_action(Action(kind="forward", value=0.5))
-    view.on_pose(Pose(x=0.25, yaw=-2.8))
+    view.on_pose(Pose(x=0.25, yaw=-2.8), 0.0)
     ahead = view.snapshot(0.0)
     assert ahead.direction is not None
     assert ahead.direction.x == 0.5
@@ -140,10 +144,69 @@ def test_the_path_keeps_its_length_and_its_end() -> None:
 
 def test_odometry_that_is_no_number_is_not_drawn() -> None:
     view = View(1.0)
-    view.on_pose(Pose(1.0, 2.0))
-    view.on_pose(Pose(math.nan, 2.0))
+    view.on_pose(Pose(1.0, 2.0), 0.0)
+    view.on_pose(Pose(math.nan, 2.0), 0.0)
     assert view.snapshot(0.0).pose == Pose(1.0, 2.0)
     assert "nan" not in drawing.path_svg(view.snapshot(0.0).path, view.snapshot(0.0).pose)
+
+
+NO_FIGURES = [math.nan, math.inf, -math.inf, 1e300]
+
+
+@pytest.mark.parametrize("bad", NO_FIGURES)
+def test_what_is_no_number_is_neither_shown_nor_computed_with(bad: float) -> None:
+    view = View(1.0)
+    view.on_pose(Pose(1.0, 2.0), 0.0)
+    for pose in (Pose(bad, 2.0), Pose(1.0, bad), Pose(1.0, 2.0, bad)):
+        view.on_pose(pose, 0.0)
+    for kind in ("forward", "turn"):
+        view.on_action(Action(kind=kind, value=bad))
+        assert (view.snapshot(0.0).done, view.snapshot(0.0).direction) == (0.0, None)
+    view.on_link(Link("UP", rtt_s=bad), 0.0)
+    names = [each.name for each in fields(Figures) if each.name not in ("rounds", "tokens")]
+    changes: dict[str, Any] = dict.fromkeys(names, bad)
+    figures = replace(Figures(2, 3), **changes)
+    view.on_answer(Answer(text="x", final=True, figures=figures))
+    view.on_reading(Reading(figures={"sent_bytes": 1.0, "jobs.1": 2.0, "cost_usd": bad}))
+    shown = view.snapshot(0.0)
+    assert shown.pose == Pose(1.0, 2.0)
+    assert shown.action is not None
+    assert "no number" in shown.action.reason
+    assert shown.link.rtt_s == 0.0
+    assert shown.answer.figures == Figures(2, 3)
+    assert shown.reading is not None
+    assert "cost_usd" not in shown.reading.figures
+    charts = (drawing.stages_chart(shown.answers), drawing.rates_chart(shown.answers))
+    json.dumps([*charts, drawing.rtt_chart(shown.rtts)], allow_nan=False)
+    drawing.path_svg(shown.path, shown.pose)
+
+
+def test_no_figure_outlives_what_it_was_measured_on() -> None:
+    view = View(1.0)
+    view.on_pose(Pose(1.0, 2.0), now=0.0)
+    view.on_link(Link("UP", rtt_s=0.02, sessions=2), now=0.0)
+    assert view.snapshot(0.0).link.rtt_s == 0.02
+    view.on_link(Link("CONNECTING", rtt_s=0.02), now=1.0)
+    assert view.snapshot(1.0).link.rtt_s == 0.0, "the link is down"
+    view.on_link(Link("UP", rtt_s=0.03), now=2.0)
+    for second in range(3, 9):
+        view.sample(float(second))
+    silent = view.snapshot(8.0)
+    assert (silent.link.rtt_s, silent.link.sessions) == (0.0, 0), "the bridge is silent"
+    measured = drawing.rtt_chart(silent.rtts)["series"][0]["data"]
+    assert measured == [20.0, None, 30.0, 30.0, 30.0, 30.0, None, None, None][: len(measured)]
+    assert measured[-1] is None
+    assert (silent.pose, silent.pose_age) == (None, 8.0)
+    view.on_stages(Stages(model="m"))
+    view.on_stages(None)
+    assert view.snapshot(8.0).stages is None
+
+
+def test_reasons_without_words_are_told_by_their_names() -> None:
+    assert Motion(reasons=("LINK_DOWN",), text="no link").words == "no link"
+    told = Motion(reasons=("LINK_DOWN", "LOW_BATTERY"), text="no link").words
+    assert told == "no link; LOW_BATTERY"
+    assert Motion(reasons=("LINK_DOWN", "LOW_BATTERY")).words == "LINK_DOWN; LOW_BATTERY"
 
 
 def test_the_robot_points_where_it_goes() -> None:
@@ -274,12 +337,27 @@ def test_a_question_about_documents_shows_rounds_jobs_and_both_ledgers() -> None
     assert reading.sent == {"question": 20.0, "extract": 40.0}
     assert [number for number, _ in reading.rounds] == [1, 2]
     assert "cost_usd" not in reading.figures
-    rows = re.findall(r"<tr>(.*?)</tr>", drawing.rounds_html(reading))
-    cells = [re.findall(r"<t[hd]>(.*?)</t[hd]>", row) for row in rows]
-    first = dict(zip(cells[0], cells[1], strict=True))
-    assert (first["jobs"], first["kept"], first["bytes sent"]) == ("12", "1", "40")
-    assert first["remote prefill"] == "99"
-    assert dict(zip(cells[0], cells[2], strict=True))["jobs"] == "3"
+    told = [
+        dict(re.findall(r"<span>([a-z ]+) <strong>(\d+)</strong></span>", row))
+        for row in drawing.rounds_html(reading).split("</p>")
+    ]
+    assert told[0] == {"jobs": "12", "kept": "1", "bytes sent": "40", "remote prefill": "99"}
+    assert told[1] == {"jobs": "3"}
+
+
+def test_a_question_of_a_page_keeps_its_documents_and_what_was_told() -> None:
+    view = View(1.0)
+    view.on_documents_asked("how heavy?", ["manual.pdf"])
+    view.on_reading(Reading("s", "how heavy?", figures={"sent_bytes": 60.0, "jobs.1": 2.0}))
+    view.on_reading_error("how heavy?", "DEADLINE_EXCEEDED: late")
+    reading = view.snapshot(0.0).reading
+    assert reading is not None
+    assert (reading.documents, reading.final) == (("manual.pdf",), True)
+    assert (reading.error, len(reading.rounds)) == ("DEADLINE_EXCEEDED: late", 1)
+    view.on_reading(Reading("t", "asked by somebody else?"))
+    other = view.snapshot(0.0).reading
+    assert other is not None
+    assert other.documents == ()
 
 
 def test_what_strangers_tell_of_a_reading_is_bounded() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import itertools
+import os
 import socket
 import sys
 import threading
@@ -24,6 +26,7 @@ from fake_sport_server import FakeGo2
 from motion_graph import graph, jpeg
 from PIL import Image as Pil
 from proxies import environment_proxy
+from rcl_interfaces.msg import Log
 from rclpy.parameter import Parameter
 from sensor_msgs.msg import CompressedImage, Image
 from started_nodes import start
@@ -248,6 +251,22 @@ def test_camera_reports_a_topic_that_stops(graph: Any) -> None:
     graph.wait_for(camera.status(DiagnosticStatus.OK, "active"))
 
 
+def test_rejected_frames_do_not_end_a_silence(graph: Any) -> None:
+    """The robot is as blind as without any; the log says so until a frame can be used."""
+    camera = Camera(graph, source="compressed", silent_after=0.3)
+    logged = graph.collect(camera.user, Log, "/rosout", RESULT)
+    told = lambda words: any(words in each.msg for each in logged)  # noqa: E731
+    camera.send_until(lambda: camera.observations, 1.0)
+    graph.wait_for(lambda: told("no frame from /image/compressed"))
+    rejected = camera.node._counts["rejected"]
+    bad = (2.0, jpeg()[:-60])
+    camera.send_until(lambda: camera.node._counts["rejected"] > rejected + 5, *bad)
+    graph.wait_for(camera.status(DiagnosticStatus.ERROR, "no usable frame from /image/compressed"))
+    camera.send_until(camera.status(DiagnosticStatus.ERROR, "not a readable JPEG or PNG"), *bad)
+    assert not told("frames from /image/compressed again")
+    camera.send_until(lambda: told("frames from /image/compressed again"), 3.0)
+
+
 # Sources that are no topics.
 
 
@@ -279,9 +298,65 @@ def test_a_file_begins_again_with_loop(graph: Any, film: Path) -> None:
     assert camera.node._camera.reconnects == 0
 
 
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Five pictures, as wide as their numbers say, among files that are none."""
+    folder = tmp_path / "pictures"
+    (folder / "more").mkdir(parents=True)
+    for number in (1, 2, 9, 10, 100):
+        (folder / f"room{number}.jpg").write_bytes(jpeg(16 * number, 8))
+    (folder / "room3.jpg").write_bytes(jpeg()[:-60])
+    (folder / "room4.png").write_bytes(b"")
+    (folder / "notes.txt").write_text("a cone")
+    (folder / "room5.jpg").symlink_to(folder / "absent.jpg")
+    os.mkfifo(folder / "room6.jpg")  # opening it would wait for a writer
+    (folder / ".thumbnail.jpg").write_bytes(jpeg())
+    return folder
+
+
+def test_a_folder_of_pictures_is_a_camera(graph: Any, pictures: Path) -> None:
+    """Each once, in the order of their numbers, byte for byte; the bad ones are named."""
+    parameters = {"source": "folder", "url": str(pictures), "max_rate": 4.0, "silent_after": 0.5}
+    user = graph.node("listener")
+    logged = graph.collect(user, Log, "/rosout", RESULT)
+    camera = Camera(graph, **parameters)
+    graph.wait_for(camera.status(DiagnosticStatus.ERROR, "the folder has ended"))
+    seen = camera.observations
+    assert [each.width // 16 for each in seen][-4:] == [2, 9, 10, 100]
+    assert bytes(seen[-1].image.data) == (pictures / "room100.jpg").read_bytes()
+    stamps = [each.header.stamp.sec + 1e-9 * each.header.stamp.nanosec for each in seen]
+    assert all(later - before >= 0.24 for before, later in itertools.pairwise(stamps))
+    assert seen[-1].source == str(pictures)
+    assert (camera.node._counts["rejected"], camera.node._camera.reconnects) == (3, 0)
+    for name in ("notes.txt", "room3.jpg", "room4.png"):
+        graph.wait_for(lambda: any(f"skipped {name}: " in each.msg for each in logged))  # noqa: B023
+
+
+def test_a_folder_begins_again_with_loop_and_what_was_added(graph: Any, pictures: Path) -> None:
+    url = {"source": "folder", "url": str(pictures)}
+    camera = Camera(graph, **url, max_rate=50.0, loop=True)
+    graph.wait_for(lambda: len(camera.observations) > 10)
+    (pictures / "room7.png").write_bytes(jpeg(16 * 7, 8, format="PNG"))
+    graph.wait_for(lambda: 16 * 7 in [each.width for each in camera.observations])
+    assert camera.node._counts["rejected"] == 3, "each bad file counts once"
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_a_folder_without_a_picture_is_said(graph: Any, tmp_path: Path, empty: bool) -> None:
+    if not empty:
+        (tmp_path / "notes.txt").write_text("a cone")
+    parameters = {"source": "folder", "url": str(tmp_path), "silent_after": 0.2}
+    camera = Camera(graph, retry_first=0.02, retry_most=0.1, **parameters)
+    graph.wait_for(camera.status(DiagnosticStatus.ERROR, "no picture in it"))
+    (tmp_path / "late.jpg").write_bytes(jpeg())
+    graph.wait_for(lambda: camera.observations)
+
+
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
+        ({"source": "folder", "url": "/nowhere/absent"}, "there is no folder /nowhere/absent"),
+        ({"source": "file", "url": "/"}, "source: folder"),
         ({"source": "file", "url": "/nowhere/absent.avi"}, "there is no file /nowhere/absent.avi"),
         ({"source": "v4l2", "url": "/dev/video987"}, "there is no /dev/video987"),
         ({"source": "v4l2", "url": "987"}, "there is no /dev/video987"),
@@ -340,6 +415,7 @@ def test_a_camera_is_reached_without_the_environments_proxy(
     [
         ({"source": "rtsp"}, "url: empty"),
         ({"source": "file"}, "url: empty"),
+        ({"source": "folder"}, "url: empty"),
         ({"source": "v4l2"}, "url: empty"),
         ({"source": "multicast"}, "interface: empty"),
         ({"source": "gstreamer", "url": "videotestsrc"}, "url: has no appsink"),
@@ -564,7 +640,7 @@ def test_videohub_tells_the_robots_errors_and_corrupt_pictures(graph: Any) -> No
     graph.wait_for(camera.status(DiagnosticStatus.ERROR, "the robot does not have this function"))
     robot.server.picture = b"\xff\xd8 half a picture"
     robot.server.codes.clear()
-    graph.wait_for(camera.status(DiagnosticStatus.WARN, "not a readable JPEG"))
+    graph.wait_for(camera.status(DiagnosticStatus.ERROR, "not a readable JPEG"))
 
 
 def test_videohub_without_the_vendors_package_says_what_to_install(

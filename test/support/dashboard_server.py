@@ -27,6 +27,7 @@ class FakeRobot:
         self.confirmed = 0
         self.instructions: list[str] = []
         self.questions: list[str] = []
+        self.documents: list[tuple[str, tuple[tuple[str, str], ...]]] = []
         self.cancels = 0
         self.picture = (0, b"")
         self.guarded = True  # motion_guard is there and obeys
@@ -67,6 +68,9 @@ class FakeRobot:
 
     def confirm(self) -> None:
         self.confirmed += 1
+
+    def ask_documents(self, question: str, documents: tuple[tuple[str, str], ...]) -> None:
+        self.documents.append((question, documents))
 
     def is_stop(self, instruction: str) -> bool:
         return False
@@ -112,6 +116,7 @@ def main() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     server = Server(token=sys.argv[3] if len(sys.argv) > 3 else "")
+    server.robot.picture = (1, 1_000_000 * b"p")
     hoard: list[int] = []
     if left >= 0:
         with contextlib.suppress(OSError):

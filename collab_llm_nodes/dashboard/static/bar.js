@@ -87,6 +87,7 @@
       try {
         const response = await request("/motion");
         if (response.status === 401) show("unknown", "logged out: load the page again");
+        else if (!response.ok) show("unknown", `the dashboard failed: status ${response.status}`);
         else showMotion(await response.json());
       } catch (error) {
         show("unknown", "no connection to the dashboard");
@@ -95,15 +96,18 @@
     }
   }
 
+  const number = (value) => (value === null ? "?" : value.toFixed(2));
+
   function showMotion(motion) {
     element("reset").hidden = !motion.emergency_stop;
     if (!motion.known) show("unknown", "motion_guard was not heard yet");
     else if (motion.age > 1.5) show("unknown", `motion_guard is silent for ${motion.age.toFixed(0)} s`);
     else if (motion.emergency_stop) show("stopped", `EMERGENCY STOP: ${motion.text}`);
-    else if (!motion.allowed) show("held", `no motion: ${motion.text || motion.reasons.join(", ")}`);
+    else if (!motion.allowed) show("held", `no motion: ${motion.text}`);
     else {
-      const speed = `${motion.linear.toFixed(2)} m/s, ${motion.angular.toFixed(2)} rad/s`;
-      show("allowed", `motion allowed, ${speed} (limit ${motion.speed_limit.toFixed(2)} m/s)`);
+      const speed = `${number(motion.linear)} m/s, ${number(motion.angular)} rad/s`;
+      const why = motion.text && `: ${motion.text}`;
+      show("allowed", `motion allowed, ${speed} (limit ${number(motion.speed_limit)} m/s)${why}`);
     }
     if (!motion.emergency_stop && element("stop-result").dataset.state === "done") say("", "");
   }
