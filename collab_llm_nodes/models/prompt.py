@@ -22,6 +22,7 @@ from collab_llm_nodes.errors import InvalidInput, ModelError
 from collab_llm_nodes.models.architectures import context_length
 from collab_llm_nodes.models.failures import translated
 from collab_llm_nodes.models.pictures import MAX_SCANS, Picture, decode
+from collab_llm_nodes.models.thoughts import opened_thought
 from collab_llm_nodes.models.turns import MAX_TURNS, Turn, check_texts, texts
 
 if TYPE_CHECKING:  # loading itself tries prompts
@@ -162,6 +163,13 @@ def encode(
         return EncodedPrompt(ids)
     positions, delta = _positions(ids, grid, loaded)
     return EncodedPrompt(ids, pixels, grid, positions, delta)
+
+
+def begun_thought(loaded: LoadedModel) -> str:
+    """Return the marker of a thought that the chat template has every answer begin in; or ""."""
+    if not loaded.tokenizer.chat_template:
+        return ""
+    return opened_thought(_chat(Prompt(_SAMPLE), loaded))
 
 
 def try_prompts(loaded: LoadedModel) -> None:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from collab_llm_nodes.models.thoughts import answer_of
 from collab_llm_nodes.models.turns import Turn
 
 OUTLINE_DIRECTIVE = "Give an outline only: 3 to 8 numbered points of a few words each."
@@ -188,7 +189,23 @@ def guided_turns(directive: str, turns: Sequence[Turn]) -> tuple[Turn, ...]:
     return (Turn("system", directive), *turns)
 
 
+_BULLETS = r"[-*+\u2022\u2023\u2013\u2014]"
+_BEFORE = rf"(?:{_BULLETS}\s+)?(?:\#{{1,6}}\s*)?(?:\*\*|__)?\(?(?:(?:point|step)\s+)?"
+_ITEM = re.compile(
+    rf"(?P<indent>\s*)(?:{_BEFORE}(?:(?P<number>\d{{1,2}})(?:[.)](?!\d)|:\s)"
+    rf"|(?P<letter>[IVX]{{1,4}}|[A-H])[.)]\s)|{_BULLETS}\s)\s*(?P<title>\S.*?)\s*",
+    re.IGNORECASE,
+)
+_MAY_BECOME_ITEM = re.compile(
+    rf"\s*(?:{_BEFORE}(?:(?:\d{{1,2}}|[IVX]{{1,4}}|[A-H])(?:[.):].*)?)?|{_BULLETS}(?:\s.*)?"
+    r"|(?:p|po|poi|poin|point|s|st|ste|step)\s?|[-*_=]+|`{1,3}\w*|~{1,3}\w*)",
+    re.IGNORECASE,
+)
+_RULE = re.compile(r"\s*(?:[-*_=]{3,}|`{3}\w*|~{3}\w*)\s*")
+_ROMAN = ("I", "II", "III", "IV", "V", "VI", "VII", "VIII")
 _LINE = re.compile(r"\s*(\d{1,2})[.)]\s*(\S.*?)\s*")
+_HEAD_CHARACTERS = 240
+"""Longest text before the first point, such as "Sure! Here is an outline:" and a heading."""
 
 
 @dataclass(frozen=True)
@@ -212,40 +229,82 @@ class Outline:
 def read_outline(text: str, *, complete: bool = False) -> Outline:
     """Return the outline in what the model has written so far.
 
-    Points are lines ``1. a few words``, numbered from 1. The first line that is none, has the wrong
-    number or repeats a title ends the outline, as does the last point allowed.
+    Points are lines ``1. a few words``, counted by figures or letters, or bullets. Left out are
+    thoughts, a short introduction with headings, and lines that elaborate on a point: indented
+    ones, and bullets under a number. Any other line after the first point ends the outline, as do a
+    wrong number, a title for the second time, and the last point allowed.
 
     Args:
         complete: the model has ended; a last line without a line feed counts.
     """
-    lines = text.split("\n")
+    lines = answer_of(text).expandtabs(4).split("\n")
     rest = lines.pop() if not complete else ""
     points: list[Point] = []
+    kind, indent, head = "", 0, 0
     for line in lines:
-        if not line.strip():
+        if not line.strip() or _RULE.fullmatch(line):
             continue
-        match = _LINE.fullmatch(line)
+        item = _ITEM.fullmatch(line)
+        if not points:
+            if item is None or not _is_number(item, 1):
+                head += len(line)
+                continue
+            kind, indent = _kind(item), len(item["indent"])
+        elif (
+            _indent(line) > indent + 1
+            or (item and _kind(item) == "bullet" != kind)
+            or re.match(rf"\s*{len(points)}\.\d", line)
+        ):
+            continue  # a part of the point before
         titles = {point.title.casefold() for point in points}
+        number = len(points) + 1
         if (
-            match is None
-            or int(match[1]) != len(points) + 1
-            or match[2].casefold() in titles
-            or len(points) == MOST_POINTS
+            item is None
+            or _kind(item) != kind
+            or not _is_number(item, number)
+            or _plain(item["title"]).casefold() in titles
+            or number > MOST_POINTS
         ):
             return Outline(tuple(points), ended=True)
-        points.append(Point(len(points) + 1, match[2]))
-    # The line under way may be cut off as soon as it cannot become a point.
-    over = bool(rest.strip()) and not re.fullmatch(r"\s*\d{1,2}(?:[.)].*)?", rest)
+        points.append(Point(number, _plain(item["title"])))
+    # The line under way may be cut off as soon as it cannot become a point, or a part of one.
+    if points:
+        over = _indent(rest) <= indent + 1 and not _MAY_BECOME_ITEM.fullmatch(rest)
+    else:
+        over = head + len(rest) > _HEAD_CHARACTERS
     full = len(points) == MOST_POINTS
     return Outline(tuple(points), ended=complete or over or full)
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _kind(item: re.Match[str]) -> str:
+    """Return what an item of a list begins with."""
+    return "number" if item["number"] else "letter" if item["letter"] else "bullet"
+
+
+def _is_number(item: re.Match[str], number: int) -> bool:
+    """Tell whether an item may be the one of that number; bullets have none."""
+    if item["number"]:
+        return int(item["number"]) == number
+    names = (chr(ord("A") + number - 1), *_ROMAN[number - 1 : number])
+    return not item["letter"] or item["letter"].upper() in names
+
+
+def _plain(title: str) -> str:
+    """Return a title without Markdown's emphasis, and without a colon at its end."""
+    return re.sub(r"\*\*|__|^[*_]|[*_]$", "", title).rstrip(": ") or title
 
 
 def read_point(text: str) -> tuple[str, bool]:
     """Return the text of a point in what its lane has written, and whether the lane can stop.
 
-    A point is one paragraph. A number before it, as some models repeat it, is left out.
+    A point is one paragraph. A number before it, as some models repeat it, is left out, and so are
+    thoughts.
     """
-    begun = text.lstrip()
+    begun = answer_of(text).lstrip()
     head, line_feed, _ = begun.partition("\n")
     match = _LINE.fullmatch(head)
     said = match[2] if match else head.rstrip()

@@ -118,13 +118,58 @@ def test_an_outline_grows_line_by_line() -> None:
         "5. A number is missing\n",
         "4. offer a DRINK\n",
         "4.\n",
-        "-",
+        "I w",
     ],
 )
 def test_what_is_no_next_point_ends_the_outline(behind: str) -> None:
     found = read_outline(OUTLINE + behind)
     assert found.ended
     assert len(found.points) == 3
+
+
+LISTED = {
+    "an introduction": "Sure! Here's an outline:\n{1. }\n{2. }\n{3. }\n",
+    "a heading": "**Outline**\n\n{1. }\n{2. }\n{3. }\n",
+    "both": "Certainly.\n\n## Outline: the trip\n\n{1. }\n{2. }\n{3. }\n",
+    "figures in brackets": "{(1) }\n{(2) }\n{(3) }\n",
+    "figures with a colon": "{1: }\n{2: }\n{3: }\n",
+    "words": "{Step 1: }\n{Step 2: }\n{Step 3: }\n",
+    "letters": "{A. }\n{B. }\n{C. }\n",
+    "Roman figures": "{I. }\n{II. }\n{III. }\n",
+    "headings": "{### 1. }\n{### 2. }\n{### 3. }\n",
+    "bold figures": "**{1. }**\n**{2. }**\n**{3. }**\n",
+    "bold titles": "1. **{}**\n2. **{}**:\n3. __{}__\n",
+    "bullets": "{- }\n{- }\n{- }\n",
+    "stars": "Points:\n{* }\n\n{* }\n\n{* }\n",
+    "dots": "{\u2022 }\n{\u2022 }\n{\u2022 }\n",
+    "numbers in bullets": "{- 1. }\n{- 2. }\n{- 3. }\n",
+    "sub-bullets": "{1. }\n   - a\n   - b\n{2. }\n\t* c\n{3. }\n  d\n",
+    "sub-bullets at the margin": "{1. }\n- a\n{2. }\n- b\n{3. }\n",
+    "bullets in bullets": "{- }\n  - a\n{- }\n  1. b\n{- }\n",
+    "parts": "{1. }\n1.1 a\n{2. }\n  2.1. b\n{3. }\n",
+    "rules and fences": "```markdown\n{1. }\n---\n{2. }\n***\n{3. }\n```\n",
+    "a thought": "<think>\n1. hm\n2. no\n</think>\n\n{1. }\n{2. }\n{3. }\n",
+}
+
+
+@pytest.mark.parametrize("form", LISTED.values(), ids=LISTED)
+def test_lists_are_read_in_any_usual_form(form: str) -> None:
+    titles = ["Greet the guest", "Offer a drink", "Ask"]
+    text = form
+    for title in titles:
+        start = text.index("{")
+        end = text.index("}", start)
+        text = f"{text[:start]}{text[start + 1 : end]}{title}{text[end + 1 :]}"
+    assert [point.title for point in read_outline(text, complete=True).points] == titles
+    assert not any(read_outline(text[:end]).ended for end in range(len(text) + 1))
+    assert read_outline(f"{text}\nNow the").ended
+
+
+def test_prose_is_given_up_soon() -> None:
+    prose = "Tea is brewed with hot water, and it takes some minutes.\n" * 20
+    ended = next(end for end in range(len(prose)) if read_outline(prose[:end]).ended)
+    assert ended < 300
+    assert read_outline(prose).points == ()
 
 
 def test_the_number_of_points_is_bounded() -> None:
