@@ -28,6 +28,17 @@ class Turn:
             object.__setattr__(self, "content", answer_of(self.content))
 
 
+def fold_system(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """Return ``turns`` with the system turn, if any, put before the first user turn's text.
+
+    Some models know no system turns.
+    """
+    if len(turns) < 2 or turns[0].role != "system":
+        return tuple(turns)
+    system, first, *others = turns
+    return (Turn(first.role, f"{system.content}\n\n{first.content}"), *others)
+
+
 def texts(text: str, turns: Sequence[Turn], field: str = "text") -> Iterator[tuple[str, str]]:
     """Yield each text of a prompt with the name of its field: the turns, then the question."""
     for i, turn in enumerate(turns):
