@@ -71,6 +71,8 @@ def start(config: JupiterConfig, resources: Resources) -> Jupiter:
     if not config.model.path:
         raise ConfigError("no model", field="model.path", remedy="name its folder or hub id")
     made = Jupiter(config)
+    for warning in made.warnings:
+        resources.log.warning(warning)
     pipeline, due = made.pipeline, time.monotonic() + config.start_s
     try:
         pipeline.chain(due)
@@ -155,6 +157,12 @@ class Jupiter:
         ids = self._encode(request, prompt_of(request))
         made = answer(self.pipeline, ids, asked, control, telling.on_tokens)
         return Answer(**vars(telling.in_sequence(made, final=True)))
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return what makes plans unreliable, one sentence each."""
+        profile = self._arrangement.profile
+        return profile.warnings(self._config.device_of.values()) if profile is not None else []
 
     @property
     def begun_thought(self) -> str:
