@@ -179,13 +179,14 @@ def _text(content: object) -> str:
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else [content]
-    if not all(isinstance(part, (str, dict)) for part in parts):
-        raise _wrong("the message's content is no text")
-    texts = (
-        part if isinstance(part, str) else part.get("text")
-        for part in parts
-        if isinstance(part, str) or part.get("type") in _TEXT_PARTS
-    )
+    texts: list[object] = []
+    for part in parts:
+        if isinstance(part, dict):
+            texts.append(part.get("text") if part.get("type") in _TEXT_PARTS else None)
+        elif isinstance(part, str):
+            texts.append(part)
+        else:
+            raise _wrong("the message's content is no text")
     return "".join(text for text in texts if isinstance(text, str))
 
 

@@ -625,7 +625,7 @@ def _api_key(config: RemoteConfig) -> str:
 def _named(body: object) -> frozenset[str]:
     """Return the fields of a request that an error report is about, as OpenAI or FastAPI do."""
     reports = body.get("detail", body) if isinstance(body, dict) else body
-    found = []
+    found: list[object] = []
     for report in reports if isinstance(reports, list) else [reports]:
         if isinstance(report, dict):
             place = report.get("loc") or report.get("param")

@@ -256,6 +256,10 @@ def test_no_field_beside_it_loses_an_answer(answer: Any) -> None:
     assert len(server.seen) == 1
 
 
+NO_COUNTS: list[Any] = [-1, None, "many", 10**30, 1.5, float("nan"), [], {}]
+NO_USAGE: list[Any] = [None, {}, [], "9", 9, {"total_tokens": 12}]
+
+
 @pytest.mark.parametrize(
     ("told", "usage"),
     [
@@ -274,9 +278,8 @@ def test_no_field_beside_it_loses_an_answer(answer: Any) -> None:
              "prompt_tokens_details": {"cached_tokens": "x"}},
             Usage(9, 0, 3),
         ),
-        *(({"prompt_tokens": 9, "completion_tokens": odd}, None)
-          for odd in (-1, None, "many", 10**30, 1.5, float("nan"), [], {})),
-        *((odd, None) for odd in (None, {}, [], "9", 9, {"total_tokens": 12})),
+        *(({"prompt_tokens": 9, "completion_tokens": count}, None) for count in NO_COUNTS),
+        *((told, None) for told in NO_USAGE),
     ],
 )  # fmt: skip
 def test_usage_is_read_or_unknown(told: Any, usage: Usage | None) -> None:

@@ -232,9 +232,9 @@ def test_an_earlier_answer_with_thoughts_is_no_attack() -> None:
     thinking = replace(loaded, tokenizer=tokenizer)
     said = "<think>\nhm\n</think>\n\nhello"
 
-    def ids(answer: str) -> tuple[int, ...]:
+    def ids(answer: str) -> list[int]:
         turns = (Turn("user", "hi"), Turn("assistant", answer))
-        return encode(Prompt("and now?", turns=turns), thinking).ids
+        return [*encode(Prompt("and now?", turns=turns), thinking).ids]
 
     with pytest.raises(InvalidInput, match="control token"):
         encode(Prompt("<think>"), thinking)
