@@ -10,6 +10,7 @@ from typing import Protocol
 from collab_llm_nodes.config import check_max_tokens
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import CollabError, InvalidInput
+from collab_llm_nodes.models.thoughts import answer_of
 from collab_llm_nodes.models.turns import Turn
 
 
@@ -71,7 +72,8 @@ class Reply:
     """The answer to one request.
 
     Attributes:
-        text: the answer so far, where ``finish`` is not STOP; the server's words on a refusal.
+        text: the answer without the model's thoughts; so far, where ``finish`` is not STOP; the
+            server's words on a refusal.
         usage: None where a server does not tell it, as of a reply that its deadline cut off.
         attempts: requests that were sent to a server, the failed ones included.
         seconds: time from the call to this reply [s].
@@ -82,6 +84,9 @@ class Reply:
     usage: Usage | None = None
     attempts: int = 1
     seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", answer_of(self.text))
 
 
 class Control(Protocol):

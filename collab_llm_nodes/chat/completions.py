@@ -1,50 +1,105 @@
-"""Reads the responses of OpenAI's chat completions, which may come from any server."""
+"""Reads the responses of OpenAI's chat completions, which may come from any server.
+
+An answer that is there counts. Fields beside it (``finish_reason``, ``usage``, an error object) may
+be missing or of any form; each is read where it can be understood.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator
 from typing import Any
 
 from collab_llm_nodes.chat.base import Finish, Usage
-from collab_llm_nodes.errors import ProtocolError, quoted
+from collab_llm_nodes.errors import ProtocolError
 
 _FINISHES = {
-    "stop": Finish.STOP,
-    "eos": Finish.STOP,
     "length": Finish.LENGTH,
+    "max_length": Finish.LENGTH,
+    "max_output_tokens": Finish.LENGTH,
+    "max_tokens": Finish.LENGTH,
+    "model_context_window_exceeded": Finish.LENGTH,
+    "model_length": Finish.LENGTH,
+    "token_limit": Finish.LENGTH,
+    "blocklist": Finish.REFUSAL,
     "content_filter": Finish.REFUSAL,
+    "content_filtered": Finish.REFUSAL,
+    "guardrail_intervened": Finish.REFUSAL,
+    "prohibited_content": Finish.REFUSAL,
+    "recitation": Finish.REFUSAL,
+    "refusal": Finish.REFUSAL,
+    "safety": Finish.REFUSAL,
+    "sensitive": Finish.REFUSAL,
+    "spii": Finish.REFUSAL,
 }
+"""Names of several servers; any other one, such as eos_token, means that the model has ended."""
+_BROKEN_OFF = frozenset(
+    (
+        *("abort", "aborted", "cancelled", "canceled", "error"),
+        *("insufficient_system_resource", "network_error", "timeout"),
+    )
+)
+"""The server has not finished the answer."""
+_TEXT_PARTS = (None, "text", "output_text")
 _MOST_TOKENS = 1 << 40
+_MOST_WORDS = 400
+"""Characters of what a server says about an error."""
+_MOST_DEPTH = 8
+
+
+class BrokenOff(ProtocolError):
+    """The response ends too early; another attempt may fare better."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, field="url", remedy="try again later; see the server's own log")
+
+
+class Reported(Exception):
+    """The response is an error report with status 200.
+
+    Attributes:
+        body: what the server says.
+    """
+
+    def __init__(self, body: object) -> None:
+        super().__init__()
+        self.body = body
 
 
 def read_completion(content: bytes) -> tuple[str, Finish, Usage | None]:
     """Return text, finish and usage of a response; usage is None where the server tells none.
 
     Raises:
+        BrokenOff: the response or the answer is incomplete.
         ProtocolError: ``content`` is no chat completion.
+        Reported: it is an error.
     """
-    try:
-        response = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise _wrong(f"it is no JSON: {type(error).__name__}") from None
-    choices = _object(response, "response").get("choices")
-    if not isinstance(choices, list) or not choices:
-        raise _wrong("it has no choices")
-    choice = _object(choices[0], "choice")
-    message = _object(choice.get("message"), "message")
+    response = _decoded(content)
+    choices = response.get("choices")
+    found = (
+        [each for each in choices if isinstance(each, dict)] if isinstance(choices, list) else []
+    )
+    choice = next((each for each in found if isinstance(each.get("message"), dict)), None)
+    error = next((each["error"] for each in (*found, response) if each.get("error")), None)
+    if choice is None:
+        if error or (not found and (words_of(response) or status_of(response))):
+            raise Reported(error or response)
+        raise _wrong("it has no choices with a message")
+    message = choice["message"]
     usage = _usage(response.get("usage"))
-    refusal, text = message.get("refusal"), message.get("content")
+    refusal = message.get("refusal")
     if isinstance(refusal, str) and refusal:
         return whole_characters(refusal), Finish.REFUSAL, usage
-    reason = choice.get("finish_reason") or "stop"
-    finish = _FINISHES.get(reason) if isinstance(reason, str) else None
-    if finish is None:
-        raise _wrong(f"finish_reason is {quoted(reason)}")
-    if text is None and finish is not Finish.STOP:
-        text = ""
-    if not isinstance(text, str):
-        raise _wrong("the message's content is no text")
-    return whole_characters(text), finish, usage
+    text = whole_characters(_text(message.get("content")))
+    reason = str(choice.get("finish_reason") or "").lower().replace("-", "_")
+    if not text and error:
+        raise Reported(error)
+    if reason in _BROKEN_OFF:
+        if not text:
+            raise BrokenOff(f"the server has broken off the answer: {reason}")
+        return text, Finish.LENGTH, usage
+    return text, _FINISHES.get(reason, Finish.STOP), usage
 
 
 def whole_characters(text: str) -> str:
@@ -55,29 +110,105 @@ def whole_characters(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
+def words_of(body: object) -> str:
+    """Return what a server says about an error, in any of the usual places; bounded."""
+    words = "; ".join(dict.fromkeys(_words(body, 0)))
+    words = " ".join(whole_characters(words).split())
+    return words if len(words) <= _MOST_WORDS else f"{words[:_MOST_WORDS]}..."
+
+
+def status_of(body: object) -> int:
+    """Return the HTTP status that an error report names; 0 if it names none."""
+    for name in ("code", "status", "status_code", "statusCode"):
+        value = body.get(name) if isinstance(body, dict) else None
+        if isinstance(value, (int, str)) and str(value).isdecimal() and len(str(value)) == 3:
+            return int(value)
+    return 0
+
+
+def kind_of(body: object, depth: int = 0) -> str:
+    """Return the names that an error report gives to its kind, in small letters."""
+    if isinstance(body, list):
+        body = {"detail": body[0]} if body else None
+    if not isinstance(body, dict) or depth == _MOST_DEPTH:
+        return ""
+    named = (body.get(name) for name in ("code", "type", "status"))
+    own = " ".join(value[:64].lower() for value in named if isinstance(value, str))
+    inner = next((body[name] for name in ("error", "detail") if body.get(name)), None)
+    return f"{own} {kind_of(inner, depth + 1)}".strip()
+
+
+def _words(body: object, depth: int) -> Iterator[str]:
+    if isinstance(body, str):
+        yield body[: 8 * _MOST_WORDS]
+    elif isinstance(body, list) and depth < _MOST_DEPTH:
+        for item in body[:_MOST_DEPTH]:
+            yield from _words(item, depth + 1)
+    elif isinstance(body, dict) and depth < _MOST_DEPTH:
+        if isinstance(body.get("loc"), list):  # as FastAPI tells which field is wrong
+            yield ".".join(str(part)[:64] for part in body["loc"][:_MOST_DEPTH])
+        for name in ("message", "detail", "msg", "error", "error_description"):
+            if body.get(name):
+                yield from _words(body[name], depth + 1)
+                break
+        metadata = body.get("metadata")
+        if isinstance(metadata, dict):  # as OpenRouter passes on what a provider says
+            yield from _words(metadata.get("raw"), depth + 1)
+
+
+def _decoded(content: bytes) -> dict[str, Any]:
+    """Return the object in a response."""
+    try:
+        response = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        begun = words_of(content[: 4 * _MOST_WORDS].decode(errors="replace"))
+        if isinstance(error, json.JSONDecodeError) and (
+            error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated")
+        ):
+            raise BrokenOff(f"the server's answer ends too early: {begun!r}") from None
+        raise _wrong(f"it is no JSON: {begun!r}") from None
+    if not isinstance(response, dict):
+        raise _wrong(f"it is no object: {words_of(response)!r}")
+    return response
+
+
+def _text(content: object) -> str:
+    """Return the text in a message's content, whose other parts are thoughts or pictures."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [content]
+    texts: list[object] = []
+    for part in parts:
+        if isinstance(part, dict):
+            texts.append(part.get("text") if part.get("type") in _TEXT_PARTS else None)
+        elif isinstance(part, str):
+            texts.append(part)
+        else:
+            raise _wrong("the message's content is no text")
+    return "".join(text for text in texts if isinstance(text, str))
+
+
 def _usage(told: object) -> Usage | None:
-    if told is None:
+    if not isinstance(told, dict):
         return None
-    fields = _object(told, "usage")
-    details = fields.get("prompt_tokens_details")
-    prompt = _count(fields.get("prompt_tokens"))
-    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
-    cached = min(cached, prompt)
-    return Usage(prompt - cached, cached, _count(fields.get("completion_tokens")))
+    details = told.get("prompt_tokens_details")
+    prompt, decode = _count(told.get("prompt_tokens")), _count(told.get("completion_tokens"))
+    if prompt is None or decode is None:
+        return None
+    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+    cached = min(cached or 0, prompt)
+    return Usage(prompt - cached, cached, decode)
 
 
-def _count(value: object) -> int:
-    if value is None:
-        return 0
-    if not isinstance(value, int) or not 0 <= value <= _MOST_TOKENS:
-        raise _wrong(f"usage counts {quoted(value)} tokens")
-    return int(value)
-
-
-def _object(value: object, name: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise _wrong(f"the {name} is no object")
-    return value
+def _count(value: object) -> int | None:
+    """Return a number of tokens; None where it can be none."""
+    try:
+        number = float(value) if isinstance(value, (int, float, str)) else math.nan
+    except (ValueError, OverflowError):
+        return None
+    return int(number) if 0 <= number <= _MOST_TOKENS and number.is_integer() else None
 
 
 def _wrong(what: str) -> ProtocolError:

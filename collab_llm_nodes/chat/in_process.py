@@ -291,7 +291,7 @@ class InProcessChat:
                 call.over.set()
 
     def _text(self, job: Job, finish: Finish) -> str:
-        text = self._engine.decode(job.tokens)
+        text = self._engine.loaded.begun_thought + self._engine.decode(job.tokens)
         return text if finish is Finish.STOP else text.rstrip(REPLACEMENT)  # half a character
 
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import math
 import os
 import random
+import re
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,15 @@ from collab_llm_nodes.chat.base import (
     Usage,
     tell_nobody,
 )
-from collab_llm_nodes.chat.completions import read_completion, whole_characters
+from collab_llm_nodes.chat.completions import (
+    BrokenOff,
+    Reported,
+    kind_of,
+    read_completion,
+    status_of,
+    whole_characters,
+    words_of,
+)
 from collab_llm_nodes.chat.retries import RetryRules, asked_pause_s
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import (
@@ -48,7 +58,7 @@ from collab_llm_nodes.errors import (
     Unavailable,
     quoted,
 )
-from collab_llm_nodes.models.turns import MAX_TURNS, check_texts
+from collab_llm_nodes.models.turns import MAX_TURNS, check_texts, fold_system
 from collab_llm_nodes.transport.background import within
 from collab_llm_nodes.transport.credentials import (
     check_certificates,
@@ -59,12 +69,41 @@ from collab_llm_nodes.transport.credentials import (
     read_token,
 )
 
+log = logging.getLogger(__name__)
+
 _GRACE_S = 10.0
 """Time for requests to be given up when the deadline passes."""
+_SEEDS = 1 << 31
+"""Servers read seeds of 31 bits and a sign; several refuse longer ones."""
 _ITS_OWN = "x-stainless-raw-response"
 """The header that the library itself reads again."""
 _RETRIED = frozenset({408, 409, 425, 429})
 """Refusals that may not last; those of the server's own making, from 500 on, are retried, too."""
+_LASTING = frozenset({501, 505})
+_PASSING_KIND = re.compile(
+    r"overload|rate.?limit|unavailable|time.?out|timed.out|server.?error|internal|exhausted|busy"
+)
+"""Kinds of error reports that name no status and may not last."""
+_NO_CREDIT = re.compile(r"insufficient.(?:quota|balance|credit)|billing|payment")
+SYSTEM = "system"
+OPTIONAL = ("temperature", "top_p", "seed", SYSTEM)
+"""Parts of a request that some servers refuse."""
+_LENGTH_FIELDS = ("max_completion_tokens", "max_tokens")
+_NOT_TAKEN = re.compile(
+    r"(?:un|not |n't |does not )(?:support|permit|allow|accept|enabled|recogni[sz]|known|expected)"
+    r"|extra.?(?:input|field|forbidden|param)|forbidden|deprecated|no such|only the default"
+    r"|additional propert|invalid (?:field|parameter|argument)|unknown",
+    re.IGNORECASE,
+)
+_NO_SYSTEM_TURN = re.compile(
+    r"system['\"` ]{0,2}(?:role|turn|message|prompt|instruction)s?\b.{0,60}(?:not |n't |un)"
+    r"(?:support|allow|enabled|accept|permit)"
+    r"|(?:support|unknown|invalid|unexpected|expected)[^.]{0,40}\bsystem\b"
+    r"|developer instruction is not enabled|roles must alternate"
+    r"|only [`'\"]?user[`'\"]?(?:,| and| or) [`'\"]?(?:assistant|model)"
+    r"|should be [`'\"]?user[`'\"]? or",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -95,7 +134,14 @@ class RemoteConfig:
     length_field: str = setting(
         "max_completion_tokens",
         "Field of a request that limits its reply; old servers know max_tokens only.",
-        choices=("max_completion_tokens", "max_tokens"),
+        choices=_LENGTH_FIELDS,
+        read_only=True,
+    )
+    omit: tuple[str, ...] = setting(
+        (),
+        "Parts left out of requests, which some servers refuse: temperature, top_p, seed; system:"
+        " the system turn is put before the first question. A server that refuses one by name is"
+        " asked without it from then on, listed here or not.",
         read_only=True,
     )
     parallel: int = setting(8, "Requests under way at a time.", low=1, high=1024, read_only=True)
@@ -122,6 +168,13 @@ class RemoteConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        for name in self.omit:
+            if name not in OPTIONAL:
+                raise ConfigError(
+                    f"{quoted(name)} cannot be left out",
+                    field="omit",
+                    remedy=f"any of {', '.join(OPTIONAL)}",
+                )
         check_paired("", "", self.token, self.token_file)
         if self.token_variable and (self.token or self.token_file):
             raise ConfigError("give one of the ways to the API key", field="token_variable")
@@ -166,6 +219,8 @@ class RemoteChat:
         self._config = config
         self._token = _api_key(config)
         self._random = random.Random()
+        self._left_out = set(config.omit)  # of the loop's thread, and so is the next one
+        self._length_field = config.length_field
         self._jobs = 0
         self._lock = threading.Lock()  # of _jobs and _closing
         self._closing = False
@@ -295,9 +350,9 @@ class RemoteChat:
     ) -> Reply | CollabError:
         begun = time.monotonic()
         try:
-            body = self._body(request)
+            self._check(request)
             left_s = None if math.isinf(due) else due - begun
-            text, finish, usage = await within(self._attempt_all(body, due, attempts), left_s)
+            text, finish, usage = await within(self._attempt_all(request, due, attempts), left_s)
         except CollabError as error:
             error.attempts = attempts.made
             return error
@@ -307,23 +362,28 @@ class RemoteChat:
         return Reply(text, finish, usage, attempts.made, seconds)
 
     async def _attempt_all(
-        self, body: dict[str, Any], due: float, attempts: _Attempts
+        self, request: ChatRequest, due: float, attempts: _Attempts
     ) -> tuple[str, Finish, Usage | None]:
-        """Send ``body`` until it is answered.
+        """Send ``request`` until it is answered.
 
         Raises:
             CollabError: it is not.
         """
+        failures = 0
         while True:
             async with self._places:
                 attempts.made += 1
+                body = self._body(request)
                 failure = await self._attempt(body)
             if not isinstance(failure, _Failure):
                 return failure
+            if self._adapted(failure.told, body):
+                continue
+            failures += 1
             pause_s = None
             if failure.may_pass:
                 chance = self._random.random()
-                pause_s = self._config.retries.pause_s(attempts.made, chance, failure.asked_s)
+                pause_s = self._config.retries.pause_s(failures, chance, failure.asked_s)
             if pause_s is None or time.monotonic() + pause_s >= due:
                 raise failure.error
             await asyncio.sleep(pause_s)
@@ -332,9 +392,14 @@ class RemoteChat:
         create = self._client.chat.completions.with_raw_response.create
         try:
             response = await within(create(**body), self._config.attempt_s)
-            return read_completion(response.content)
+            content: bytes = response.content
+            if self._token:  # errors repeat what a server says, and it may say anything
+                content = content.replace(self._token.encode(), b"***")
+            return read_completion(content)
+        except Reported as error:
+            return self._refused(status_of(error.body), error.body, response.headers)
         except ProtocolError as error:
-            return _Failure(error, may_pass=True)
+            return _Failure(error, may_pass=isinstance(error, BrokenOff))
         except _TooLarge:
             limit = self._config.max_reply_bytes
             return _Failure(
@@ -345,7 +410,7 @@ class RemoteChat:
                 )
             )
         except openai.APIStatusError as error:
-            return self._refused(error)
+            return self._refused(error.status_code, error.body, error.response.headers)
         except (asyncio.TimeoutError, openai.OpenAIError) as error:
             reason = type(error.__cause__ or error).__name__
             return _Failure(
@@ -357,43 +422,65 @@ class RemoteChat:
                 may_pass=True,
             )
 
-    def _refused(self, error: openai.APIStatusError) -> _Failure:
-        """Return what an HTTP status other than 200 means."""
-        status = error.status_code
-        told = quoted(_words_of(error.body).replace(self._token or "\0", "***"))
+    def _refused(self, status: int, body: object, headers: Mapping[str, str]) -> _Failure:
+        """Return what an error report means.
+
+        Args:
+            status: HTTP status other than 200; 0 if the server names none.
+        """
+        words = words_of(body).replace(self._token or "\0", "***")
+        told = f"{status or 'with an error'}: {words}"
+        kind = kind_of(body)
         if status in (401, 403):
             return _Failure(
                 Unauthenticated(
-                    f"the server refuses the API key: {status}",
+                    f"the server refuses the API key: {told}",
                     field="token",
                     remedy="check token or token_file",
                 )
             )
-        asked_s = asked_pause_s(error.response.headers, time.time())
-        exhausted = error.code == "insufficient_quota"  # a 429 that waiting does not mend
-        if (status in _RETRIED or status >= 500) and not exhausted:
-            asks = f", asks for a pause of {asked_s:g} s" if asked_s else ""
+        if status == 402 or _NO_CREDIT.search(kind):  # a 429 that waiting does not mend
             return _Failure(
                 Unavailable(
-                    f"the server answers {status}{asks}: {told}",
+                    f"the server answers {told}", field="token", remedy="check the key's credit"
+                )
+            )
+        asked_s = asked_pause_s(headers, time.time())
+        passing = status in _RETRIED or (status >= 500 and status not in _LASTING)
+        if passing or (not status and _PASSING_KIND.search(kind)):
+            asks = f" (asks for a pause of {asked_s:g} s)" if asked_s else ""
+            return _Failure(
+                Unavailable(
+                    f"the server answers {told}{asks}",
                     field="url",
                     remedy="try again later, or with a later deadline",
                 ),
                 may_pass=True,
                 asked_s=asked_s,
+                told=_Told(status, kind, words, _named(body)),
             )
-        if status < 400 or exhausted:
-            return _Failure(Unavailable(f"the server answers {status}: {told}", field="url"))
+        if not 400 <= status < 500:
+            return _Failure(
+                Unavailable(
+                    f"the server answers {told}", field="url", remedy="see the server's own log"
+                )
+            )
         return _Failure(
             InvalidInput(
-                f"the server refuses the request: {status} {told}",
+                f"the server refuses the request: {told}",
                 field="turns",
-                remedy="check model, length_field and the length of the prompt",
-            )
+                remedy="check model, length_field, omit and the length of the prompt",
+            ),
+            told=_Told(status, kind, words, _named(body)),
         )
 
-    def _body(self, request: ChatRequest) -> dict[str, Any]:
-        turns, sampling = request.turns, request.sampling
+    def _check(self, request: ChatRequest) -> None:
+        """Refuse what the API has no place for.
+
+        Raises:
+            InvalidInput: there is something of that.
+        """
+        turns = request.turns
         check_texts(
             turns[-1].content,
             turns[:-1],
@@ -401,22 +488,53 @@ class RemoteChat:
             max_characters=self._config.max_characters,
             max_turns=MAX_TURNS,
         )
-        if sampling.top_k:
+        if request.sampling.top_k:
             raise InvalidInput(
                 "is unknown to the server's API", field="top_k", remedy="use top_p, or set it to 0"
             )
+
+    def _body(self, request: ChatRequest) -> dict[str, Any]:
+        """Return the request with all that this server is known to take."""
+        sampling = request.sampling
+        turns = fold_system(request.turns) if SYSTEM in self._left_out else request.turns
         body: dict[str, Any] = {
             "model": self._config.model,
             "messages": [
                 {"role": turn.role, "content": whole_characters(turn.content)} for turn in turns
             ],
             "temperature": sampling.temperature,
-            self._config.length_field: request.max_tokens,
+            self._length_field: request.max_tokens,
         }
         if not sampling.greedy:
-            body["top_p"] = sampling.top_p
-            body["seed"] = sampling.seed % 2**63
-        return body
+            body["seed"] = sampling.seed % _SEEDS
+            if sampling.top_p < 1.0:  # the API's own default
+                body["top_p"] = sampling.top_p
+        return {name: value for name, value in body.items() if name not in self._left_out}
+
+    def _adapted(self, told: _Told | None, body: dict[str, Any]) -> bool:
+        """Leave out from now on what the server refuses by name; return False if that is nothing.
+
+        Args:
+            body: of the request that was refused.
+        """
+        if told is None:
+            return False
+        refused = set()
+        if _NOT_TAKEN.search(f"{told.kind} {told.words}"):
+            fields = {*OPTIONAL, self._config.length_field} & body.keys()
+            refused = {name for name in fields if name in told.fields}
+            refused = refused or {
+                name for name in fields if re.search(rf"(?<!\w){name}(?!\w)", told.words)
+            }
+        if body["messages"][0]["role"] == SYSTEM and _NO_SYSTEM_TURN.search(told.words):
+            refused = {SYSTEM}
+        for name in refused:
+            if name == self._config.length_field:
+                (self._length_field,) = {*_LENGTH_FIELDS} - {name}
+            elif name not in self._left_out:
+                self._left_out.add(name)
+                log.warning("%s refuses %s: it is asked without from now on", self.name, name)
+        return bool(refused)
 
     async def _end(self) -> None:
         own = asyncio.current_task()
@@ -441,17 +559,33 @@ def _after(attempts: Sequence[_Attempts], error: CollabError) -> CollabError:
 
 
 @dataclass(frozen=True)
+class _Told:
+    """An error report of the server.
+
+    Attributes:
+        fields: of the request that it names as such.
+    """
+
+    status: int
+    kind: str
+    words: str
+    fields: frozenset[str]
+
+
+@dataclass(frozen=True)
 class _Failure:
     """The end of one attempt without a reply.
 
     Attributes:
         may_pass: another attempt may fare better.
         asked_s: pause that the server asks for [s].
+        told: what the server says, where it may name what it does not take.
     """
 
     error: CollabError
     may_pass: bool = False
     asked_s: float = 0.0
+    told: _Told | None = None
 
 
 class _TooLarge(Exception):
@@ -488,11 +622,15 @@ def _api_key(config: RemoteConfig) -> str:
     return read_token(config.token or os.environ.get(variable, ""), config.token_file)
 
 
-def _words_of(body: object) -> str:
-    """Return what a server says about an error, in any of the usual places."""
-    if isinstance(body, dict):
-        body = next((body[key] for key in ("message", "detail") if body.get(key)), body)
-    return whole_characters(body if isinstance(body, str) else repr(body))
+def _named(body: object) -> frozenset[str]:
+    """Return the fields of a request that an error report is about, as OpenAI or FastAPI do."""
+    reports = body.get("detail", body) if isinstance(body, dict) else body
+    found: list[object] = []
+    for report in reports if isinstance(reports, list) else [reports]:
+        if isinstance(report, dict):
+            place = report.get("loc") or report.get("param")
+            found += place if isinstance(place, list) else [place]
+    return frozenset(name for name in found if isinstance(name, str))
 
 
 def _closed() -> Unavailable:

@@ -1,6 +1,6 @@
 """JSON objects in the replies of chat models: found, and mended where models commonly err.
 
-Models think aloud before the object, fence it, forget a bracket, quote with the wrong marks, or are
+Models write prose before the object, fence it, forget a bracket, quote with the wrong marks, or are
 cut off at their length limit. :func:`last_object` reads all of that in one pass over the text: its
 time is linear in the text, and its depth and size are bounded. (The packages that mend JSON need
 quadratic time: json-repair 0.64 takes 5 s for 16 kB of ``{"a" {"a" ...``.)
@@ -16,6 +16,7 @@ from typing import Any
 
 from collab_llm_nodes.chat.completions import whole_characters
 from collab_llm_nodes.errors import InvalidInput, quoted
+from collab_llm_nodes.models.thoughts import answer_of
 
 MAX_CHARACTERS = 1 << 20
 MAX_DEPTH = 32
@@ -59,7 +60,7 @@ class Found:
 
 
 def last_object(text: str, keys: Collection[str] = ()) -> Found | None:
-    """Return the last JSON object in ``text`` that is not within another.
+    """Return the last JSON object in ``text`` that is not within another, nor in a thought.
 
     Args:
         keys: only an object with at least one of these counts; empty: any object with a key.
@@ -69,6 +70,7 @@ def last_object(text: str, keys: Collection[str] = ()) -> Found | None:
     """
     if len(text) > MAX_CHARACTERS:
         return None
+    text = answer_of(text)
     reader = _Reader(text)
     found: tuple[int, int, dict[str, Any]] | None = None
     while start := _START.search(text, reader.place):

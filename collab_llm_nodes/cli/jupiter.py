@@ -74,6 +74,8 @@ def profile(
         f" {measured.memory_bytes / 1e6:.0f} MB for a stage",
         highlight=False,
     )
+    for warning in Profile(facts, (measured,)).warnings():
+        console.print(f"warning: {warning}", style="yellow", highlight=False)
 
 
 @app.command("plan")
@@ -107,6 +109,8 @@ def plan(
     config = PlannerConfig(prompt_tokens, answer_tokens, lanes, drafts, accepted, states)
     made = make(profile, config, device or None)
     console.print(describe(made), highlight=False)
+    for warning in profile.warnings([part.device for part in made.placements]):
+        console.print(f"warning: {warning}", style="yellow", highlight=False)
     if json_file is not None:
         made.save(json_file)
     if plot is not None:

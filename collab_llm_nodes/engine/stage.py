@@ -28,8 +28,28 @@ from collab_llm_nodes.models.architectures import (
     context_length,
     decoder_parts,
 )
-from collab_llm_nodes.models.loading import ModelConfig
-from collab_llm_nodes.models.partial import load_layers
+from collab_llm_nodes.models.devices import device_named
+from collab_llm_nodes.models.loading import LoadedModel, ModelConfig
+from collab_llm_nodes.models.partial import CheckpointFacts, load_layers
+
+
+def check_stages(facts: CheckpointFacts) -> None:
+    """Refuse a model whose stages could not be loaded here; no weight is read.
+
+    Raises:
+        ModelError: as :class:`Stage`, or there is no such device.
+    """
+    device_named(facts.config.device)
+    _check_attention(facts.without_weights())
+
+
+def _check_attention(loaded: LoadedModel) -> None:
+    if not StaticBackend.supports(loaded) or any(attention_windows(loaded.model)):
+        raise ModelError(
+            "this model's attention cannot be divided into stages",
+            field="path",
+            remedy="take a model without sliding windows and dynamic rotations",
+        )
 
 
 class Stage:
@@ -55,12 +75,7 @@ class Stage:
 
     def __init__(self, config: ModelConfig, first: int, last: int) -> None:
         loaded, self.num_layers, self.bytes = load_layers(config, first, last)
-        if not StaticBackend.supports(loaded) or any(attention_windows(loaded.model)):
-            raise ModelError(
-                "this model's attention cannot be divided into stages",
-                field="path",
-                remedy="take a model without sliding windows and dynamic rotations",
-            )
+        _check_attention(loaded)
         self.first, self.last = first, last
         self.takes_ids, self.gives_logits = first == 0, last == self.num_layers
         self.vocab_size = loaded.vocab_size

@@ -13,6 +13,7 @@ class Detokeniser:
 
     Args:
         decode: the model's own, from token ids to text.
+        begun: text before the first token, such as the thought that a chat template has begun.
 
     Attributes:
         text: of the tokens of the last :meth:`update`.
@@ -20,8 +21,8 @@ class Detokeniser:
             several tokens belongs to the last of them.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        self._decode = decode
+    def __init__(self, decode: Callable[[Sequence[int]], str], begun: str = "") -> None:
+        self._decode = (lambda tokens: begun + decode(tokens)) if begun else decode
         self.text = ""
         self.ends: tuple[int, ...] = ()
 

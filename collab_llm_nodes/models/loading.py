@@ -39,7 +39,7 @@ from collab_llm_nodes.models.checkpoint import match_tensors, quantisation_of, s
 from collab_llm_nodes.models.devices import device_named, free_bytes, shares_host_memory
 from collab_llm_nodes.models.failures import translated
 from collab_llm_nodes.models.footprint import check_fits, weight_bytes
-from collab_llm_nodes.models.prompt import try_prompts
+from collab_llm_nodes.models.prompt import begun_thought, takes_system, try_prompts
 from collab_llm_nodes.models.quantised import (
     bitsandbytes_options,
     quantize_with_torchao,
@@ -121,6 +121,16 @@ class LoadedModel:
     def control_tokens(self) -> tuple[str, ...]:
         """Tokens that no prompt may spell out."""
         return control_tokens(self.tokenizer, self.vocab_size)
+
+    @cached_property
+    def begun_thought(self) -> str:
+        """Marker of a thought in which every answer to a chat begins; mostly none."""
+        return begun_thought(self)
+
+    @cached_property
+    def takes_system(self) -> bool:
+        """True if chats may begin with a system turn; else the first user turn begins with it."""
+        return takes_system(self)
 
     @cached_property
     def vocab_size(self) -> int:

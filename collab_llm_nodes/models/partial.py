@@ -285,12 +285,19 @@ def _places(model: Any, folder: Path) -> dict[str, Place]:
 
     Raises:
         ModelError: one is missing, or a stored one is not understood: it is no part of the model,
-            it would have to be converted, or it is there twice.
+            it would have to be converted, it has another shape, or it is there twice.
     """
     stored, own = stored_tensors(folder), model.state_dict()
     places: dict[str, Place] = {}
     for match in match_tensors(model, stored):
         if match.name in own and match.whole and match.name not in places:
+            shape, expected = stored[match.stored].shape, tuple(own[match.name].shape)
+            if shape != expected:
+                raise ModelError(
+                    f"cannot load {folder}: {match.stored} is {shape}, config.json says {expected}",
+                    field="path",
+                    remedy="copy or download it again",
+                )
             places[match.name] = Place(stored[match.stored].file, match.stored)
         elif not _COMPUTED.search(match.stored):
             raise ModelError(

@@ -22,7 +22,8 @@ from collab_llm_nodes.errors import InvalidInput, ModelError
 from collab_llm_nodes.models.architectures import context_length
 from collab_llm_nodes.models.failures import translated
 from collab_llm_nodes.models.pictures import MAX_SCANS, Picture, decode
-from collab_llm_nodes.models.turns import MAX_TURNS, Turn, check_texts, texts
+from collab_llm_nodes.models.thoughts import opened_thought
+from collab_llm_nodes.models.turns import MAX_TURNS, Turn, check_texts, fold_system, texts
 
 if TYPE_CHECKING:  # loading itself tries prompts
     from collab_llm_nodes.models.loading import LoadedModel
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 
 _FULL_HD = 1920 * 1080  # of cameras; for small models far more than they keep
 _SAMPLE = "Go on."
+_MARK = "Mind the system turn."
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,13 @@ def encode(
         return EncodedPrompt(ids)
     positions, delta = _positions(ids, grid, loaded)
     return EncodedPrompt(ids, pixels, grid, positions, delta)
+
+
+def begun_thought(loaded: LoadedModel) -> str:
+    """Return the marker of a thought that the chat template has every answer begin in; or ""."""
+    if not loaded.tokenizer.chat_template:
+        return ""
+    return opened_thought(_chat(Prompt(_SAMPLE), loaded))
 
 
 def try_prompts(loaded: LoadedModel) -> None:
@@ -372,14 +381,34 @@ def _chat(prompt: Prompt, loaded: LoadedModel) -> str:
             field="raw",
             remedy="ask with raw text, or use an instruction-tuned model",
         )
-    sees = loaded.image_processor is not None
+    turns = (*prompt.turns, Turn("user", prompt.text))
+    if turns[0].role == "system" and not loaded.takes_system:
+        turns = fold_system(turns)
+    return _rendered(turns, loaded, len(prompt.images))
 
-    def content(text: str, images: int = 0) -> Any:
-        parts = [{"type": "image"} for _ in range(images)]
-        return [*parts, {"type": "text", "text": text}] if sees else text
 
-    chat = [{"role": turn.role, "content": content(turn.content)} for turn in prompt.turns]
-    chat.append({"role": "user", "content": content(prompt.text, len(prompt.images))})
+def takes_system(loaded: LoadedModel) -> bool:
+    """Tell whether the chat template has a place for system turns; many refuse or drop them."""
+    try:
+        chat = _rendered((Turn("system", _MARK), Turn("user", _SAMPLE)), loaded)
+    except InvalidInput:
+        return False
+    return _MARK in chat
+
+
+def _rendered(turns: Sequence[Turn], loaded: LoadedModel, images: int = 0) -> str:
+    """Return ``turns`` in the chat form of ``loaded``; the images stand before the last one."""
+
+    def content(text: str, images: int) -> Any:
+        if loaded.image_processor is None:
+            return text
+        return [{"type": "image"}] * images + [{"type": "text", "text": text}]
+
+    shown = (*[0] * (len(turns) - 1), images)
+    chat = [
+        {"role": turn.role, "content": content(turn.content, count)}
+        for turn, count in zip(turns, shown, strict=True)
+    ]
     return render(loaded.tokenizer, chat)
 
 
@@ -399,7 +428,7 @@ def render(
         InvalidInput,
         "the model's chat template refuses them",
         field="turns",
-        remedy="leave out the system turn, or what else the message names",
+        remedy="leave out what the message names",
     ):
         return str(
             tokenizer.apply_chat_template(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.models.thoughts import answer_of
 
 ROLES = ("system", "user", "assistant")
 MAX_TURNS = 1024
@@ -14,10 +15,28 @@ MAX_TURNS = 1024
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn before the question: ``role`` is one of ``ROLES``."""
+    """One turn before the question: ``role`` is one of ``ROLES``.
+
+    An assistant's turn is its answer without thoughts, as chat templates want earlier answers.
+    """
 
     role: str
     content: str
+
+    def __post_init__(self) -> None:
+        if self.role == "assistant":
+            object.__setattr__(self, "content", answer_of(self.content))
+
+
+def fold_system(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """Return ``turns`` with the system turn, if any, put before the first user turn's text.
+
+    Some models know no system turns.
+    """
+    if len(turns) < 2 or turns[0].role != "system":
+        return tuple(turns)
+    system, first, *others = turns
+    return (Turn(first.role, f"{system.content}\n\n{first.content}"), *others)
 
 
 def texts(text: str, turns: Sequence[Turn], field: str = "text") -> Iterator[tuple[str, str]]:

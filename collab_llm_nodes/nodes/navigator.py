@@ -42,6 +42,7 @@ from collab_llm.msg import GenerationMetrics, MotionState, NavigationAction, Obs
 from collab_llm.msg import Status as StatusMsg
 from collab_llm_nodes.config import MAX_TOKENS, check_ranges, fixed, setting
 from collab_llm_nodes.errors import Busy, CollabError, ConfigError, Inactive, InvalidInput
+from collab_llm_nodes.models.thoughts import answer_of
 from collab_llm_nodes.robot.executor import ZERO, Pose2D, Velocity
 from collab_llm_nodes.robot.grammar import Kind, ParsedAction
 from collab_llm_nodes.robot.mission import (
@@ -629,7 +630,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
     def _on_recalled(self, run_: _Run, result: Generate.Result | None) -> None:
         run_.recall = None
         if result is not None and result.status.code == StatusMsg.OK:
-            run_.memory = result.text
+            run_.memory = answer_of(result.text)
         elif run_ is self._run:
             said = "it does not know of it" if result is None else result.status.message
             told = f"the memory has no answer: {said}"

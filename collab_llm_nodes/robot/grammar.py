@@ -25,12 +25,13 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import ConfigError, InvalidInput
+from collab_llm_nodes.models.thoughts import blank_thoughts
 from collab_llm_nodes.robot.observations import Observations
 
 
@@ -355,10 +356,18 @@ def _not_yet(known: str, phrases: Sequence[str]) -> list[str]:
 
 
 def parse(text: str, config: GrammarConfig | None = None) -> ParsedAction:
-    """Read ``text``, which must hold exactly one action, at its end. Never raises."""
+    """Read ``text``, which must hold exactly one action, at its end. Never raises.
+
+    What a reasoning model writes in a thought is no order.
+    """
     config = config or GrammarConfig()
     if len(text) > config.max_characters:  # first: whatever follows takes time
         return _refuse(text, Code.UNREADABLE)
+    return replace(_parse_answer(blank_thoughts(text), config), text=text)
+
+
+def _parse_answer(text: str, config: GrammarConfig) -> ParsedAction:
+    """Read a text without thoughts."""
     grammar = _compiled(config)
     if not text.strip():
         return _refuse(text, Code.EMPTY)

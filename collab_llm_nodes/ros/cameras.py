@@ -480,7 +480,7 @@ class Videohub:
         self._wake()
 
     def _wake(self) -> None:
-        """Set the timer for when something is due: each time that it fires costs the executor work."""
+        """Set the timer for when something is due: whenever it fires, the executor works."""
         wait = _ANSWER_S if self._asked else self._due - wall()
         self._timer.timer_period_ns = int(1e9 * max(wait, 1e-3))
         self._timer.reset()

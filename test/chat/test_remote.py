@@ -169,19 +169,38 @@ PASSING: dict[str, Behaviour] = {
     "half an answer": raw(b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{"),
     "no answer": raw(b""),
     "no HTTP": raw(b"220 smtp ready\r\n"),
+    "half of the JSON": response(b'{"choices": [{"message": {"content": "ye'),
+    "no JSON yet": response(b"\n\n"),
+    "broken off": response(completion("", "abort")),
+    "error report with a status": response({"error": {"message": "try later", "code": 502}}),
+    "error report of a kind": response({"error": {"message": "m", "type": "overloaded_error"}}),
+    "error report as text": response({"message": "slow down", "code": "rate_limit_exceeded"}),
+    "error report in the choice": response(
+        {"choices": [{"error": {"message": "m", "code": "503"}, "message": {"content": ""}}]}
+    ),
+}
+"""Failures that another attempt may not meet."""
+LASTING: dict[str, Behaviour] = {
     "no JSON": response(b"<html>"),
-    "deep JSON": response(b"[" * 200_000),
+    "events": response(b'data: {"choices": []}\n\ndata: [DONE]\n\n'),
+    "deep JSON": response(b"[" * 200_000 + b"]" * 200_000),
     "no object": response([1]),
     "no choices": response({"choices": []}),
+    "null choices": response({"choices": None}),
     "strange choice": response({"choices": ["yes"]}),
-    "no text": response(completion(None)),
-    "strange text": response(completion(message=1, text=None)),
-    "strange end": response(completion(finish="tool_calls")),
-    "strange usage": response(completion(usage={"prompt_tokens": -1})),
-    "boundless usage": response(completion(usage={"completion_tokens": 10**30})),
+    "no message": response({"choices": [{"delta": {"content": "yes"}}]}),
+    "strange text": response({"choices": [{"message": {"content": 7}}]}),
+    "strange parts": response({"choices": [{"message": {"content": [7]}}]}),
     "not UTF-8": response(b'{"choices": "\xff"}'),
     "compressed": response(gzip.compress(b"0" * (1 << 24)), Content_Encoding="gzip"),
+    "501": response({"error": {"message": "no such method"}}, 501),
+    "402": response({"error": {"message": "top up"}}, 402),
+    "error report": response({"error": {"message": "no such model"}}),
+    "error report of the request": response({"error": {"message": "too long", "code": 400}}),
+    "error report of the key": response({"error": {"message": "wrong key", "code": 401}}),
+    "deep error report": response({"error": {"error": {"error": {"detail": [["why"]]}}}}),
 }
+"""Failures that come again: each attempt may be billed."""
 
 
 @pytest.mark.parametrize("fault", PASSING)
@@ -199,6 +218,224 @@ def test_attempts_are_limited(fault: str) -> None:
     assert isinstance(result, (Unavailable, ProtocolError))
     assert result.remedy
     assert len(server.seen) == result.attempts == 3
+
+
+@pytest.mark.parametrize("fault", LASTING)
+def test_what_comes_again_is_not_paid_for_again(fault: str) -> None:
+    result, server = ask([LASTING[fault], response(completion())])
+    assert isinstance(result, CollabError)
+    assert result.remedy
+    assert len(server.seen) == result.attempts == 1
+
+
+PARTS = [{"type": "thinking", "thinking": [{"type": "text", "text": "no"}]},
+         {"type": "text", "text": "ye"}, "s"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(completion("yes", finish) for finish in ("eos", "eos_token", "STOP", "end_turn", "")),
+        *(completion("yes", finish) for finish in ("tool_calls", "stop_sequence", "novel")),
+        {"choices": [{"message": {"content": "yes"}}]},
+        {"choices": [{"message": {"content": "yes"}, "finish_reason": {"type": "stop"}}]},
+        completion("yes", refusal=None, reasoning_content='{"answer": "no"}', tool_calls=None),
+        completion("yes", refusal=False, reasoning="no", audio=None, annotations=[]),
+        completion("<think>no</think>yes"),
+        completion(PARTS),  # type: ignore[arg-type]
+        completion({"type": "text", "text": "yes"}),  # type: ignore[arg-type]
+        {**completion("yes"), "error": None},
+        {**completion("yes"), "error": {}},
+        {**completion("yes"), "error": {"message": "a warning"}, "object": 7, "id": None},
+        {"choices": [{"finish_reason": None}, *completion("yes")["choices"]]},
+    ],
+)
+def test_no_field_beside_it_loses_an_answer(answer: Any) -> None:
+    result, server = ask([response(answer)])
+    assert (replied(result).text, replied(result).finish) == ("yes", Finish.STOP)
+    assert len(server.seen) == 1
+
+
+NO_COUNTS: list[Any] = [-1, None, "many", 10**30, 1.5, float("nan"), [], {}]
+NO_USAGE: list[Any] = [None, {}, [], "9", 9, {"total_tokens": 12}]
+
+
+@pytest.mark.parametrize(
+    ("told", "usage"),
+    [
+        ({"prompt_tokens": 9.0, "completion_tokens": "3"}, Usage(9, 0, 3)),
+        (
+            {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": None},
+            Usage(9, 0, 3),
+        ),
+        (
+            {"prompt_tokens": 9, "completion_tokens": 3,
+             "prompt_tokens_details": {"cached_tokens": 99}},
+            Usage(0, 9, 3),
+        ),
+        (
+            {"prompt_tokens": 9, "completion_tokens": 3,
+             "prompt_tokens_details": {"cached_tokens": "x"}},
+            Usage(9, 0, 3),
+        ),
+        *(({"prompt_tokens": 9, "completion_tokens": count}, None) for count in NO_COUNTS),
+        *((told, None) for told in NO_USAGE),
+    ],
+)  # fmt: skip
+def test_usage_is_read_or_unknown(told: Any, usage: Usage | None) -> None:
+    result, server = ask([response(completion(usage=told))])
+    assert replied(result).usage == usage
+    assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize("finish", ["max_tokens", "model_length", "MAX_TOKENS", "abort", "error"])
+def test_an_answer_that_was_cut_off_is_known_as_one(finish: str) -> None:
+    result, _ = ask([response(completion("half an", finish))])
+    assert (replied(result).text, replied(result).finish) == ("half an", Finish.LENGTH)
+
+
+@pytest.mark.parametrize("finish", ["SAFETY", "content-filter", "refusal"])
+def test_a_filter_is_known_by_any_name(finish: str) -> None:
+    assert replied(ask([response(completion(None, finish))])[0]).finish is Finish.REFUSAL
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": None, "reasoning_content": '{"answer": "no"}'},
+        {"content": "", "reasoning": '{"answer": "no"}'},
+        {"reasoning_content": '{"answer": "no"}'},
+        {"content": '<think>{"answer": "no"}'},
+        {"content": [{"type": "thinking", "thinking": '{"answer": "no"}'}]},
+    ],
+)
+def test_a_reply_of_thoughts_alone_has_no_text(message: object) -> None:
+    choice = {"message": message, "finish_reason": "stop"}
+    result, server = ask([response({"choices": [choice]})])
+    assert (replied(result).text, replied(result).finish) == ("", Finish.STOP)
+    assert len(server.seen) == 1
+
+
+def refuse(why: object, status: int = 400) -> Behaviour:
+    return response(why, status)
+
+
+def named(field: str, why: str, code: str = "unsupported_value") -> Behaviour:
+    error = {"message": why, "type": "invalid_request_error", "param": field, "code": code}
+    return refuse({"error": error})
+
+
+NOT_TAKEN = {
+    "OpenAI, value": ("temperature", named("temperature", "Unsupported value: 'temperature' does"
+                      " not support 0.5 with this model. Only the default (1) is supported.")),
+    "OpenAI, field": ("top_p", named("top_p", "Unsupported parameter: 'top_p' is not supported.")),
+    "FastAPI": ("seed", refuse({"detail": [{"type": "extra_forbidden", "loc": ["body", "seed"],
+                "msg": "Extra inputs are not permitted"}]}, 422)),
+    "words": ("seed", refuse({"error": "Unknown field `seed` in the request."})),
+    "report with status 200": ("top_p", refuse({"error": {"code": 400, "message":
+                               "`top_p` is deprecated for this model."}}, 200)),
+    "list": ("temperature", refuse([{"error": {"code": 400, "status": "INVALID_ARGUMENT",
+             "message": "temperature is not supported by this model"}}])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "refusal"), NOT_TAKEN.values(), ids=NOT_TAKEN)
+def test_what_a_server_refuses_by_name_is_left_out(field: str, refusal: Behaviour) -> None:
+    sampling = SamplingConfig(temperature=0.5, top_p=0.9, seed=7)
+    with FakeCompletions([refusal, response(completion())]) as server:
+        chat = RemoteChat(config(server, retries=RetryRules(max_attempts=1)))
+        for _ in range(2):
+            (result,) = chat.ask([question(sampling=sampling)], Control(time.monotonic() + 60))
+            assert replied(result).text == "yes"
+        chat.close()
+    first, second, third = (seen.body for seen in server.seen)
+    assert field in first
+    assert second == third == {name: first[name] for name in first if name != field}
+
+
+def test_everything_that_is_refused_is_left_out_one_after_the_other() -> None:
+    script = [named(field, f"'{field}' is not supported") for field in ("seed", "top_p")]
+    with FakeCompletions([*script, response(completion())]) as server:
+        chat = RemoteChat(config(server, retries=RetryRules(max_attempts=1)))
+        sampling = SamplingConfig(temperature=0.5, top_p=0.9)
+        (result,) = chat.ask([question(sampling=sampling)], Control(time.monotonic() + 60))
+        chat.close()
+    assert replied(result).attempts == 3
+    assert set(server.seen[2].body) == {
+        "model", "messages", "temperature", "max_completion_tokens"
+    }  # fmt: skip
+
+
+def test_the_other_name_of_the_length_limit_is_tried() -> None:
+    names = ("max_tokens", "max_completion_tokens")
+    for sent, known in (names, names[::-1]):
+        refusal = named(sent, f"Unsupported parameter: '{sent}'. Use '{known}' instead.")
+        result, server = ask([refusal, response(completion())], length_field=sent)
+        assert replied(result).text == "yes"
+        assert known in server.seen[1].body
+        assert sent not in server.seen[1].body
+        result, server = ask([refusal, named(known, f"unknown field {known}")],
+                             length_field=sent)  # fmt: skip
+        assert isinstance(result, InvalidInput), "a reply without any limit is not asked for"
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        refuse({"error": {"message": "System role not supported"}}),
+        refuse({"error": "Conversation roles must alternate user/assistant/user/assistant/..."}),
+        refuse({"error": {"message": "Only user and assistant roles are supported!"}}, 500),
+        refuse({"error": {"message": "Jinja Exception: System role not supported"}}, 500),
+        refuse({"error": {"message": "Developer instruction is not enabled for models/gemma"}}),
+        named("messages[0].role", "'messages[0].role' does not support 'system' with this model."),
+        refuse({"error": {"message": 'messages: Unexpected role "system".'}}),
+    ],
+)
+def test_a_server_without_system_turns_is_asked_without(refusal: Behaviour) -> None:
+    result, server = ask([refusal, response(completion())], retries=RetryRules(max_attempts=1))
+    assert replied(result).text == "yes"
+    assert server.seen[1].body["messages"] == [{"role": "user", "content": "be brief\n\nstop?"}]
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        named("temperature", "temperature: 1.5 is more than 1", "decimal_above_max_value"),
+        named("messages", "This model's context is 4096 tokens; 'messages' is too long"),
+        refuse({"error": {"message": "no model of that name"}}, 404),
+    ],
+)
+def test_a_refused_value_is_not_left_out(refusal: Behaviour) -> None:
+    result, server = ask([refusal, response(completion())])
+    assert isinstance(result, InvalidInput)
+    assert len(server.seen) == 1
+
+
+def test_parts_can_be_left_out_from_the_start() -> None:
+    omit = ("temperature", "top_p", "seed", "system")
+    with FakeCompletions([response(completion())]) as server:
+        chat = RemoteChat(config(server, omit=omit))
+        sampling = SamplingConfig(temperature=0.5, top_p=0.9)
+        chat.ask([question(sampling=sampling)], Control(time.monotonic() + 60))
+        chat.close()
+    assert server.seen[0].body == {
+        "model": "large",
+        "messages": [{"role": "user", "content": "be brief\n\nstop?"}],
+        "max_completion_tokens": 256,
+    }
+    with pytest.raises(ConfigError, match="'stop' cannot be left out"):
+        RemoteConfig(model="large", omit=("stop",))
+
+
+@pytest.mark.parametrize("seed", [0, 7, -1, 2**31, 3_000_000_000, 2**62])
+def test_seeds_have_31_bits(seed: int) -> None:
+    with FakeCompletions([response(completion())]) as server:
+        chat = RemoteChat(config(server))
+        sampling = SamplingConfig(temperature=0.5, seed=seed)
+        chat.ask([question(sampling=sampling)], Control(time.monotonic() + 60))
+        chat.close()
+    assert 0 <= server.seen[0].body["seed"] < 2**31
+    assert "top_p" not in server.seen[0].body, "1 is the API's own"
 
 
 @pytest.mark.parametrize(
@@ -224,12 +461,37 @@ def test_what_will_not_pass_is_not_tried_again(
     assert len(server.seen) == 1
 
 
+@pytest.mark.parametrize("status", [200, 400, 401, 404, 429, 500])
 @pytest.mark.parametrize(
-    "body", [{"error": {"message": "too long"}}, {"error": "too long"}, {"detail": "too long"}]
+    "body",
+    [
+        {"error": {"message": "too long"}},
+        {"error": "too long"},
+        {"detail": "too long"},
+        {"detail": [{"loc": ["body", "messages"], "msg": "too long"}]},
+        {"message": "too long"},
+        [{"error": {"message": "too long"}}],
+        {"error": {"message": "Provider returned error", "metadata": {"raw": "too long"}}},
+        b"too long",
+    ],
 )
-def test_the_servers_reason_is_told(body: object) -> None:
-    result, _ = ask([response(body, 400)])
+def test_the_servers_reason_is_told(body: object, status: int) -> None:
+    result, _ = ask([response(body, status)])
+    assert isinstance(result, CollabError)
     assert "too long" in str(result)
+
+
+def test_the_servers_words_are_bounded_and_harmless() -> None:
+    words = f"{KEY} \x1b]52;c;x\x07 first\nERROR second \ud800" + "z" * 100_000
+    for status in (200, 400, 500):
+        result, _ = ask([response({"error": {"message": words}}, status)])
+        page, _ = ask([response(f"<html>{KEY} {words}".encode(errors="replace"))])
+        assert KEY not in str(page)
+        assert str(page).isprintable()
+        assert str(result).isprintable()
+        assert "first ERROR second" in str(result)
+        assert KEY not in str(result)
+        assert len(str(result)) < 1000
 
 
 def test_the_servers_pause_is_kept() -> None:

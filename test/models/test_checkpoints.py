@@ -338,11 +338,7 @@ def test_a_tensor_of_another_shape_is_a_typed_error(copied: Callable[[str], Path
     tensors = tensors_in(folder)
     name = projections(tensors)[0].replace(".0.", ".1.")
     store(folder, {**tensors, name: torch.ones(3, 3)})
-    config = ModelConfig(str(folder))
-    for way in (lambda: load(config), lambda: load_layers(config, 1, 2)):
-        with pytest.raises(ModelError, match="cannot load") as caught:
-            way()
-        assert caught.value.field == "path"
+    refused(folder, "cannot load")
 
 
 def test_a_worker_that_is_to_quantise_refuses_when_it_starts() -> None:
@@ -350,3 +346,17 @@ def test_a_worker_that_is_to_quantise_refuses_when_it_starts() -> None:
     with pytest.raises(ModelError, match="no quantisation") as caught:
         StageWorker(WorkerConfig(address="127.0.0.1:0", model=config))
     assert caught.value.field == "quantization"
+
+
+def test_a_worker_whose_stages_cannot_be_loaded_refuses_when_it_starts(
+    copied: Callable[[str], Path],
+) -> None:
+    windows = copied("qwen2")
+    own = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}
+    edit(windows, **own, layer_types=["sliding_attention"] * 4)
+    refused_device = ModelConfig(str(tiny_folder("llama")), device="cuda:99")
+    for config, field in ((ModelConfig(str(windows)), "path"), (refused_device, "device")):
+        with pytest.raises(ModelError) as caught:
+            StageWorker(WorkerConfig(address="127.0.0.1:0", model=config))
+        assert caught.value.field == field
+        assert caught.value.remedy

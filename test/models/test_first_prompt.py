@@ -279,7 +279,7 @@ def test_of_several_templates_one_is_the_default(architecture: str, copied: Copi
 @pytest.mark.parametrize(
     "fault",
     [
-        "raise_exception('no system turns')",
+        "raise_exception('no earlier turns')",
         "messages[0]['content'] / 2",
         "f(1)",
         "messages | sum",
@@ -291,11 +291,11 @@ def test_turns_that_a_template_does_not_take_are_the_askers_fault(
 ) -> None:
     folder = copied("llama")
     own = folder / "chat_template.jinja"
-    guard = "{% if messages[0]['role'] == 'system' %}{{ FAULT }}{% endif %}".replace("FAULT", fault)
+    guard = "{% if messages | length > 2 %}{{ FAULT }}{% endif %}".replace("FAULT", fault)
     endless = "{% macro f(x) %}{{ f(x) }}{% endmacro %}"
     own.write_text(endless + guard + own.read_text())
     loaded = load(ModelConfig(str(folder)))
     assert encode(Prompt("go"), loaded).ids
     with pytest.raises(InvalidInput, match="chat template refuses") as caught:
-        encode(Prompt("go", turns=(Turn("system", "Be brief."),)), loaded)
+        encode(Prompt("go", turns=(Turn("user", "hi"), Turn("assistant", "hello"))), loaded)
     assert caught.value.field == "turns"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import shutil
@@ -19,6 +20,7 @@ import yaml
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny_models import VISION, scene, tiny_folder, tiny_model, tiny_prompt
+from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
 from collab_llm_nodes.config import from_mapping
@@ -279,18 +281,20 @@ def test_adapters_that_do_not_fit_are_typed_errors(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- vocabulary
 
 
-def test_vocabulary_hash_sees_tokens_and_special_ones() -> None:
+def test_the_vocabulary_hash_is_that_of_tokens_and_ids() -> None:
     models = [tiny_model("qwen2_vl", padding=37), tiny_model("opt")]
     hashes = {vocabulary_hash(m.tokenizer) for m in models}
     assert len(hashes) == 1, "padding rows of the logits do not matter"
-    fresh = load(ModelConfig(str(tiny_folder("opt"))))
-    assert vocabulary_size(fresh.tokenizer) == len(fresh.tokenizer)
-    fresh.tokenizer.add_tokens(["zebra"])
-    hashes.add(vocabulary_hash(fresh.tokenizer))
-    fresh = load(ModelConfig(str(tiny_folder("opt"))))
-    fresh.tokenizer.add_special_tokens({"additional_special_tokens": ["zebra"]})
-    hashes.add(vocabulary_hash(fresh.tokenizer))
-    assert len(hashes) == 3
+
+    def changed(*tokens: str | AddedToken) -> str:
+        tokenizer = copy.deepcopy(tiny_model("opt").tokenizer)
+        assert tokenizer.add_tokens([*tokens]) == len(tokens)
+        return vocabulary_hash(tokenizer)
+
+    assert changed("zebra") == changed(AddedToken("zebra", special=True)), "the ids are the same"
+    hashes |= {changed("zebra"), changed("lion"), changed("zebra", "lion")}
+    hashes |= {changed("lion", "zebra"), changed("zebra\n442\tlion"), changed("zebra", "lio", "n")}
+    assert len(hashes) == 7
 
 
 def test_mismatch_names_both_models() -> None:

@@ -127,16 +127,31 @@ def test_added_tokens_that_are_mere_text_may_be_said() -> None:
     assert set(control_tokens(tokenizer)) == {*known, "<tool>"}
 
 
-def test_a_template_without_system_turns_refuses_them(tmp_path: Path) -> None:
-    folder = shutil.copytree(tiny_folder("llama"), tmp_path / "model")
-    template = folder / "chat_template.jinja"
-    refusal = (
+@pytest.mark.parametrize(
+    "template",
+    [
         "{% if messages[0]['role'] == 'system' %}"
-        "{{ raise_exception('System role not supported') }}{% endif %}"
-    )
-    template.write_text(refusal + template.read_text())
+        "{{ raise_exception('System role not supported') }}{% endif %}PLAIN",
+        "{% if messages[0]['role'] not in ('user', 'x') %}{{ messages / 2 }}{% endif %}PLAIN",
+        "{% set messages = messages | rejectattr('role', 'equalto', 'system') | list %}PLAIN",
+    ],
+    ids=["refused", "failing", "dropped"],
+)
+@pytest.mark.parametrize("architecture", ["llama", "qwen2_vl"])
+def test_without_a_place_for_it_the_system_turn_joins_the_first_question(
+    template: str, architecture: str, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_folder(architecture), tmp_path / "model")
+    file = folder / "chat_template.jinja"
+    file.write_text(template.replace("PLAIN", file.read_text()))
     loaded = load(ModelConfig(str(folder)))
-    assert encode(Prompt("go", turns=(ASKED, ANSWERED)), loaded).ids
-    with pytest.raises(InvalidInput, match="System role not supported") as caught:
-        encode(Prompt("go", turns=(SYSTEM,)), loaded)
-    assert caught.value.field == "turns"
+    assert tiny_model(architecture).takes_system
+    assert not loaded.takes_system
+
+    def ids(text: str, *turns: Turn) -> tuple[int, ...]:
+        return encode(Prompt(text, turns=turns), loaded).ids
+
+    assert ids("go", SYSTEM) == ids(f"{SYSTEM.content}\n\ngo")
+    asked = Turn("user", f"{SYSTEM.content}\n\n{ASKED.content}")
+    assert ids("go", SYSTEM, ASKED, ANSWERED) == ids("go", asked, ANSWERED)
+    assert ids("go", ASKED, ANSWERED)

@@ -186,7 +186,8 @@ class Collective:
         control: Control,
     ) -> Answer:
         """Pass the news of an answer on until it ends."""
-        text = Detokeniser(self._target.decode)
+        begun = "" if request.raw else self._target.loaded.begun_thought
+        text = Detokeniser(self._target.decode, begun)
         limit = request.length(request.config.max_tokens)
         started = request.asked_at or time.monotonic()
         last = Grown(request.id, (), (), CollectiveMetrics())

@@ -255,7 +255,8 @@ class _Generation:
         self._hear = on_tokens
         self._link_loss = config.link_loss
         self._drafter, self._prompt_tokens = drafter, prompt_tokens
-        self._text = Detokeniser(owner._engine.decode)
+        begun = "" if request.raw else owner._engine.loaded.begun_thought
+        self._text = Detokeniser(owner._engine.decode, begun)
         self._told = 0  # tokens that were emitted
         self._patience = Patience(config.link_loss.after_s)
         self._session: Session | None = None

@@ -4,7 +4,9 @@ The answer is written in three stages. The model lists numbered points, each poi
 lane of its own, and the texts are joined. Points do not see each other, so the answer differs from
 the one written in sequence; ``route`` declines questions where that would do harm: those with
 "chained logical dependencies", and those for short answers. An account of given records is such a
-chain, too. Its rows, sums and findings follow from one another, and all must agree.
+chain, too. Its rows, sums and findings follow from one another, and all must agree. So is an order
+to act: what is found there is told after going there. A short question has to ask for breadth
+(causes, ways, a comparison, "explain"); the answer in sequence is never wrong.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from collab_llm_nodes.models.thoughts import answer_of
 from collab_llm_nodes.models.turns import Turn
 
 OUTLINE_DIRECTIVE = "Give an outline only: 3 to 8 numbered points of a few words each."
@@ -21,7 +24,7 @@ POINT_DIRECTIVE = "Write point {number} ({title}) in one or two sentences."
 LEAST_POINTS, MOST_POINTS = 3, 8
 
 CODE, MATHEMATICS, CHAINED, SHORT = "code", "mathematics", "chained reasoning", "short answer"
-RECORDS = "an account of records"
+RECORDS, ORDER = "an account of records", "an order to act"
 """Reasons to decline an outline."""
 
 
@@ -52,7 +55,11 @@ def route(question: str, max_tokens: int | None = None) -> Route:
         return Route(MATHEMATICS)
     if _ACCOUNT.search(question) and _count_records(question) >= LEAST_RECORDS:
         return Route(RECORDS)
-    return Route(SHORT if _wants_a_fact(_last_paragraph(question)) else "")
+    sentences = _sentences(_last_paragraph(question))
+    acts = sum(_ACTS.search(sentence) is not None for sentence in sentences)
+    if acts and (2 * acts >= len(sentences) or len(sentences) < _SENTENCES_OF_A_TALK):
+        return Route(ORDER)
+    return Route(SHORT if _is_short(sentences) else "")
 
 
 LEAST_TOKENS = 48
@@ -62,6 +69,11 @@ LEAST_RECORDS = 2
 
 _FLAGS = re.IGNORECASE | re.DOTALL
 _MAKE = r"\b(?:write|implement|fix|debug|refactor|optimi[sz]e|develop|create|define|review|test)\b"
+_UNITS = (
+    r"(?:(?:kilo|centi|milli)?met(?:er|re)s?|km|cm|mm|miles?|feet|inch(?:es)?|yards?|kg"
+    r"|(?:kilo)?grams?|pounds?|lbs?|ounces?|lit(?:er|re)s?|gallons?|celsius|fahrenheit|kelvin|euros?|dollars?|binary"
+    r"|hex(?:adecimal)?|decimal|roman numerals)"
+)
 _CODE_THING = (
     r"\b(?:functions?|programs?|scripts?|code|class(?:es)?|algorithms?|methods?|quer(?:y|ies)|regex|"
     r"regular expressions?|unit tests?|api|app|web ?site|web ?page|loop|decorator|makefile)\b"
@@ -71,8 +83,8 @@ _DECLINED = tuple(
     for reason, pattern in (
         (
             CODE,
-            r"```|\b(?:python|javascript|typescript|java|rust|golang|sql|html|css|bash|numpy|ros 2"
-            rf"|regex)\b|\bC(?:\+\+|#)|{_MAKE}[^.?!\n]{{0,60}}{_CODE_THING}",
+            r"```|\b(?:python|javascript|typescript|java|golang|sql|html|css|bash|numpy|ros 2"
+            rf"|regex|in rust)\b|\bC(?:\+\+|#)|{_MAKE}[^.?!\n]{{0,60}}{_CODE_THING}",
         ),
         (
             MATHEMATICS,
@@ -100,7 +112,9 @@ _DECLINED = tuple(
             r"|\bverbatim copy\b|\bwithout any change\b|\bnothing (?:added|left out)\b"
             r"|\b(?:repeated|copied|reproduced) (?:unchanged|exactly|verbatim|word)\b"
             r"|\b(?:repeat|copy) (?:that|this|it|the text)(?:, please)?[.!]"
-            r"|\bsay (?:it|them) back\b",
+            r"|\bsay (?:it|them) back\b"
+            rf"|\bconvert(?:ed)?\b[^.?!]{{0,60}}(?:\d|\b(?:to|into) {_UNITS}\b)"
+            r"|\bhow (?:do|would|can|should|to) (?:(?:you|I|we|one) )?(?:say|spell|pronounce)\b",
         ),
     )
 )
@@ -132,10 +146,40 @@ _ACCOUNT = re.compile(
     r"|interpret)\b",
     re.IGNORECASE,
 )
+_BROAD = re.compile(
+    r"\b(?:explain|describe|discuss|debate|contrast|evaluate|assess|analy[sz]e|brainstorm|elaborate"
+    r"|suggest|recommend|advise|advice|tips|ways|steps|stages|ideas|pros|cons|advantages"
+    r"|disadvantages|benefits|drawbacks|strengths|weaknesses|limitations|risks|trade-?offs"
+    r"|differences?|similarit(?:y|ies)|differs?|compare|comparison|reasons|causes|effects|impacts?"
+    r"|consequences|outcomes|implications|strategies|challenges|problems|factors|features|aspects"
+    r"|principles|methods|techniques|approaches|arguments|importance|significance|influenced?"
+    r"|role of|cycle of|history of|overview|introduction|guide|essay|article|report|proposal"
+    r"|speech|presentation|imagine|suppose|why|what if|tell me (?:more |all |everything )?about"
+    r"|what (?:should|would|could|might|makes|happens|to (?:consider|expect|bring|pack|look))"
+    r"|(?:meal|trip|travel|lesson|project|business|study|training|action) plan"
+    r"|plan (?:a|an|my|our|for) (?!path|route)|programme|curriculum|itinerary|agenda|checklist"
+    r"|how (?:do|does|did|can|could|should|would|might|to|has|have) \w+"
+    r"|how (?:is|are|was|were) [^?]{1,60} (?:made|built|done|\w{2,}ed)|(?:right|best) way to|recipe"
+    r"|what (?:do|must|can) (?:I|we|you) (?:need|do)|(?:instructions|directions) (?:for|on|to))\b",
+    re.IGNORECASE,
+)
+"""Wording that asks for more than one thing to be said."""
+_ACTS = re.compile(
+    r"^\W*(?:(?:please|robot|now|then|next|first|ok(?:ay)?|hey),?\s+"
+    r"|(?:can|could|will|would) you\s+)*"
+    r"(?:go (?!over|through|into|on\b)"
+    r"|(?:drive|move|walk|run|roll|head|navigate|return|come|travel) (?!me through|up with|on\b)"
+    r"|turn (?:left|right|around|back|to|toward|on|off)|follow (?:me|him|her|them|the|that)"
+    r"|look (?:around|left|right|up|down|behind|under|out)|(?:take|lead|guide) me (?:to|there|home)"
+    r"|take a (?:picture|photo|look)|pick up|approach the"
+    r"|(?:stop|wait|halt|rotate|patrol|fetch|bring|grab|dock)\b)"
+    r"|\bwhat (?:(?:do|did|can) )?you (?:see|saw|hear|heard|notice|spot)\b",
+    re.IGNORECASE,
+)
 _LIST_NUMBER = re.compile(r"\s*\d{1,2}[.)]\s")
 _SENTENCE = re.compile(r"[^.?!\n]+[.?!]*")
 _WORDS_OF_A_FACT = 16
-_WORDS_OF_A_CALL = 4
+_SENTENCES_OF_A_TALK = 3
 
 
 def _last_paragraph(text: str) -> str:
@@ -149,18 +193,22 @@ def _count_records(text: str) -> int:
     return sum(_NUMBER.search(_LIST_NUMBER.sub("", part, count=1)) is not None for part in parts)
 
 
-def _wants_a_fact(paragraph: str) -> bool:
-    """Tell whether most sentences ask for something that a few words answer."""
-    sentences = [s.strip() for s in _SENTENCE.findall(paragraph) if len(s.split()) > 1]
-    if len(paragraph.split()) <= _WORDS_OF_A_CALL:
-        return _EXPLAINS.search(paragraph) is None
+def _sentences(paragraph: str) -> list[str]:
+    """Return the sentences of more than one word."""
+    return [s.strip() for s in _SENTENCE.findall(paragraph) if len(s.split()) > 1]
+
+
+def _is_short(sentences: Sequence[str]) -> bool:
+    """Tell whether a few words, or one passage, answer a question."""
+    if len(sentences) < _SENTENCES_OF_A_TALK and not any(map(_BROAD.search, sentences)):
+        return True
     facts = sum(
         len(s.split()) <= _WORDS_OF_A_FACT
         and _FACT.match(s) is not None
         and _EXPLAINS.search(s) is None
         for s in sentences
     )
-    return 2 * facts >= len(sentences)
+    return 2 * facts >= max(len(sentences), 1)
 
 
 @dataclass(frozen=True)
@@ -188,7 +236,23 @@ def guided_turns(directive: str, turns: Sequence[Turn]) -> tuple[Turn, ...]:
     return (Turn("system", directive), *turns)
 
 
+_BULLETS = r"[-*+\u2022\u2023\u2013\u2014]"
+_BEFORE = rf"(?:{_BULLETS}\s+)?(?:\#{{1,6}}\s*)?(?:\*\*|__)?\(?(?:(?:point|step)\s+)?"
+_ITEM = re.compile(
+    rf"(?P<indent>\s*)(?:{_BEFORE}(?:(?P<number>\d{{1,2}})(?:[.)](?!\d)|:\s)"
+    rf"|(?P<letter>[IVX]{{1,4}}|[A-H])[.)]\s)|{_BULLETS}\s)\s*(?P<title>\S.*?)\s*",
+    re.IGNORECASE,
+)
+_MAY_BECOME_ITEM = re.compile(
+    rf"\s*(?:{_BEFORE}(?:(?:\d{{1,2}}|[IVX]{{1,4}}|[A-H])(?:[.):].*)?)?|{_BULLETS}(?:\s.*)?"
+    r"|(?:p|po|poi|poin|point|s|st|ste|step)\s?|[-*_=]+|`{1,3}\w*|~{1,3}\w*)",
+    re.IGNORECASE,
+)
+_RULE = re.compile(r"\s*(?:[-*_=]{3,}|`{3}\w*|~{3}\w*)\s*")
+_ROMAN = ("I", "II", "III", "IV", "V", "VI", "VII", "VIII")
 _LINE = re.compile(r"\s*(\d{1,2})[.)]\s*(\S.*?)\s*")
+_HEAD_CHARACTERS = 240
+"""Longest text before the first point, such as "Sure! Here is an outline:" and a heading."""
 
 
 @dataclass(frozen=True)
@@ -212,40 +276,82 @@ class Outline:
 def read_outline(text: str, *, complete: bool = False) -> Outline:
     """Return the outline in what the model has written so far.
 
-    Points are lines ``1. a few words``, numbered from 1. The first line that is none, has the wrong
-    number or repeats a title ends the outline, as does the last point allowed.
+    Points are lines ``1. a few words``, counted by figures or letters, or bullets. Left out are
+    thoughts, a short introduction with headings, and lines that elaborate on a point: indented
+    ones, and bullets under a number. Any other line after the first point ends the outline, as do a
+    wrong number, a title for the second time, and the last point allowed.
 
     Args:
         complete: the model has ended; a last line without a line feed counts.
     """
-    lines = text.split("\n")
+    lines = answer_of(text).expandtabs(4).split("\n")
     rest = lines.pop() if not complete else ""
     points: list[Point] = []
+    kind, indent, head = "", 0, 0
     for line in lines:
-        if not line.strip():
+        if not line.strip() or _RULE.fullmatch(line):
             continue
-        match = _LINE.fullmatch(line)
+        item = _ITEM.fullmatch(line)
+        if not points:
+            if item is None or not _is_number(item, 1):
+                head += len(line)
+                continue
+            kind, indent = _kind(item), len(item["indent"])
+        elif (
+            _indent(line) > indent + 1
+            or (item and _kind(item) == "bullet" != kind)
+            or re.match(rf"\s*{len(points)}\.\d", line)
+        ):
+            continue  # a part of the point before
         titles = {point.title.casefold() for point in points}
+        number = len(points) + 1
         if (
-            match is None
-            or int(match[1]) != len(points) + 1
-            or match[2].casefold() in titles
-            or len(points) == MOST_POINTS
+            item is None
+            or _kind(item) != kind
+            or not _is_number(item, number)
+            or _plain(item["title"]).casefold() in titles
+            or number > MOST_POINTS
         ):
             return Outline(tuple(points), ended=True)
-        points.append(Point(len(points) + 1, match[2]))
-    # The line under way may be cut off as soon as it cannot become a point.
-    over = bool(rest.strip()) and not re.fullmatch(r"\s*\d{1,2}(?:[.)].*)?", rest)
+        points.append(Point(number, _plain(item["title"])))
+    # The line under way may be cut off as soon as it cannot become a point, or a part of one.
+    if points:
+        over = _indent(rest) <= indent + 1 and not _MAY_BECOME_ITEM.fullmatch(rest)
+    else:
+        over = head + len(rest) > _HEAD_CHARACTERS
     full = len(points) == MOST_POINTS
     return Outline(tuple(points), ended=complete or over or full)
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _kind(item: re.Match[str]) -> str:
+    """Return what an item of a list begins with."""
+    return "number" if item["number"] else "letter" if item["letter"] else "bullet"
+
+
+def _is_number(item: re.Match[str], number: int) -> bool:
+    """Tell whether an item may be the one of that number; bullets have none."""
+    if item["number"]:
+        return int(item["number"]) == number
+    names = (chr(ord("A") + number - 1), *_ROMAN[number - 1 : number])
+    return not item["letter"] or item["letter"].upper() in names
+
+
+def _plain(title: str) -> str:
+    """Return a title without Markdown's emphasis, and without a colon at its end."""
+    return re.sub(r"\*\*|__|^[*_]|[*_]$", "", title).rstrip(": ") or title
 
 
 def read_point(text: str) -> tuple[str, bool]:
     """Return the text of a point in what its lane has written, and whether the lane can stop.
 
-    A point is one paragraph. A number before it, as some models repeat it, is left out.
+    A point is one paragraph. A number before it, as some models repeat it, is left out, and so are
+    thoughts.
     """
-    begun = text.lstrip()
+    begun = answer_of(text).lstrip()
     head, line_feed, _ = begun.partition("\n")
     match = _LINE.fullmatch(head)
     said = match[2] if match else head.rstrip()

@@ -18,10 +18,12 @@ class OutlinePrompts:
 
     Args:
         tokenizer: of the model, with a chat template.
+        begun_thought: marker of a thought in which every answer begins; mostly none.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, begun_thought: str = "") -> None:
         self._tokenizer = tokenizer
+        self._begun_thought = begun_thought
 
     def ended(self, tokens: Sequence[int]) -> bool:
         """Return True if no further point of the outline in ``tokens`` will count."""
@@ -44,7 +46,8 @@ class OutlinePrompts:
         return [self._behind(point.request, ended) for point in read.points]
 
     def _text(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+        text = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return f"{self._begun_thought}{text}"
 
     def _behind(self, content: str, ended: bool) -> list[int]:
         """Return the ids of a user's turn behind an answer, up to where the next answer begins.

@@ -7,7 +7,7 @@ of a model are alike; the embedding and the head are layers of their own for the
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,8 @@ from collab_llm_nodes.protocols.jupiter.states import packed_bytes
 Seconds = NDArray[np.float64]
 VERSION = 1
 """Version of the file format."""
+STEADY = 0.25
+"""Largest spread of the times of a device that nothing else uses."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,8 @@ class DeviceProfile:
         embedding_s: embedding, by length.
         head_s: logits behind so many tokens, by length. A guess of a drafting head takes as long as
             logits behind one more token.
+        spread: of the times of equal passes, as a share of them. More than ``STEADY`` means that
+            other programs computed meanwhile, and the times say little.
     """
 
     name: str
@@ -120,6 +124,7 @@ class DeviceProfile:
     pass_s: tuple[float, ...]
     embedding_s: tuple[float, ...]
     head_s: tuple[float, ...]
+    spread: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.name or not self.lengths or not self.befores:
@@ -139,6 +144,8 @@ class DeviceProfile:
             raise self._wrong("times are finite, and a layer takes some")
         if not (self.memory_bytes > 0 and 0 < self.mbps < np.inf and 0 <= self.latency_s < np.inf):
             raise self._wrong("memory_bytes and mbps are positive, latency_s is not negative")
+        if not 0 <= self.spread < np.inf:
+            raise self._wrong("spread is not negative")
 
     def _wrong(self, why: str) -> ConfigError:
         return ConfigError(
@@ -290,6 +297,19 @@ class Profile:
             field="devices",
             remedy=did_you_mean(name, names, f"{known}; run collab-llm jupiter profile there"),
         )
+
+    def warnings(self, names: Collection[str] = ()) -> list[str]:
+        """Return a sentence for each device that was not measured alone.
+
+        Args:
+            names: of the devices that matter; empty: all.
+        """
+        return [
+            f"{device.name} was measured while other programs computed there: equal passes differ"
+            f" by {device.spread:.0%}; stop them and run collab-llm jupiter profile again"
+            for device in self.devices
+            if device.spread > STEADY and (not names or device.name in names)
+        ]
 
     def check_prompt(self, tokens: int) -> None:
         """Check that the model reads a prompt of ``tokens``.

@@ -72,6 +72,8 @@ def start(config: JupiterConfig, resources: Resources) -> Jupiter:
     if not config.model.path:
         raise ConfigError("no model", field="model.path", remedy="name its folder or hub id")
     made = Jupiter(config)
+    for warning in made.warnings:
+        resources.log.warning(warning)
     pipeline, due = made.pipeline, time.monotonic() + config.start_s
     try:
         pipeline.chain(due)
@@ -128,7 +130,9 @@ class Jupiter:
             JupiterPlan.load(Path(planning.plan).expanduser()) if planning.plan else None,
         )
         chats = bool(self._loaded.tokenizer.chat_template)
-        self._prompts = OutlinePrompts(self._loaded.tokenizer) if chats else None
+        self._prompts = (
+            OutlinePrompts(self._loaded.tokenizer, self.begun_thought) if chats else None
+        )
         self.pipeline = Pipeline(config.pipeline, self._stages, kept=len(config.guides))
         self._guides = {
             task: Guide(lane, self._before_questions(text))
@@ -154,6 +158,17 @@ class Jupiter:
         ids = self._encode(request, prompt_of(request))
         made = answer(self.pipeline, ids, asked, control, telling.on_tokens)
         return Answer(**vars(telling.in_sequence(made, final=True)))
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return what makes plans unreliable, one sentence each."""
+        profile = self._arrangement.profile
+        return profile.warnings(self._config.device_of.values()) if profile is not None else []
+
+    @property
+    def begun_thought(self) -> str:
+        """Marker of a thought in which every answer to a chat begins; mostly none."""
+        return self._loaded.begun_thought
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of ``tokens`` without special ones."""
@@ -360,7 +375,8 @@ class _Telling:
         self._begun = request.asked_at or time.monotonic()
         self._losses = len(owner.pipeline.losses)
         self._first_s = 0.0
-        self._text = Detokeniser(owner.decode)
+        self._begun_thought = "" if request.raw else owner.begun_thought
+        self._text = Detokeniser(owner.decode, self._begun_thought)
         self._outline: list[LaneAnswer] = []
 
     def on_tokens(self, lanes: Sequence[LaneAnswer]) -> None:
@@ -397,7 +413,8 @@ class _Telling:
         """
         texts: list[str] = []
         for lane in lanes:
-            text = self._owner.decode(lane.tokens).rstrip("\N{REPLACEMENT CHARACTER}")
+            decoded = self._owner.decode(lane.tokens).rstrip("\N{REPLACEMENT CHARACTER}")
+            text = self._begun_thought + decoded
             under_way = not (lane.finished or final)
             if not (under_way and _HALF_A_NUMBER.fullmatch(text)):  # may be left out later
                 texts.append(read_point(text)[0])

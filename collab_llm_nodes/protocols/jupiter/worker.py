@@ -31,7 +31,7 @@ from torch import Tensor
 from collab_llm_nodes.assets import version
 from collab_llm_nodes.collector import freeze_startup_objects
 from collab_llm_nodes.ending import ended_at_once
-from collab_llm_nodes.engine.stage import Stage
+from collab_llm_nodes.engine.stage import Stage, check_stages
 from collab_llm_nodes.engine.streams import wait_for
 from collab_llm_nodes.errors import (
     Busy,
@@ -119,7 +119,8 @@ class StageWorker(StreamService[Answer]):
     """The service without a network.
 
     Raises:
-        ModelError: the checkpoint cannot be read, or its heads belong to another model.
+        ModelError: the checkpoint cannot be read or not be divided, its heads belong to another
+            model, or there is no such device.
     """
 
     name = "jupiter_worker"
@@ -134,6 +135,7 @@ class StageWorker(StreamService[Answer]):
         self.max_unanswered_bytes = config.limits.max_waiting_bytes
         folder = model_folder(config.model)
         facts = read_facts(config.model)
+        check_stages(facts)  # else its first request would fail
         self._heads = _heads_folder(config.heads, folder)
         self.info = WorkerInfo(
             version(),

@@ -8,7 +8,7 @@ from collab_llm_nodes.chat.base import Finish, Reply
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions import prompts
-from collab_llm_nodes.protocols.minions.dialogue import check, retrieved, too_late
+from collab_llm_nodes.protocols.minions.dialogue import answer_in, check, retrieved, too_late
 from collab_llm_nodes.protocols.minions.messages import (
     AskLocal,
     AskRemote,
@@ -52,7 +52,7 @@ def _asking_remote(question: str, context: Part, config: DirectConfig) -> Machin
     asked = filled(prompts.DIRECT, context=context, question=Part(Kind.QUESTION, question))
     remote = config.remote
     reply: Reply = yield AskRemote("answer", 1, (asked,), remote.temperature, remote.max_tokens)
-    return Outcome(reply.text.strip())
+    return Outcome(answer_in(reply, "remote"))
 
 
 def _asking_local(question: str, context: str, config: DirectConfig) -> Machine:
@@ -63,4 +63,4 @@ def _asking_local(question: str, context: str, config: DirectConfig) -> Machine:
     if isinstance(reply, CollabError):
         raise reply
     late = too_late() if reply.finish is Finish.DEADLINE else None
-    return Outcome(reply.text.strip(), error=late)
+    return Outcome(answer_in(reply, "local"), error=late)

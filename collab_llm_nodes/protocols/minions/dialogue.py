@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
-from collab_llm_nodes.chat.base import Reply
-from collab_llm_nodes.errors import DeadlineExceeded, InvalidInput
+from collab_llm_nodes.chat.base import Finish, Reply
+from collab_llm_nodes.errors import DeadlineExceeded, InvalidInput, ModelError
 from collab_llm_nodes.protocols.minions import prompts
 from collab_llm_nodes.protocols.minions.messages import (
     AskRemote,
@@ -60,6 +60,25 @@ def too_late() -> DeadlineExceeded:
         field="deadline_s",
         remedy="raise it, or ask for fewer rounds",
     )
+
+
+def answer_in(reply: Reply, role: str) -> str:
+    """Return a reply as an answer.
+
+    Args:
+        role: of the model, remote or local.
+
+    Raises:
+        ModelError: there is no answer in it.
+    """
+    text = reply.text.strip()
+    if not text and reply.finish is not Finish.DEADLINE:
+        raise ModelError(
+            f"the {role} model's reply holds no answer ({reply.finish.value})",
+            field=f"{role}.max_tokens",
+            remedy="raise it: models that think first need more tokens",
+        )
+    return text
 
 
 def asked(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from collab_llm_nodes.chat.structured import last_object
+from collab_llm_nodes.models.thoughts import answer_of
 from collab_llm_nodes.protocols.minions.jobs import JobOutput
 
 _CODE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
@@ -16,6 +17,7 @@ _FINAL = "provide_final_answer"
 
 def find_object(text: str) -> dict[str, Any] | None:
     """Return the last JSON object in ``text``, which may have prose around it; None without one."""
+    text = answer_of(text)
     found = last_object(text)
     if found is not None:
         return {str(_proper(key)): _proper(value) for key, value in found.content.items()}
@@ -41,6 +43,7 @@ def _proper(value: Any) -> Any:
 
 def find_program(text: str) -> str:
     """Return the code blocks of a reply as one program; the whole reply if it has none."""
+    text = answer_of(text)
     blocks = _CODE.findall(text)
     program: str = _proper("\n".join(blocks) if blocks else text)
     return program

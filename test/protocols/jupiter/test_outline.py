@@ -13,6 +13,7 @@ from collab_llm_nodes.protocols.jupiter.outline import (
     CHAINED,
     CODE,
     MATHEMATICS,
+    ORDER,
     RECORDS,
     SHORT,
     Point,
@@ -58,6 +59,45 @@ def test_questions_are_routed_by_their_wording(question: str, reason: str) -> No
     assert route(question).outline == (not reason)
 
 
+BRIEF = """
+Convert 3 miles to km | Convert 72 F to Celsius | How many cm are in an inch? | 5 kg in pounds
+How do I convert miles to kilometres? | What's 15% of 80? | Change 10 dollars into euros
+What do you see? | Tell me what you see. | Is there anybody in the hall? | Count the chairs.
+Go to the kitchen and tell me what you see. | Go to the kitchen and describe what you see.
+Turn left and explain what is there. | Drive to the door, then come back. | Stop | Bring me the cup.
+Could you please follow me and describe the room? | Find the red chair and stop in front of it.
+Pick up the ball and put it into the box. | Open the door. | Patrol the corridor and report.
+Go to the lab. Look around. Tell me why the alarm rings. | Wait here until I come back.
+Hello! | Thanks, that's all. | Hi there, how are you? | Continue. | Battery status? | Who are you?
+What is the capital of France? | Define photosynthesis. | Name the planets. | Spell necessary.
+How do you say hello in French? | Give me a synonym for happy. | Correct the grammar: I has a dog.
+Rewrite this sentence: he go home. | Set a timer for 5 minutes | Tell me a joke. | What time is it?
+List the days of the week. | Write a haiku about autumn. | Choose a number between 1 and 10.
+Which is larger, 9.11 or 9.9? | Where did you last see the red ball? | What's the weather like?
+"""
+BROAD = """
+What are the pros and cons of remote work? | Compare cats and dogs as pets. | Tell me about whales.
+Give me tips for a job interview. | Why did the Roman Empire fall? | What should I pack for a trip?
+Walk me through the steps of baking bread. | Come up with ideas for a party. | How is cheese made?
+Go through the causes of the war. | What are the differences between tea and coffee?
+How do I convert a loft into a bedroom? | What is the best way to get rust off a drawer?
+Suggest three strategies for learning a language. | Write an essay on climate change.
+Plan a weekend in Rome. | Write the recipe for tomato soup. | What if the moon were closer?
+"""
+
+
+@pytest.mark.parametrize("question", [q.strip() for q in BRIEF.replace("\n", "|").split("|")])
+def test_what_is_brief_or_an_order_is_answered_in_sequence(question: str) -> None:
+    assert not route(question).outline
+
+
+@pytest.mark.parametrize(
+    "question", [q.strip() for q in BROAD.strip().replace("\n", "|").split("|")]
+)
+def test_what_asks_for_breadth_is_outlined(question: str) -> None:
+    assert route(question).outline
+
+
 def test_a_low_limit_of_tokens_needs_no_outline() -> None:
     question = "Explain how a diesel engine works."
     assert route(question, max_tokens=outline.LEAST_TOKENS).outline
@@ -66,7 +106,7 @@ def test_a_low_limit_of_tokens_needs_no_outline() -> None:
 
 @given(st.text(max_size=400))
 def test_any_text_has_a_route(question: str) -> None:
-    assert route(question).reason in ("", CODE, MATHEMATICS, CHAINED, RECORDS, SHORT)
+    assert route(question).reason in ("", CODE, MATHEMATICS, CHAINED, RECORDS, ORDER, SHORT)
 
 
 @pytest.mark.parametrize("text", ["a" * 20000, "1 " * 10000, "who is " * 3000, "\n" * 20000])
@@ -118,13 +158,58 @@ def test_an_outline_grows_line_by_line() -> None:
         "5. A number is missing\n",
         "4. offer a DRINK\n",
         "4.\n",
-        "-",
+        "I w",
     ],
 )
 def test_what_is_no_next_point_ends_the_outline(behind: str) -> None:
     found = read_outline(OUTLINE + behind)
     assert found.ended
     assert len(found.points) == 3
+
+
+LISTED = {
+    "an introduction": "Sure! Here's an outline:\n{1. }\n{2. }\n{3. }\n",
+    "a heading": "**Outline**\n\n{1. }\n{2. }\n{3. }\n",
+    "both": "Certainly.\n\n## Outline: the trip\n\n{1. }\n{2. }\n{3. }\n",
+    "figures in brackets": "{(1) }\n{(2) }\n{(3) }\n",
+    "figures with a colon": "{1: }\n{2: }\n{3: }\n",
+    "words": "{Step 1: }\n{Step 2: }\n{Step 3: }\n",
+    "letters": "{A. }\n{B. }\n{C. }\n",
+    "Roman figures": "{I. }\n{II. }\n{III. }\n",
+    "headings": "{### 1. }\n{### 2. }\n{### 3. }\n",
+    "bold figures": "**{1. }**\n**{2. }**\n**{3. }**\n",
+    "bold titles": "1. **{}**\n2. **{}**:\n3. __{}__\n",
+    "bullets": "{- }\n{- }\n{- }\n",
+    "stars": "Points:\n{* }\n\n{* }\n\n{* }\n",
+    "dots": "{\u2022 }\n{\u2022 }\n{\u2022 }\n",
+    "numbers in bullets": "{- 1. }\n{- 2. }\n{- 3. }\n",
+    "sub-bullets": "{1. }\n   - a\n   - b\n{2. }\n\t* c\n{3. }\n  d\n",
+    "sub-bullets at the margin": "{1. }\n- a\n{2. }\n- b\n{3. }\n",
+    "bullets in bullets": "{- }\n  - a\n{- }\n  1. b\n{- }\n",
+    "parts": "{1. }\n1.1 a\n{2. }\n  2.1. b\n{3. }\n",
+    "rules and fences": "```markdown\n{1. }\n---\n{2. }\n***\n{3. }\n```\n",
+    "a thought": "<think>\n1. hm\n2. no\n</think>\n\n{1. }\n{2. }\n{3. }\n",
+}
+
+
+@pytest.mark.parametrize("form", LISTED.values(), ids=LISTED)
+def test_lists_are_read_in_any_usual_form(form: str) -> None:
+    titles = ["Greet the guest", "Offer a drink", "Ask"]
+    text = form
+    for title in titles:
+        start = text.index("{")
+        end = text.index("}", start)
+        text = f"{text[:start]}{text[start + 1 : end]}{title}{text[end + 1 :]}"
+    assert [point.title for point in read_outline(text, complete=True).points] == titles
+    assert not any(read_outline(text[:end]).ended for end in range(len(text) + 1))
+    assert read_outline(f"{text}\nNow the").ended
+
+
+def test_prose_is_given_up_soon() -> None:
+    prose = "Tea is brewed with hot water, and it takes some minutes.\n" * 20
+    ended = next(end for end in range(len(prose)) if read_outline(prose[:end]).ended)
+    assert ended < 300
+    assert read_outline(prose).points == ()
 
 
 def test_the_number_of_points_is_bounded() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tiny_models import tiny_folder
 from collab_llm_nodes.engine.stage import Stage
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
 from collab_llm_nodes.models.loading import ModelConfig
+from collab_llm_nodes.protocols.jupiter.profile import DeviceProfile, Profile
 from collab_llm_nodes.protocols.jupiter.profiler import (
     ProfilerConfig,
     link_speed,
@@ -24,6 +25,7 @@ from collab_llm_nodes.protocols.jupiter.profiler import (
 )
 
 ARCHITECTURES = ("llama", "qwen2", "opt")
+FACTS = model_facts(ModelConfig(path=str(tiny_folder("llama"))))
 
 
 class TimedStage:
@@ -76,6 +78,67 @@ def test_differences_of_stages_are_layers_ends_and_the_constant_part() -> None:
         assert found.pass_s[i] == pytest.approx(5e-4)
         assert found.embedding_s[i] == pytest.approx(2e-5 * x)
         assert found.head_s[i] == pytest.approx(3e-4 * x)
+
+
+def slowed(slowness: Callable[[int], float]) -> tuple[DeviceProfile, int]:
+    """Measure a device whose pass ``n`` takes ``slowness(n)`` times as long; count the loads."""
+    loads: list[tuple[int, int]] = []
+    passes = 0
+
+    class Slowed(TimedStage):
+        def __init__(self, first: int, last: int) -> None:
+            super().__init__(first, last)
+            loads.append((first, last))
+
+        def feed(self, rows: Sequence[int] | torch.Tensor, last: int) -> None:
+            nonlocal passes
+            begun = TimedStage.clock
+            super().feed(rows, last)
+            TimedStage.clock = begun + (TimedStage.clock - begun) * slowness(passes)
+            passes += 1
+
+    config = ProfilerConfig("robot", lengths=(1, 8, 64), befores=(0, 100))
+    model = ModelConfig(path=str(tiny_folder("llama")))
+    found = measure(config, model, stage_of=Slowed, clock=lambda: TimedStage.clock)
+    return found, len(loads)
+
+
+def test_a_steady_device_is_measured_once() -> None:
+    quiet, loads = slowed(lambda number: 1.0)
+    assert quiet.spread == pytest.approx(0.0, abs=1e-6)
+    assert Profile(FACTS, (quiet,)).warnings() == []
+    odd, once = slowed(lambda number: 30.0 if number % 20 == 7 else 1.0)  # an interrupt
+    assert once == loads
+    assert odd.layer_s == pytest.approx(np.array(quiet.layer_s))
+
+
+def test_a_load_that_passes_is_waited_out() -> None:
+    quiet, loads = slowed(lambda number: 1.0)
+    rng = np.random.default_rng(1)
+    found, more = slowed(lambda number: 1.0 + 4.0 * rng.random() if number < 60 else 1.0)
+    assert more == 2 * loads
+    assert found.layer_s == pytest.approx(np.array(quiet.layer_s))
+    assert found.spread == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "slowness",
+    [
+        lambda number: 1.0 + (number * 7919 % 13) / 3,
+        lambda number: 1.0 + 0.01 * number,
+        lambda number: 5.0 if number // 100 % 2 else 1.0,
+    ],
+    ids=["passes differ", "grows", "comes and goes"],
+)
+def test_a_load_that_stays_is_told(slowness: Callable[[int], float], tmp_path: Path) -> None:
+    _, loads = slowed(lambda number: 1.0)
+    found, more = slowed(slowness)
+    assert more == 3 * loads
+    Profile(FACTS, (found,)).save(tmp_path / "lab.json")
+    known = Profile.load(tmp_path / "lab.json")
+    (warning,) = known.warnings(["robot", "laptop"])
+    assert "robot was measured while other programs computed" in warning
+    assert known.warnings(["laptop"]) == []
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -50,6 +50,17 @@ def test_both_remember_the_chat() -> None:
     assert "second answer" in remote[4].text
 
 
+def test_thoughts_are_neither_sent_nor_remembered() -> None:
+    answers = iter(["<think>\nsecret?\n</think>\n\nfirst answer", "<think>secret, cut off"])
+    replies = [f'<think>{{"message": "secret"}}</think>{_HELLO}', _ASK, final("42 kg")]
+    world = World(replies, worker=lambda prompt: next(answers))
+    assert _answer(world).answer == "42 kg"
+    heard = [turn.content for prompts in world.prompts for turn in prompts[0].turns]
+    sent = [message.text for ask in world.sent for message in ask.messages]
+    assert not [text for text in (*heard, *sent) if "secret" in text]
+    assert "first answer" in heard
+
+
 def test_the_local_models_words_are_counted_as_such() -> None:
     world = World([_HELLO, final()], worker=lambda prompt: "the words")
     _answer(world)
@@ -142,6 +153,17 @@ def test_local_only_sends_nothing() -> None:
     world = World([], worker=lambda prompt: "42 kg" if _TEXT in text_of(prompt) else "")
     assert world.drive(local_only("How heavy?", [_TEXT], DirectConfig())).answer == "42 kg"
     assert world.sent == []
+
+
+def test_a_model_that_has_only_thought_has_not_answered() -> None:
+    world = World(["<think>42, or 43?"], worker=lambda prompt: "<think>42, or 43?</think>")
+    for machine, field in (
+        (remote_only("How heavy?", [_TEXT], DirectConfig()), "remote.max_tokens"),
+        (local_only("How heavy?", [_TEXT], DirectConfig()), "local.max_tokens"),
+    ):
+        with pytest.raises(ModelError, match="no answer") as caught:
+            world.drive(machine)
+        assert caught.value.field == field
 
 
 def test_rag_sends_the_passages_it_was_told_to() -> None:
