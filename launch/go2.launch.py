@@ -31,6 +31,7 @@ NODES = (
 )
 EXTRAS = {"record": "recorder", "dashboard": "dashboard", "markers": "markers"}
 DRIVERS = {"go2": ["go2_driver"], "sim": ["sim_go2"], "none": []}
+WATCHDOGS = {"go2": ["motion_watchdog"], "sim": [], "none": []}
 RESPAWN_DELAY_S = 2.0
 
 ARGUMENTS = {
@@ -48,6 +49,10 @@ ARGUMENTS = {
 }
 FLAGS = {
     "composed": ("true", "Two processes: what thinks, what moves; else one for each node."),
+    "dry_run": (
+        "false",
+        "Show what the robot would do; it is never moved (docs/safety.md, A dry run).",
+    ),
     "autostart": ("true", "Configure and activate at the start; else by a lifecycle manager."),
     "dashboard": ("false", "Start the dashboard, a web page for people (docs/dashboard.md)."),
     "record": ("false", "Record the drive as a bag (docs/replay.md)."),
@@ -120,11 +125,14 @@ def _nodes(context: LaunchContext) -> list[Node]:
             Node(executable="motion", arguments=driver, **common, **needed),
             Node(executable="graph", **common, **needed),
         ]
+        alone = []
     else:
-        started = [
-            Node(executable=name, name=name, **common, **needed)
-            for name in (*DRIVERS[value("driver")], "motion_guard", *NODES)
-        ]
+        started = []
+        alone = [*DRIVERS[value("driver")], "motion_guard", *NODES]
+    started += [  # a watchdog must outlive what it watches
+        Node(executable=name, name=name, **common, **needed)
+        for name in (*alone, *WATCHDOGS[value("driver")])
+    ]
     for protocol in _protocols(value):
         name = f"{protocol}_server"
         server = {**common, "executable": "protocol_server", "arguments": [protocol]}
@@ -150,7 +158,8 @@ def _protocols(value: Callable[[str], str]) -> list[str]:
 def _names(value: Callable[[str], str]) -> list[str]:
     """The names of all nodes that may be started."""
     servers = [f"{protocol}_server" for protocol in _protocols(value)]
-    return [*NODES, *servers, "motion_guard", "go2_driver", "sim_go2", *EXTRAS.values()]
+    moving = ("motion_guard", "go2_driver", "motion_watchdog", "sim_go2")
+    return [*NODES, *servers, *moving, *EXTRAS.values()]
 
 
 def _log_levels(value: Callable[[str], str]) -> list[str]:
@@ -192,6 +201,9 @@ def _overrides(value: Callable[[str], str], share: Path) -> str:
         nodes[f"{space}/dashboard"]["port"] = yaml.safe_load(value("dashboard_port"))
     if value("memory") == "true":
         nodes[f"{space}/dragon_server"]["memory.fill"] = True
+    if value("dry_run") == "true":
+        nodes[f"{space}/motion_guard"]["dry_run"] = nodes[f"{space}/go2_driver"]["dry_run"] = True
+        nodes[f"{space}/navigator"]["output"] = "none"
     nodes[f"{space}/recorder"]["folder"] = value("bags")
     content = {name: {"ros__parameters": values} for name, values in nodes.items()}
     with tempfile.NamedTemporaryFile("w", prefix="collab_llm_", suffix=".yaml", delete=False) as f:

@@ -41,7 +41,13 @@ pytestmark = pytest.mark.ros
 __all__ = ["graph"]  # a fixture
 
 LATE = 30.0  # s: for a busy machine
-GENEROUS = {"freshness.command": 0.5, "freshness.odometry": 0.5, "freshness.camera": 0.5}
+GENEROUS = {
+    "freshness.command": 0.5,
+    "freshness.odometry": 0.5,
+    "freshness.camera": 0.5,
+    "limits.linear_speed": 0.8,
+    "limits.angular_speed": 1.5,
+}
 
 
 class World:
@@ -457,7 +463,7 @@ def test_an_error_in_the_guard_stops_the_robot(graph: Any, monkeypatch: Any) -> 
 def process(**parameters: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A guard in a process of its own; the robot is somebody else's."""
     command = [sys.executable, "-m", "collab_llm_nodes.nodes.motion", "--driver", "none"]
-    command += ["--ros-args", "-p", "freshness.max_age:=0.0"]
+    command += ["--ros-args", "-p", "freshness.max_age:=0.0", "-p", "limits.linear_speed:=0.8"]
     for name, value in parameters.items():
         command += ["-p", f"{name}:={value}"]
     with subprocess.Popen(command) as guard:

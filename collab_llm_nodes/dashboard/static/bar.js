@@ -103,7 +103,9 @@
     else if (!motion.allowed) show("held", `no motion: ${motion.text || motion.reasons.join(", ")}`);
     else {
       const speed = `${motion.linear.toFixed(2)} m/s, ${motion.angular.toFixed(2)} rad/s`;
-      show("allowed", `motion allowed, ${speed} (limit ${motion.speed_limit.toFixed(2)} m/s)`);
+      const limit = `limit ${motion.speed_limit.toFixed(2)} m/s`;
+      const warning = motion.text ? `; ${motion.text}` : "";
+      show(warning ? "held" : "allowed", `motion allowed, ${speed} (${limit})${warning}`);
     }
     if (!motion.emergency_stop && element("stop-result").dataset.state === "done") say("", "");
   }
