@@ -45,6 +45,7 @@ from collab_llm_nodes.ros.managed_node import ManagedNode
 from collab_llm_nodes.ros.peers import DRIVER, Peers
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import BUTTON, CAMERA, COMMAND, RESULT, STATE
+from collab_llm_nodes.ros.strangers import GO2_TOPICS, Strangers
 from collab_llm_nodes.ros.unitree import (
     STATE_TOPIC,
     Services,
@@ -139,13 +140,16 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
         self._peers = Peers(
             self, DRIVER, self._on_stop_of_peer, self._on_peers, self._drivers_elsewhere
         )
+        self._strangers = Strangers(self, GO2_TOPICS, self._on_strangers, of_robot=True)
 
     def stop(self) -> None:
         super().stop()
         self._peers.close()
+        self._strangers.close()
 
     def destroy_node(self) -> None:
         self._peers.close()
+        self._strangers.close()
         super().destroy_node()
 
     # Lifecycle.
@@ -197,6 +201,7 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
         self._avoids = None
         self._peers.look()
         calls = self._go2.on_peers(self._peers.trouble, wall())  # `configure` has made a new one
+        calls += self._go2.on_strangers(self._strangers.trouble, wall())
         self._send(calls + self._go2.begin(wall()))
 
     def deactivate(self) -> None:
@@ -267,6 +272,10 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
     def _on_peers(self) -> None:
         if self.active:
             self._send(self._go2.on_peers(self._peers.trouble, wall()))
+
+    def _on_strangers(self) -> None:
+        if self.active:
+            self._send(self._go2.on_strangers(self._strangers.trouble, wall()))
 
     def _drivers_elsewhere(self) -> list[str]:
         """Return drivers in other namespaces that send requests to the same robot."""

@@ -44,6 +44,7 @@ from collab_llm_nodes.ros.motion_inputs import check_range, check_scan, pose_fro
 from collab_llm_nodes.ros.peers import GUARD, Peers
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import BUTTON, CAMERA, COMMAND, REQUESTS, RESULT, STATE
+from collab_llm_nodes.ros.strangers import MOTION_TOPICS, Strangers
 
 _REST = (0.02, 0.05)
 """Odometry's velocities of a robot at rest are below these [m/s, rad/s]."""
@@ -134,14 +135,17 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
             self._tell()
         self._peers = Peers(self, GUARD, self._on_stop_of_peer, self._on_peers)
         self._peers.tell(bool(pressed))
+        self._strangers = Strangers(self, MOTION_TOPICS, self._on_strangers)
 
     def stop(self) -> None:
         super().stop()
         self._peers.close()
+        self._strangers.close()
         self._latch.close()
 
     def destroy_node(self) -> None:
         self._peers.close()
+        self._strangers.close()
         super().destroy_node()
 
     def configure(self) -> None:
@@ -190,11 +194,10 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
             "reasons": " ".join(state.reasons),
             **{f"silent_s.{s.value}": f"{self._guard.silence(s, now):.2f}" for s in Source},
             **{f"stops.{code}": count for code, count in self._guard.stops.items()},
+            **{f"publishers.{topic}": who for topic, who in self._strangers.publishers.items()},
         }
-        if state.emergency_stop or self._peers.trouble:
+        if state.emergency_stop or self._peers.trouble or self._strangers.trouble:
             level, message = Level.ERROR, state.text
-        elif self.active and self.count_publishers("cmd_vel") > 1:
-            level, message = Level.ERROR, "another node publishes cmd_vel as well"
         elif self.active and not state.allowed:
             level, message = Level.WARN, state.text
         elif self.active and not self._drivers():
@@ -334,6 +337,13 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
 
     def _on_peers(self) -> None:
         self._guard.on_peers(self._peers.trouble, self._peers.unconfirmed, wall())
+        if self.active:
+            self._follow_up()
+        else:
+            self._tell()
+
+    def _on_strangers(self) -> None:
+        self._guard.on_strangers(self._strangers.trouble)
         if self.active:
             self._follow_up()
         else:

@@ -58,6 +58,7 @@ REASONS = {
     "EMERGENCY_STOP": "the emergency stop is set: call reset_emergency_stop",
     "STOP_UNCONFIRMED": "the emergency stop is not confirmed by all guards and drivers",
     "STARTED_TWICE": "the robot's nodes were started twice: end one of the graphs",
+    "FOREIGN_PUBLISHER": "a topic that moves the robot has a foreign publisher: end it",
     "INVALID_COMMAND": "the last velocity is not a number",
     "NO_COMMAND": "whoever commanded the motion fell silent",
     "STALE_ODOMETRY": f"no fresh odometry: {ASK_DRIVER}",
@@ -213,6 +214,7 @@ class Guard:
         self._unconfirmed = ""  # who has not confirmed the emergency stop
         self._doubled = ""  # who moves the robot beside this guard and its driver
         self._alone_at = -math.inf
+        self._strangers = ""  # who publishes on the topics of others
         self._stopped_at = -math.inf
         self._linear, self._angular = _Ramp(), _Ramp()
 
@@ -289,6 +291,10 @@ class Guard:
             self._alone_at = wall
         self._doubled, self._unconfirmed = doubled, unconfirmed
 
+    def on_strangers(self, strangers: str) -> None:
+        """Take who publishes on a motion topic beside its owner, in words; "" is nobody."""
+        self._strangers = strangers
+
     def on_halt(self, wall: float) -> Velocity:
         """The guard ends or fails: zero, and nothing is known any more but the emergency stop."""
         self._heard.clear()
@@ -344,6 +350,7 @@ class Guard:
             "EMERGENCY_STOP": f"set by {self._emergency}",
             "STOP_UNCONFIRMED": self._unconfirmed,
             "STARTED_TWICE": self._doubled,
+            "FOREIGN_PUBLISHER": self._strangers,
         }.get(code)
         if who:
             return f"{REASONS[code]} ({who})"
@@ -384,6 +391,8 @@ class Guard:
                 codes.append("STOP_UNCONFIRMED")
         if self._doubled or wall - self._alone_at < ALONE_S:
             codes.append("STARTED_TWICE")
+        if self._strangers:
+            codes.append("FOREIGN_PUBLISHER")
         if not self._valid:
             codes.append("INVALID_COMMAND")
         if self._asked != ZERO and self._silent(Source.COMMAND, wall):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import signal
 import subprocess
@@ -59,7 +60,6 @@ class Stage:
         kind = TwistStamped if driver and driver.get("stamped") else Twist
         self.command: Any = kind()
         self.commands = self.user.create_publisher(kind, topic, COMMAND)
-        self.states = self.user.create_publisher(MotionState, "motion_state", STATE)
         self.talks = True
         self.user.create_timer(0.05, self._command)
         self.odometry: list[Odometry] = graph.collect(self.user, Odometry, "odom", COMMAND)
@@ -71,6 +71,11 @@ class Stage:
             self.driver = start(graph, Go2Driver, **{**PATIENT, **driver})
         self.wait(lambda: self.user.count_subscribers(topic))
         self.wait(lambda: self.odometry)
+
+    @functools.cached_property
+    def states(self) -> Any:
+        """What motion_guard would say; not where there is one."""
+        return self.user.create_publisher(MotionState, "motion_state", STATE)
 
     def _command(self) -> None:
         if self.talks:
@@ -328,7 +333,7 @@ def test_a_dry_run_of_the_driver_asks_nothing_but_stop_move(graph: Any) -> None:
 def test_a_dry_run_shows_the_steps_and_moves_nothing(graph: Any) -> None:
     script = ["the next action is move forward 25 cm", "turn left 30 degree", "stop"]
     robot = Robot(graph, script, output="none")  # what the launch argument dry_run sets
-    robot.odometry_on, robot.allowed = False, None
+    robot.leave_to_others()
     guard = start(graph, MotionGuard, dry_run=True)
     stage = Stage(graph, {"dry_run": True})
     stage.drive(0.4)  # somebody else publishes cmd_vel
@@ -400,6 +405,24 @@ def test_a_stop_is_no_success_while_the_driver_does_not_confirm_it(graph: Any) -
             return bool(graph.ask(press.call_async, Trigger.Request(), timeout=LATE).success)
 
         stage.wait(confirmed)
+
+
+@pytest.mark.parametrize("service", ["sport", "obstacles_avoid"])
+def test_another_program_that_moves_the_robot_is_named_and_the_driver_stops(
+    graph: Any, service: str
+) -> None:
+    from unitree_api.msg import Request
+
+    stage = Stage(graph, {})
+    start(graph, MotionWatchdog)
+    graph.node("_bare").create_publisher(Request, f"/api/{service}/request", 10)
+    stage.walks()
+    stranger = graph.node("dance_app")
+    publisher = stranger.create_publisher(Request, f"/api/{service}/request", 10)
+    stage.wait(stage.says(DiagnosticStatus.ERROR, f"/api/{service}/request by /dance_app"))
+    stage.wait(lambda: stage.driver._go2.refusing and stage.stands())
+    graph.do(stranger.destroy_publisher, publisher)
+    stage.wait(lambda: stage.server.velocity[0] > 0.35)
 
 
 # A robot that does not obey.
@@ -624,11 +647,11 @@ class Chain:
 
     def __init__(self, graph: Any, script: list[Any], **navigator: Any) -> None:
         self.robot = Robot(graph, script, **navigator)
-        self.robot.odometry_on, self.robot.allowed = False, None
+        self.robot.leave_to_others()
         guard = {f"freshness__{what}": 0.5 for what in ("command", "odometry", "camera")}
         guard |= {"limits__linear_speed": 0.8, "limits__angular_speed": 1.5}
         self.guard = start(graph, MotionGuard, link_policy="ignore", **guard)
-        self.stage = Stage(graph, {})
+        self.stage = Stage(graph, {}, topic="cmd_vel_nav")  # cmd_vel is the guard's alone
         self.stage.talks = False
 
     @property

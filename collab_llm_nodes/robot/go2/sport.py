@@ -335,6 +335,7 @@ class Go2:
         self._stop_began = self._stop_sent = -math.inf
         self._stop_answered, self._stop_first = False, 0
         self._doubled = ""  # another driver or guard of this robot
+        self._strangers = ""  # who else sends requests to it
         self._overruled = False  # by whoever locked the joints during a motion
         self._complaint: Answer | None = None
         self._done: dict[Api, int] = {}  # number of the last call that was
@@ -368,6 +369,11 @@ class Go2:
     def on_peers(self, doubled: str, now: float) -> list[Call]:
         """Take who is there twice, of the robot's guards and drivers; "" is nobody."""
         self._doubled = doubled
+        return self._decide(now)
+
+    def on_strangers(self, strangers: str, now: float) -> list[Call]:
+        """Take who else asks for motion, in words; "" is nobody."""
+        self._strangers = strangers
         return self._decide(now)
 
     def on_state(self, state: SportState, now: float) -> list[Call]:
@@ -418,6 +424,9 @@ class Go2:
         if self._doubled:
             words = "the robot's nodes were started twice: end one of the graphs"
             return Trouble("STARTED_TWICE", f"{words} ({self._doubled})")
+        if self._strangers:
+            words = f"somebody else sends requests to the robot: end it ({self._strangers})"
+            return Trouble("FOREIGN_PUBLISHER", words)
         if self._heard_at == -math.inf:
             return Trouble("NO_STATE", "the robot has not been heard: network, CYCLONEDDS_URI?")
         if self._silent(now):
