@@ -114,6 +114,13 @@ def _nodes(context: LaunchContext) -> list[Node]:
         "output": "screen",
         "sigterm_timeout": "20",  # s; results are delivered and models freed first
     }
+
+    def node(executable: str, enclave: str = "", **more: Any) -> Node:
+        # Its rights where SROS 2 is on (config/sros2_policy.xml); without it a mere name.
+        rights = ["--enclave", f"/collab_llm/{enclave or executable}"]
+        ros_arguments = [*common["ros_arguments"], *rights]
+        return Node(executable=executable, **{**common, "ros_arguments": ros_arguments, **more})
+
     # Either way the guard and the driver are not in the process of the models: a crash there must
     # not keep the robot moving. A robot without one of its processes does not go on by itself.
     respawn = {"respawn": True, "respawn_delay": RESPAWN_DELAY_S}
@@ -122,27 +129,26 @@ def _nodes(context: LaunchContext) -> list[Node]:
     if value("composed") == "true":
         driver = ["--driver", value("driver")]
         started = [
-            Node(executable="motion", arguments=driver, **common, **needed),
-            Node(executable="graph", **common, **needed),
+            node("motion", arguments=driver, **needed),
+            node("graph", **needed),
         ]
         alone = []
     else:
         started = []
         alone = [*DRIVERS[value("driver")], "motion_guard", *NODES]
     started += [  # a watchdog must outlive what it watches
-        Node(executable=name, name=name, **common, **needed)
-        for name in (*alone, *WATCHDOGS[value("driver")])
+        node(name, name=name, **needed) for name in (*alone, *WATCHDOGS[value("driver")])
     ]
     for protocol in _protocols(value):
         name = f"{protocol}_server"
-        server = {**common, "executable": "protocol_server", "arguments": [protocol]}
+        server: dict[str, Any] = {"enclave": name, "arguments": [protocol]}
         own = config / f"{protocol}.yaml"  # first, so that the files of the arguments win
         if own.is_file():
             server["parameters"] = [str(own), *common["parameters"]]
-        started.append(Node(name=name, **server, **restarted))
+        started.append(node("protocol_server", name=name, **server, **restarted))
     for flag, executable in EXTRAS.items():
         if value(flag) == "true":
-            started.append(Node(executable=executable, name=executable, **common, **restarted))
+            started.append(node(executable, name=executable, **restarted))
     if value("instruction"):
         instruct = {k: common[k] for k in ("package", "namespace", "output")}
         started.append(Node(executable="instruct", arguments=[value("instruction")], **instruct))

@@ -2,7 +2,7 @@
 
 Nobody can tell their messages from the owner's, so whoever moves the robot names them and stands
 still. This finds mistakes (a gamepad on ``cmd_vel``, a bag played into a running graph); against
-somebody who takes the owner's name only SROS 2 helps.
+somebody who takes the owner's name only SROS 2 helps (docs/safety.md).
 """
 
 from __future__ import annotations

@@ -164,6 +164,8 @@ def test_what_thinks_and_what_moves_are_processes_of_their_own(package: Package)
         assert all(f.is_file() for f in files[:2])
         assert len(files) == 3
     assert started["motion"][:2] == ["--driver", "go2"]
+    for name, call in started.items():
+        assert call[call.index("--enclave") + 1] == f"/collab_llm/{name}"
     bridge = package.override("graph", "/cloud_verifier_bridge")
     assert bridge == {"autostart": True, "verifier.address": "cloud:50551"}
     assert "model.path" not in package.override("graph", "/draft_vlm")
