@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from fnmatch import fnmatch
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from folders import ROOT
 
 pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
 pytest.importorskip(
@@ -70,6 +72,22 @@ def test_the_processes_beside_the_graph_and_the_motion_have_few_rights() -> None
     }.items():
         own = {t for t, who in SHIPPED["topics", "publish"].items() if f"/collab_llm/{name}" in who}
         assert own - common - {f"{name}/transition_event"} == more
+
+
+def test_the_governance_for_a_go2_opens_the_robots_own_topics_and_no_others() -> None:
+    rules = ElementTree.parse(ROOT / "config" / "sros2_governance_go2.xml").iter("topic_rule")
+    opened: dict[str, bool] = {
+        rule.findtext("topic_expression", ""): rule.findtext("data_protection_kind") == "NONE"
+        for rule in rules
+    }
+    assert opened.pop("*") is False  # the last: the first that matches counts
+    assert all(opened.values())
+    absolute = {
+        f"rt{name}" for verb in ("publish", "subscribe") for name in SHIPPED["topics", verb]
+    }
+    robots = {n for n in absolute if any(fnmatch(n, each) for each in opened)}
+    ros = {"rt/diagnostics", "rt/parameter_events", "rt/rosout", "rt/tf"}
+    assert robots == {name for name in absolute if name.startswith("rt/")} - ros
 
 
 def test_nobody_may_set_parameters_or_change_the_state_of_another() -> None:
