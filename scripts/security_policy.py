@@ -7,7 +7,6 @@ node got another topic (``make policy``); a test compares.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ ENCLAVES = {
 }
 """Processes of go2.launch.py and their nodes."""
 
-PARAMETERS = {
+PARAMETERS: dict[str, dict[str, Any]] = {
     "camera_ingest": {"source": "videohub"},
     "cloud_verifier_bridge": {"verifier.address": "127.0.0.1:9"},
     "draft_vlm": {"model.path": str(ROOT / "models" / "nav-draft")},
@@ -78,7 +77,7 @@ def endpoints(node: Any) -> dict[tuple[str, str], set[str]]:
     return found
 
 
-def policy(nodes: dict[str, Iterable[Any]]) -> str:
+def policy(nodes: dict[str, list[Any]]) -> str:
     """Return the policy for the nodes of each enclave."""
     root = ElementTree.Element("policy", version="0.2.0")
     enclaves = ElementTree.SubElement(root, "enclaves")
