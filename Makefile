@@ -4,7 +4,7 @@
 # ARGS goes to the command:  make demo ARGS="--rooms 3 --seed 7"   make test ARGS="-k grammar"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test colcon-test lint format docs bag train eval bench clean distclean
+.PHONY: help setup build demo test colcon-test lint format docs policy bag train eval bench clean distclean
 
 ARGS ?=
 RUN := scripts/with-ros
@@ -53,6 +53,10 @@ format: build ## Format the code and apply safe fixes
 docs: build ## Write the tables of docs/interfaces.md and docs/parameters.md again
 	@$(RUN) python scripts/interface_tables.py
 	@$(RUN) python scripts/parameter_tables.py
+
+policy: build ## Write config/sros2_policy.xml again, from what the nodes make
+	@scripts/setup.sh tests
+	@$(RUN) python scripts/security_policy.py
 
 bag: build ## Record the bag of the tests again (test/bags/room)
 	@scripts/record_test_bag.sh

@@ -32,6 +32,7 @@ NODES = (
 )
 EXTRAS = {"record": "recorder", "dashboard": "dashboard", "markers": "markers"}
 DRIVERS = {"go2": ["go2_driver"], "sim": ["sim_go2"], "none": []}
+WATCHDOGS = {"go2": ["motion_watchdog"], "sim": [], "none": []}
 RESPAWN_DELAY_S = 2.0
 
 ARGUMENTS = {
@@ -49,6 +50,10 @@ ARGUMENTS = {
 }
 FLAGS = {
     "composed": ("true", "Two processes: what thinks, what moves; else one for each node."),
+    "dry_run": (
+        "false",
+        "Show what the robot would do; it is never moved (docs/safety.md, A dry run).",
+    ),
     "autostart": ("true", "Configure and activate at the start; else by a lifecycle manager."),
     "dashboard": ("false", "Start the dashboard, a web page for people (docs/dashboard.md)."),
     "record": ("false", "Record the drive as a bag (docs/replay.md)."),
@@ -114,6 +119,13 @@ def _nodes(context: LaunchContext) -> list[Node]:
         "output": "screen",
         "sigterm_timeout": "20",  # s; results are delivered and models freed first
     }
+
+    def node(executable: str, enclave: str = "", **more: Any) -> Node:
+        # Its rights where SROS 2 is on (config/sros2_policy.xml); without it a mere name.
+        rights = ["--enclave", f"/collab_llm/{enclave or executable}"]
+        ros_arguments = [*common["ros_arguments"], *rights]
+        return Node(executable=executable, **{**common, "ros_arguments": ros_arguments, **more})
+
     # Either way the guard and the driver are not in the process of the models: a crash there must
     # not keep the robot moving. A robot without one of its processes does not go on by itself.
     respawn = {"respawn": True, "respawn_delay": RESPAWN_DELAY_S}
@@ -122,24 +134,26 @@ def _nodes(context: LaunchContext) -> list[Node]:
     if value("composed") == "true":
         driver = ["--driver", value("driver")]
         started = [
-            Node(executable="motion", arguments=driver, **common, **needed),
-            Node(executable="graph", **common, **needed),
+            node("motion", arguments=driver, **needed),
+            node("graph", **needed),
         ]
+        alone = []
     else:
-        started = [
-            Node(executable=name, name=name, **common, **needed)
-            for name in (*DRIVERS[value("driver")], "motion_guard", *NODES)
-        ]
+        started = []
+        alone = [*DRIVERS[value("driver")], "motion_guard", *NODES]
+    started += [  # a watchdog must outlive what it watches
+        node(name, name=name, **needed) for name in (*alone, *WATCHDOGS[value("driver")])
+    ]
     for protocol in _protocols(value):
         name = f"{protocol}_server"
-        server = {**common, "executable": "protocol_server", "arguments": [protocol]}
+        server: dict[str, Any] = {"enclave": name, "arguments": [protocol]}
         own = config / f"{protocol}.yaml"  # first, so that the files of the arguments win
         if own.is_file():
             server["parameters"] = [str(own), *common["parameters"]]
-        started.append(Node(name=name, **server, **restarted))
+        started.append(node("protocol_server", name=name, **server, **restarted))
     for flag, executable in EXTRAS.items():
         if value(flag) == "true":
-            started.append(Node(executable=executable, name=executable, **common, **restarted))
+            started.append(node(executable, name=executable, **restarted))
     if value("instruction"):
         instruct = {k: common[k] for k in ("package", "namespace", "output")}
         words = ["--confirm"] * (value("confirm") == "true") + [value("instruction")]
@@ -156,7 +170,8 @@ def _protocols(value: Callable[[str], str]) -> list[str]:
 def _names(value: Callable[[str], str]) -> list[str]:
     """The names of all nodes that may be started."""
     servers = [f"{protocol}_server" for protocol in _protocols(value)]
-    return [*NODES, *servers, "motion_guard", "go2_driver", "sim_go2", *EXTRAS.values()]
+    moving = ("motion_guard", "go2_driver", "motion_watchdog", "sim_go2")
+    return [*NODES, *servers, *moving, *EXTRAS.values()]
 
 
 def _log_levels(value: Callable[[str], str]) -> list[str]:
@@ -215,6 +230,9 @@ def _overrides(value: Callable[[str], str], share: Path, files: list[str]) -> st
         nodes[f"{space}/dragon_server"]["memory.fill"] = True
     if value("driver") == "sim" and "dragon" in _protocols(value):
         nodes[f"{space}/dragon_server"]["memory.world"] = _room(value, files)
+    if value("dry_run") == "true":
+        nodes[f"{space}/motion_guard"]["dry_run"] = nodes[f"{space}/go2_driver"]["dry_run"] = True
+        nodes[f"{space}/navigator"]["output"] = "none"
     nodes[f"{space}/recorder"]["folder"] = value("bags")
     content = {name: {"ros__parameters": values} for name, values in nodes.items()}
     with tempfile.NamedTemporaryFile("w", prefix="collab_llm_", suffix=".yaml", delete=False) as f:

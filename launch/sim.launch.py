@@ -49,6 +49,7 @@ ROBOT = {
         "When a process of the robot ends: end all others, or start it again after 2 s.",
         ["shutdown", "respawn"],
     ),
+    "dry_run": ("false", "Show what the robot would do; it is never moved.", BOOLEAN),
     "autostart": (
         "true",
         "Configure and activate at the start; else by a lifecycle manager.",

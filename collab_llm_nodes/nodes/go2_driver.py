@@ -4,8 +4,8 @@ The decisions are those of ``robot/go2/sport.py``. Whatever ends this node - dea
 signal, an exception - stops the robot first. Its own watchdog stops a robot whose ``cmd_vel`` falls
 silent; an emergency stop of ``motion_guard`` is obeyed whoever moves the robot. It does not move a
 robot that has another driver or two guards (``ros/peers.py``). Run it in another
-process than the models (``nodes/motion.py``). Should this process itself be killed, the robot holds
-its last velocity for one second: that is the robot's own limit.
+process than the models (``nodes/motion.py``). Should this process itself be killed, the robot would
+hold its last velocity for one second; ``motion_watchdog`` stops it sooner.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from nav_msgs.msg import Odometry
 from rclpy.parameter import Parameter
 from rclpy.publisher import Publisher
 from sensor_msgs.msg import Imu, Joy
+from std_msgs.msg import Bool
 
 from collab_llm.msg import MotionState
 from collab_llm_nodes.config import check_ranges, setting
@@ -44,6 +45,7 @@ from collab_llm_nodes.ros.managed_node import ManagedNode
 from collab_llm_nodes.ros.peers import DRIVER, Peers
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import BUTTON, CAMERA, COMMAND, RESULT, STATE
+from collab_llm_nodes.ros.strangers import GO2_TOPICS, Strangers
 from collab_llm_nodes.ros.unitree import (
     STATE_TOPIC,
     Services,
@@ -133,17 +135,21 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
         self._robot: SportState | None = None
         self._emergency = False
         self._told = ""
+        self._avoids: bool | None = None  # as published last
         self._transforms: Publisher | None = None
         self._peers = Peers(
             self, DRIVER, self._on_stop_of_peer, self._on_peers, self._drivers_elsewhere
         )
+        self._strangers = Strangers(self, GO2_TOPICS, self._on_strangers, of_robot=True)
 
     def stop(self) -> None:
         super().stop()
         self._peers.close()
+        self._strangers.close()
 
     def destroy_node(self) -> None:
         self._peers.close()
+        self._strangers.close()
         super().destroy_node()
 
     # Lifecycle.
@@ -152,11 +158,11 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
         c = self.config
         state_type = vendor("unitree_go").SportModeState
         self._go2 = Go2(c)
-        services = ("sport", "obstacles_avoid") if c.avoid else ("sport",)
-        self._api = Services(self, self._go2.requests, services, self._on_answer)
+        self._api = Services(self, self._go2.requests, c.functions, self._on_answer)
         self._odometry = self.create_publisher(Odometry, "odom", COMMAND)
         self._imu = self.create_publisher(Imu, "imu", COMMAND)
-        self._published = [self._odometry, self._imu]
+        self._avoidance = self.create_publisher(Bool, "obstacle_avoidance", STATE)
+        self._published = [self._odometry, self._imu, self._avoidance]
         self._subscribed = [
             self.create_subscription(state_type, c.state_topic, self._on_state, CAMERA),
             self.create_subscription(
@@ -192,8 +198,10 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
 
     def activate(self) -> None:
         self._alignment, self._robot, self._told = ClockAlignment(), None, ""
+        self._avoids = None
         self._peers.look()
         calls = self._go2.on_peers(self._peers.trouble, wall())  # `configure` has made a new one
+        calls += self._go2.on_strangers(self._strangers.trouble, wall())
         self._send(calls + self._go2.begin(wall()))
 
     def deactivate(self) -> None:
@@ -213,7 +221,7 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
         trouble, robot = self._go2.trouble(wall()), self._robot or SportState()
         if self.active and trouble:
             waits = trouble.code in ("LOCKED", "NO_AVOIDANCE") and not self._go2.refusing
-            level = Level.WARN if waits else Level.ERROR
+            level = Level.WARN if waits or trouble.code == "DRY_RUN" else Level.ERROR
             message = f"{trouble.code}: {trouble.text}"
         values = {
             "phase": self._go2.phase.value,
@@ -265,6 +273,10 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
         if self.active:
             self._send(self._go2.on_peers(self._peers.trouble, wall()))
 
+    def _on_strangers(self) -> None:
+        if self.active:
+            self._send(self._go2.on_strangers(self._strangers.trouble, wall()))
+
     def _drivers_elsewhere(self) -> list[str]:
         """Return drivers in other namespaces that send requests to the same robot."""
         name, space = self.get_name(), self.get_namespace()
@@ -303,6 +315,9 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
         now = wall()
         self._send(self._go2.tick(now))
         self._report(self._go2.trouble(now) if self._go2.refusing else Trouble())
+        if self.active and self._avoids != self._go2.avoiding:
+            self._avoids = self._go2.avoiding
+            self._avoidance.publish(Bool(data=self._avoids))
 
     @_stopping
     def _on_remote_control(self, msg: Any) -> None:

@@ -270,7 +270,8 @@ def _report(client: _Client, interrupted: bool) -> int:
     result = client.result
     if result is not None:
         arrived = result.status.code == Status.OK
-        verdict = "arrived" if arrived else f"ended: {printable(result.status.message)}"
+        said = printable(result.status.message)
+        verdict = f"arrived{said and f', {said}'}" if arrived else f"ended: {said}"
         print(f"{verdict} ({result.steps} steps, {result.distance_travelled:.2f} m)", flush=True)
         return 0 if arrived else 1
     if client.goal is None and client.announced and not interrupted:

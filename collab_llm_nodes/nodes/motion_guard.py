@@ -33,7 +33,7 @@ from collab_llm.msg import LinkState, MotionState, Observation
 from collab_llm_nodes.config import check_ranges, fixed
 from collab_llm_nodes.errors import CollabError, InvalidInput
 from collab_llm_nodes.robot.executor import ZERO, Velocity
-from collab_llm_nodes.robot.guard import Guard, GuardConfig, GuardState, Source
+from collab_llm_nodes.robot.guard import UNWATCHED, Guard, GuardConfig, GuardState, Source
 from collab_llm_nodes.robot.latch import Latch
 from collab_llm_nodes.robot.obstacles import gap_in_scan, gap_of_range
 from collab_llm_nodes.robot.stamps import Stamps
@@ -44,9 +44,13 @@ from collab_llm_nodes.ros.motion_inputs import check_range, check_scan, pose_fro
 from collab_llm_nodes.ros.peers import GUARD, Peers
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import BUTTON, CAMERA, COMMAND, REQUESTS, RESULT, STATE
+from collab_llm_nodes.ros.strangers import MOTION_TOPICS, Strangers
 
 _REST = (0.02, 0.05)
 """Odometry's velocities of a robot at rest are below these [m/s, rad/s]."""
+
+_PATIENCE_S = 3.0
+"""Time for sensors and the robot's obstacle avoidance to appear before the log complains."""
 
 _STATE_PERIOD_S = 0.25
 """``motion_state`` at least this often."""
@@ -107,6 +111,7 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         self._stamps = {source: Stamps() for source in Source}
         self._told: GuardState | None = None
         self._told_at = -math.inf
+        self._unwatched_at = math.inf  # when the log says that nothing watches for obstacles
         # From the start and to the end, whatever the lifecycle state: a stop must not be missed.
         self._states = self.create_publisher(MotionState, "motion_state", STATE)
         for qos in (RESULT, BUTTON):  # whoever presses, reliably or not; twice does no harm
@@ -130,14 +135,17 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
             self._tell()
         self._peers = Peers(self, GUARD, self._on_stop_of_peer, self._on_peers)
         self._peers.tell(bool(pressed))
+        self._strangers = Strangers(self, MOTION_TOPICS, self._on_strangers)
 
     def stop(self) -> None:
         super().stop()
         self._peers.close()
+        self._strangers.close()
         self._latch.close()
 
     def destroy_node(self) -> None:
         self._peers.close()
+        self._strangers.close()
         super().destroy_node()
 
     def configure(self) -> None:
@@ -149,6 +157,7 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
             self.create_subscription(Observation, "observation", self._on_observation, CAMERA),
             # Volatile: the last state of a bridge that hangs is no sign of life.
             self.create_subscription(LinkState, "link_state", self._on_link, COMMAND),
+            self.create_subscription(Bool, "obstacle_avoidance", self._on_avoidance, STATE),
         ]
         if self.config.obstacle.scan != "off":
             self._subscribed.append(
@@ -162,6 +171,7 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
 
     def activate(self) -> None:
         self._guard.on_halt(wall())
+        self._unwatched_at = wall() + _PATIENCE_S
         self._peers.look()
 
     def deactivate(self) -> None:
@@ -180,18 +190,20 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         state = self._guard.state(now)
         values: dict[str, Any] = {
             "allowed": state.allowed,
+            "obstacle_stop": " ".join(self._guard.watchers(now)) or "none",
             "reasons": " ".join(state.reasons),
             **{f"silent_s.{s.value}": f"{self._guard.silence(s, now):.2f}" for s in Source},
             **{f"stops.{code}": count for code, count in self._guard.stops.items()},
+            **{f"publishers.{topic}": who for topic, who in self._strangers.publishers.items()},
         }
-        if state.emergency_stop or self._peers.trouble:
+        if state.emergency_stop or self._peers.trouble or self._strangers.trouble:
             level, message = Level.ERROR, state.text
-        elif self.active and self.count_publishers("cmd_vel") > 1:
-            level, message = Level.ERROR, "another node publishes cmd_vel as well"
         elif self.active and not state.allowed:
             level, message = Level.WARN, state.text
         elif self.active and not self._drivers():
             level, message = Level.WARN, "nobody takes cmd_vel: start the robot's driver"
+        elif self.active and state.text:
+            level, message = Level.WARN, state.text
         if self._latch.error:
             values["latch_error"] = self._latch.error
             level = max(level, Level.WARN)
@@ -262,8 +274,14 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         self._follow_up()
 
     @_stopping
+    def _on_avoidance(self, msg: Bool) -> None:
+        self._guard.on_avoidance(msg.data)
+        self._follow_up()
+
+    @_stopping
     def _on_period(self) -> None:
         self._follow_up()
+        self._warn_unwatched()
         if not self._guard.watches(wall()):
             self._look_every(_STATE_PERIOD_S)
 
@@ -324,6 +342,13 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         else:
             self._tell()
 
+    def _on_strangers(self) -> None:
+        self._guard.on_strangers(self._strangers.trouble)
+        if self.active:
+            self._follow_up()
+        else:
+            self._tell()
+
     def _not_kept(self) -> str:
         """Answer the service before the state reaches the disk."""
         error = self._latch.error
@@ -359,6 +384,15 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
             self._tell()
         if before != ZERO and state.velocity == ZERO and state.reasons:
             self.get_logger().warning(f"stopped: {state.text}", throttle_duration_sec=0.5)
+
+    def _warn_unwatched(self) -> None:
+        """Say once that nothing watches for obstacles, each time that this begins."""
+        now = wall()
+        if self._guard.watchers(now):
+            self._unwatched_at = now + _PATIENCE_S
+        elif now >= self._unwatched_at:
+            self._unwatched_at = math.inf
+            self.get_logger().warning(UNWATCHED, throttle_duration_sec=10.0)
 
     def _tell(self) -> None:
         now = wall()

@@ -55,7 +55,7 @@ from collab_llm_nodes.robot.mission import (
 )
 from collab_llm_nodes.robot.prompt import DEFAULT_TEMPLATE, MEMORY, user_text
 from collab_llm_nodes.robot.stamps import Stamps
-from collab_llm_nodes.robot.steps import DelegatedSteps
+from collab_llm_nodes.robot.steps import DelegatedSteps, ShownSteps, Steps
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
 from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.convert import code_of, of_a_request, status_named, status_of
@@ -136,8 +136,9 @@ class NavigatorConfig:
     output: str = setting(
         "velocity",
         "Who carries a step out: velocity = the navigator, by cmd_vel_nav; nav2 = its actions"
-        " drive_on_heading and spin; increments = the Go2's obstacle avoidance.",
-        choices=("velocity", *OUTPUTS),
+        " drive_on_heading and spin; increments = the Go2's obstacle avoidance; none = nobody: a"
+        " dry run, which shows the steps and needs neither odometry nor motion_guard.",
+        choices=("velocity", *OUTPUTS, "none"),
         read_only=True,
     )
     require_guard: bool = fixed(
@@ -203,6 +204,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
 
     def __init__(self, **node_arguments: Any) -> None:
         super().__init__("navigator", NavigatorConfig, **node_arguments)
+        self._dry = self.config.output == "none"
         self._run: _Run | None = None
         self._pose = PoseStamped()
         self._permission: tuple[Permission, float] | None = None  # and when it was heard
@@ -309,16 +311,17 @@ class Navigator(ManagedNode[NavigatorConfig]):
         allowed = permission is not None and permission.allowed
         there = {
             f"the action {self.config.answer.action}": self._answers,
-            f"{why} (motion_guard)": allowed or not self.config.require_guard,
+            f"{why} (motion_guard)": allowed or self._dry or not self.config.require_guard,
             "observation (camera_ingest)": self._sees,
-            "odom (the robot's driver)": self._odometry,
+            "odom (the robot's driver)": self._odometry or self._dry,
         }
         missing = [name for name, ready in there.items() if not ready]
         if not missing:
             self._getting_ready.cancel()
             navigate = self.resolve_topic_name("navigate")
+            dry = "ready for a dry run" if self._dry else "ready"
             self.get_logger().info(
-                f'ready: send a goal (ros2 run collab_llm instruct "...", or the action {navigate})'
+                f'{dry}: send a goal (ros2 run collab_llm instruct "...", or the action {navigate})'
             )
         elif missing != self._missing and wall() - self._active_since > _PATIENCE_S:
             self._missing = missing
@@ -401,23 +404,26 @@ class Navigator(ManagedNode[NavigatorConfig]):
                 max_steps=request.max_steps or config.max_steps,
                 deadline=request.deadline_s or config.deadline,
             )
-        steps = None
-        if self._output is not None:
+        steps: Steps | None = None
+        if self._dry:
+            steps = ShownSteps()
+        elif self._output is not None:
             steps = DelegatedSteps(config.executor, self._output)
-        guarded = self.config.require_guard
         return Mission(
             config,
             self.seconds(),
             wall(),
             instruction=request.instruction,
             steps=steps,
-            guarded=guarded,
+            guarded=self.config.require_guard and not self._dry,
         )
 
     def _tell_what_is_known(self, mission: Mission) -> None:
         """Tell a new mission the last words of odometry and motion_guard."""
         mission.odometry_trouble = self._odometry_trouble
-        if self._odometry is not None:
+        if self._dry:
+            mission.on_odometry(Pose2D(), self.seconds(), wall())
+        elif self._odometry is not None:
             mission.on_odometry(*self._odometry)
         if self._permission is not None:
             permission, heard = self._permission
@@ -433,6 +439,8 @@ class Navigator(ManagedNode[NavigatorConfig]):
         since: float,
     ) -> None:
         told = message or ("" if code == "OK" else code)
+        if self._dry:
+            told = f"in a dry run, nothing moved{told and f': {told}'}"
         result.status = status_named(code, told)
         seconds = time.monotonic() - since
         told = f"goal {_name(goal)}: {code} after {result.steps} steps, {seconds:.1f} s"
@@ -486,7 +494,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         self._tell_odometry_trouble("")
         self._pose = PoseStamped(header=msg.header, pose=msg.pose.pose)
         self._odometry = pose, now, wall(), measured
-        if self._run is not None:
+        if self._run is not None and not self._dry:
             self._run.mission.on_odometry(*self._odometry)
             self._follow_up(self._run, 0.9 / self.config.rate)
 
@@ -517,6 +525,8 @@ class Navigator(ManagedNode[NavigatorConfig]):
             raise
 
     def _take_permission(self, permission: Permission) -> None:
+        if self._dry:  # what forbids motion does not matter, but an emergency stop ends the goal
+            permission = replace(permission, allowed=True, speed_limit=math.inf)
         self._permission = permission, wall()
         if self._run is not None:
             self._run.mission.on_motion_state(permission, self.seconds(), wall())
@@ -552,9 +562,12 @@ class Navigator(ManagedNode[NavigatorConfig]):
         elif mission.on_action(action, self.seconds(), wall(), verified=msg.verified):
             assert mission.action is not None, "a step begins"
             run_.acting = _source(msg)
-            self.get_logger().debug(
-                f"goal {_name(run_.goal)}: step {mission.steps} begins: {mission.action.phrase}"
-            )
+            told = f"step {mission.steps} begins: {mission.action.phrase}"
+            if self._dry:
+                told = f"dry run, nothing moves: step {mission.steps}: {mission.action.phrase}"
+                self.get_logger().info(told, throttle_duration_sec=_LOG_S)
+            else:
+                self.get_logger().debug(f"goal {_name(run_.goal)}: {told}")
             if action.kind is Kind.FORWARD:  # as it is carried out: perhaps less than was read
                 msg.distance = mission.action.value
             else:
@@ -571,6 +584,8 @@ class Navigator(ManagedNode[NavigatorConfig]):
             for timer in self._clocks:
                 timer.cancel()
             return
+        if self._dry:  # it stands still
+            self._run.mission.on_odometry(Pose2D(), self.seconds(), wall())
         self._run.mission.tick(self.seconds(), wall())
         if self._run.generation is not None and not self._answers:
             self._fail(

@@ -54,9 +54,11 @@ ASK_DRIVER = "is the robot's driver running (topic odom)?"
 ASK_CAMERA = "is camera_ingest running (topic observation)?"
 
 REASONS = {
+    "DRY_RUN": "this is a dry run, in which the robot is never moved",
     "EMERGENCY_STOP": "the emergency stop is set: call reset_emergency_stop",
     "STOP_UNCONFIRMED": "the emergency stop is not confirmed by all guards and drivers",
     "STARTED_TWICE": "the robot's nodes were started twice: end one of the graphs",
+    "FOREIGN_PUBLISHER": "a topic that moves the robot has a foreign publisher: end it",
     "INVALID_COMMAND": "the last velocity is not a number",
     "NO_COMMAND": "whoever commanded the motion fell silent",
     "STALE_ODOMETRY": f"no fresh odometry: {ASK_DRIVER}",
@@ -67,6 +69,11 @@ REASONS = {
     "OBSTACLE": "something is in the way: turning only",
 }
 """Reasons to refuse motion: code and words."""
+
+UNWATCHED = (
+    "nothing stops the robot before an obstacle: there is no scan and no range, and its own"
+    " obstacle avoidance is not in use"
+)
 
 _STALE = {
     Source.ODOMETRY: "STALE_ODOMETRY",
@@ -107,8 +114,10 @@ class FreshnessConfig:
 class LimitsConfig:
     """The last line: whatever is commanded, the robot gets no more than this."""
 
-    linear_speed: float = fixed(0.8, "Top speed [m/s].", low=0.05, high=2.0)
-    angular_speed: float = fixed(1.5, "Top turn rate [rad/s].", low=0.1, high=3.0)
+    linear_speed: float = fixed(
+        0.2, "Top speed [m/s]; the default is for a first run.", low=0.05, high=2.0
+    )
+    angular_speed: float = fixed(0.5, "Top turn rate [rad/s], likewise.", low=0.1, high=3.0)
     linear_acceleration: float = fixed(
         2.5, "Growth of speed [m/s^2]; it may fall at once.", low=0.1, high=10.0
     )
@@ -141,6 +150,7 @@ class GuardConfig:
     unverified_share: float = fixed(
         0.3, "draft_only: share of the top speeds without the verifier.", low=0.05, high=1.0
     )
+    dry_run: bool = fixed(False, "Let nothing move: every velocity becomes zero.")
     stop_repeat: float = fixed(
         2.0,
         "For so long at most zero is sent again and again, until odometry says the robot stands"
@@ -160,7 +170,7 @@ class GuardState:
     Attributes:
         allowed: velocities are passed on; with OBSTACLE among the reasons, turns only.
         reasons: codes, keys of ``REASONS``.
-        text: the same in words.
+        text: the same in words; a warning where motion is allowed.
         speed_limit: top speed ahead now [m/s].
         velocity: what the robot was sent last.
     """
@@ -195,13 +205,16 @@ class Guard:
         self._valid = True
         self._heard: dict[Source, float] = {}
         self._gaps: dict[Source, float] = {}
+        self._sensors: set[Source] = set()  # of obstacles, heard at least once
         self._link_up = False
         self._stands = False  # says odometry
+        self._avoids = False  # obstacles, the robot by itself
         self._emergency = ""  # who pressed; "" = nobody
         self._held_at = -math.inf
         self._unconfirmed = ""  # who has not confirmed the emergency stop
         self._doubled = ""  # who moves the robot beside this guard and its driver
         self._alone_at = -math.inf
+        self._strangers = ""  # who publishes on the topics of others
         self._stopped_at = -math.inf
         self._linear, self._angular = _Ramp(), _Ramp()
 
@@ -246,6 +259,11 @@ class Guard:
         """Free way before the robot's front [m], by ``Source.SCAN`` or ``RANGE``."""
         if self._hear(source, age, wall):
             self._gaps[source] = gap
+            self._sensors.add(source)
+
+    def on_avoidance(self, on: bool) -> None:
+        """Take whether the robot avoids obstacles by itself."""
+        self._avoids = on
 
     def on_emergency(self, who: str, wall: float, *, held: bool = False) -> None:
         """Stop until reset. ``held``: a button; it may be pressed still, and will say so again."""
@@ -272,6 +290,10 @@ class Guard:
         if self._doubled and not doubled:
             self._alone_at = wall
         self._doubled, self._unconfirmed = doubled, unconfirmed
+
+    def on_strangers(self, strangers: str) -> None:
+        """Take who publishes on a motion topic beside its owner, in words; "" is nobody."""
+        self._strangers = strangers
 
     def on_halt(self, wall: float) -> Velocity:
         """The guard ends or fails: zero, and nothing is known any more but the emergency stop."""
@@ -308,11 +330,16 @@ class Guard:
         """Return the state for people and other nodes."""
         stops, limit = self._stops(wall), self.speed_limit(wall)
         reasons = stops if limit > 0.0 else (*stops, "OBSTACLE")
+        words = [self._words(code) for code in reasons]
+        if not stops and not self.watchers(wall):
+            troubles = {s.value: self.troubles.get(s) for s in (Source.SCAN, Source.RANGE)}
+            told = "".join(f"; {s}: its messages are {t}" for s, t in troubles.items() if t)
+            words.append(UNWATCHED + told)
         return GuardState(
             not stops,
             bool(self._emergency),
             reasons,
-            "; ".join(map(self._words, reasons)),
+            "; ".join(words),
             0.0 if stops else limit,
             self.velocity,
         )
@@ -323,6 +350,7 @@ class Guard:
             "EMERGENCY_STOP": f"set by {self._emergency}",
             "STOP_UNCONFIRMED": self._unconfirmed,
             "STARTED_TWICE": self._doubled,
+            "FOREIGN_PUBLISHER": self._strangers,
         }.get(code)
         if who:
             return f"{REASONS[code]} ({who})"
@@ -340,6 +368,12 @@ class Guard:
                 share = min(share, config.obstacle.speed_share(gap))
         return config.limits.linear_speed * share
 
+    def watchers(self, wall: float) -> tuple[str, ...]:
+        """Return what stops the robot before obstacles now: scan, range, the robot itself."""
+        sensors = [s for s in (Source.SCAN, Source.RANGE) if self._use(s) != "off"]
+        found = [s.value for s in sensors if not self._silent(s, wall)]
+        return (*found, *(["robot"] if self._avoids else []))
+
     def silence(self, source: Source, wall: float) -> float:
         """Return the time since ``source`` was heard last [s]; ``inf`` if it never was."""
         return wall - self._heard.get(source, -math.inf)
@@ -349,12 +383,16 @@ class Guard:
     def _stops(self, wall: float) -> tuple[str, ...]:
         """Codes of what forbids any motion now."""
         config, codes = self.config, []
+        if config.dry_run:
+            codes.append("DRY_RUN")
         if self._emergency:
             codes.append("EMERGENCY_STOP")
             if self._unconfirmed:
                 codes.append("STOP_UNCONFIRMED")
         if self._doubled or wall - self._alone_at < ALONE_S:
             codes.append("STARTED_TWICE")
+        if self._strangers:
+            codes.append("FOREIGN_PUBLISHER")
         if not self._valid:
             codes.append("INVALID_COMMAND")
         if self._asked != ZERO and self._silent(Source.COMMAND, wall):
@@ -362,8 +400,8 @@ class Guard:
         needed = {
             Source.ODOMETRY: config.needs_odometry,
             Source.CAMERA: config.needs_camera,
-            Source.SCAN: config.obstacle.scan == "required",
-            Source.RANGE: config.obstacle.range == "required",
+            Source.SCAN: self._is_needed(Source.SCAN),
+            Source.RANGE: self._is_needed(Source.RANGE),
         }
         codes += [_STALE[s] for s, wanted in needed.items() if wanted and self._silent(s, wall)]
         if config.link_policy == "hold" and not self._linked(wall):
@@ -376,6 +414,11 @@ class Guard:
     def _share(self, wall: float) -> float:
         alone = self.config.link_policy == "draft_only" and not self._linked(wall)
         return self.config.unverified_share if alone else 1.0
+
+    def _is_needed(self, source: Source) -> bool:
+        """Return True for a sensor without which nothing moves: perhaps since it was heard."""
+        use = self._use(source)
+        return use == "required" or (use == "optional" and source in self._sensors)
 
     def _use(self, source: Source) -> str:
         obstacle = self.config.obstacle
@@ -394,6 +437,8 @@ class Guard:
         return not self.silence(source, wall) <= limit
 
     def _set(self, velocity: Velocity, wall: float, why: tuple[str, ...]) -> Velocity:
+        if self.config.dry_run:
+            velocity = ZERO
         halts = velocity == ZERO != self.velocity
         if halts:
             self._stopped_at = wall

@@ -21,11 +21,14 @@ class ObstacleConfig:
     """Sensors that look ahead, where they sit, and what is too near."""
 
     scan: str = fixed(
-        "off",
-        "Use of the laser scan: optional = where it is there; required = no motion without it.",
+        "optional",
+        "Use of the laser scan: optional = where there is one, and no motion once it falls silent;"
+        " required = no motion without it.",
         choices=_USES,
     )
-    range: str = fixed("off", "Use of a range finder that looks ahead, likewise.", choices=_USES)
+    range: str = fixed(
+        "optional", "Use of a range finder that looks ahead, likewise.", choices=_USES
+    )
     stop_distance: float = fixed(
         0.3, "Gap before the robot's front at which it goes no further [m].", low=0.05, high=5.0
     )

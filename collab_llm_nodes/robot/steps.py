@@ -87,6 +87,36 @@ class StepOutput(Protocol):
         """Stop the robot now; also when nothing is under way, and when a start was not answered."""
 
 
+class ShownSteps:
+    """Steps of a dry run: each is done as soon as it begins, and nothing moves."""
+
+    def __init__(self) -> None:
+        self.outcome = Outcome.IDLE
+        self.message = ""
+        self.travelled = 0.0
+        self.limit = self.time_left = math.inf
+
+    def start(
+        self,
+        action: ParsedAction,
+        pose: Pose2D,
+        now: float,
+        speed_share: float = 1.0,
+        seen_from: Pose2D | None = None,
+    ) -> Velocity:
+        self.outcome = Outcome.DONE
+        return ZERO
+
+    def on_odometry(self, pose: Pose2D, now: float, measured: float | None = None) -> Velocity:
+        return ZERO
+
+    def tick(self, now: float) -> Velocity:
+        return ZERO
+
+    def cancel(self) -> Velocity:
+        return ZERO
+
+
 class DelegatedSteps:
     """See the module docstring. The attributes are those of :class:`StepExecutor`."""
 

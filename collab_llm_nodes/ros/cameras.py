@@ -459,7 +459,7 @@ class Videohub:
         self._node = node
         self._on_frame = on_frame
         self._requests = Requests(_ANSWER_S)
-        self._services = Services(node, self._requests, ("videohub",), self._on_answer)
+        self._services = Services(node, self._requests, (Api.GET_IMAGE,), self._on_answer)
         self._asked: TimeMsg | None = None  # an answer is waited for since
         self._due, self._pause = 0.0, node.config.retry_first
         self._timer = node.create_timer(_ANSWER_S, self._tick, clock=STEADY)

@@ -18,7 +18,7 @@ from rclpy.task import Future
 
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.robot.executor import Outcome
-from collab_llm_nodes.robot.go2.sport import Answer
+from collab_llm_nodes.robot.go2.sport import AVOIDANCE, Answer, Api
 from collab_llm_nodes.robot.grammar import Kind, ParsedAction
 from collab_llm_nodes.robot.increments import Increments
 from collab_llm_nodes.robot.steps import StepOutput
@@ -154,8 +154,8 @@ class IncrementsOutput:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._machine = Increments()
-        services = ("sport", "obstacles_avoid")
-        self._services = Services(node, self._machine.requests, services, self._on_answer)
+        functions = (*AVOIDANCE, Api.STOP_MOVE)
+        self._services = Services(node, self._machine.requests, functions, self._on_answer)
         self._ticker = node.create_timer(0.05, self._tick, clock=STEADY)
 
     @property

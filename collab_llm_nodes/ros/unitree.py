@@ -9,14 +9,14 @@ from __future__ import annotations
 import importlib
 import math
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from rclpy.node import Node
 from rclpy.qos import HistoryPolicy, QoSProfile, ReliabilityPolicy
 
 from collab_llm_nodes.errors import ConfigError
-from collab_llm_nodes.robot.go2.sport import Answer, Call, Requests, SportState
+from collab_llm_nodes.robot.go2.sport import Answer, Api, Call, Requests, SportState
 
 _REQUESTS = QoSProfile(
     depth=10, history=HistoryPolicy.KEEP_LAST, reliability=ReliabilityPolicy.RELIABLE
@@ -47,12 +47,12 @@ def request_topic(service: str) -> str:
 
 
 class Services:
-    """Requests to some services of the robot, and their answers.
+    """Requests for some functions of the robot, and their answers.
 
     Args:
         node: whose publishers and subscriptions these become.
         requests: pairs the answers.
-        names: services, such as ``sport``.
+        functions: all that can be sent; their services have a publisher, others have none.
         on_answer: called in the node's thread, in any lifecycle state.
 
     Raises:
@@ -63,17 +63,18 @@ class Services:
         self,
         node: Node,
         requests: Requests,
-        names: Iterable[str],
+        functions: Collection[Api],
         on_answer: Callable[[Answer, bytes], None],
     ) -> None:
         messages = vendor("unitree_api")
         self._node = node
         self._requests = requests
         self._on_answer = on_answer
+        self._functions = frozenset(functions)
         self._request_type = messages.Request
         self._publishers = {}
         self._subscriptions = []
-        for name in names:
+        for name in sorted({api.service for api in functions}):
             self._publishers[name] = node.create_publisher(
                 messages.Request, request_topic(name), _REQUESTS
             )
@@ -84,8 +85,10 @@ class Services:
             )
 
     def send(self, calls: Iterable[Call]) -> None:
-        """Send ``calls`` in their order. Only an :class:`Api` can be in them."""
+        """Send ``calls`` in their order. Raises ValueError: one is not among the functions."""
         for call in calls:
+            if call.api not in self._functions:
+                raise ValueError(f"{call.api.name} is not among the functions of this node")
             request = self._request_type(parameter=call.parameter)
             request.header.identity.id = call.id
             request.header.identity.api_id = call.api.number

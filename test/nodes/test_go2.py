@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import signal
 import subprocess
@@ -27,17 +28,19 @@ from sensor_msgs.msg import Imu, Joy
 from started_nodes import start
 from std_srvs.srv import Trigger
 
-from collab_llm.msg import MotionState, Status
+from collab_llm.msg import MotionState, NavigationAction, Status
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.nodes.go2_driver import Go2Driver
 from collab_llm_nodes.nodes.motion_guard import MotionGuard
+from collab_llm_nodes.nodes.motion_watchdog import MotionWatchdog
+from collab_llm_nodes.robot.go2.sport import Api, Requests
 from collab_llm_nodes.ros.qos import COMMAND, STATE
 
 pytestmark = pytest.mark.ros
 __all__ = ["graph"]  # a fixture
 
 LATE = 30.0  # s: for a busy machine
-PATIENT = {"watchdog": 0.5, "state_timeout": 0.5}
+PATIENT = {"watchdog": 0.5, "state_timeout": 0.5, "avoid": False}
 
 
 class Stage:
@@ -57,7 +60,6 @@ class Stage:
         kind = TwistStamped if driver and driver.get("stamped") else Twist
         self.command: Any = kind()
         self.commands = self.user.create_publisher(kind, topic, COMMAND)
-        self.states = self.user.create_publisher(MotionState, "motion_state", STATE)
         self.talks = True
         self.user.create_timer(0.05, self._command)
         self.odometry: list[Odometry] = graph.collect(self.user, Odometry, "odom", COMMAND)
@@ -69,6 +71,11 @@ class Stage:
             self.driver = start(graph, Go2Driver, **{**PATIENT, **driver})
         self.wait(lambda: self.user.count_subscribers(topic))
         self.wait(lambda: self.odometry)
+
+    @functools.cached_property
+    def states(self) -> Any:
+        """What motion_guard would say; not where there is one."""
+        return self.user.create_publisher(MotionState, "motion_state", STATE)
 
     def _command(self) -> None:
         if self.talks:
@@ -196,7 +203,12 @@ def process(*words: str, **parameters: Any) -> Iterator[subprocess.Popen[bytes]]
             child.kill()
 
 
-GUARD = {"needs_camera": False, "link_policy": "ignore", "freshness.odometry": 0.5}
+GUARD = {
+    "needs_camera": False,
+    "link_policy": "ignore",
+    "freshness.odometry": 0.5,
+    "limits.linear_speed": 0.8,
+}
 
 
 @pytest.mark.parametrize(
@@ -229,6 +241,114 @@ def test_the_guard_killed_during_a_motion_the_driver_stops(graph: Any) -> None:
         child.kill()
         stage.wait(lambda: stage.count(1003) > stops)
         stage.wait(stage.stands)
+
+
+# The watchdog, for a driver that is killed.
+
+
+def silences(stage: Stage) -> bool:
+    """Return True if the last request for motion is a stop."""
+    return next(n for s, n, _ in reversed(stage.server.log) if s == "sport") == 1003
+
+
+@pytest.mark.parametrize("killed", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("words", "topic"),
+    [(("go2_driver",), "cmd_vel"), (("motion", "--driver", "go2"), "cmd_vel_nav")],
+    ids=["driver", "guard and driver"],
+)
+def test_the_watchdog_stops_a_robot_whose_driver_was_killed_or_hangs(
+    graph: Any, words: tuple[str, ...], topic: str, killed: signal.Signals
+) -> None:
+    guard = {f"motion_guard:{name}": value for name, value in GUARD.items()}
+    driver = {f"go2_driver:{name}": value for name, value in PATIENT.items()}
+    watchdog = start(graph, MotionWatchdog)
+    with process(*words, **guard, **driver) as child:
+        stage = Stage(graph, topic=topic)
+        stage.walks()
+        child.send_signal(killed)
+        stage.wait(lambda: silences(stage) and watchdog._stops > 3)
+        stage.wait(stage.stands)
+        # It goes on for longer than the robot holds a Move, and then falls silent.
+        stage.wait(lambda: not watchdog._watchdog.watches)
+
+
+def test_the_watchdog_stops_the_obstacle_avoidance_too(graph: Any) -> None:
+    watchdog = start(graph, MotionWatchdog)
+    with process("go2_driver", watchdog=0.5) as child:
+        stage = Stage(graph)
+        stage.walks()
+        assert not stage.count(1008)
+        child.kill()
+        stage.wait(lambda: watchdog._stops and silences(stage))
+        stage.wait(stage.stands)
+
+
+def test_the_watchdog_ends_with_a_stop_if_the_robot_moves(graph: Any) -> None:
+    watchdog = start(graph, MotionWatchdog)
+    stage = Stage(graph, {})
+    stage.walks()
+    stage.wait(lambda: watchdog._watchdog.watches)
+    assert not watchdog._stops
+    graph.do(watchdog.trigger_deactivate)
+    assert watchdog._stops == 1
+    stage.drive()
+    stage.wait(stage.stands)
+
+
+def test_the_watchdog_is_no_driver_and_can_send_nothing_but_stop_move(graph: Any) -> None:
+    watchdog = start(graph, MotionWatchdog)
+    stage = Stage(graph, {})
+    stage.walks()
+    stage.wait(lambda: watchdog._watchdog.watches)
+    seen = len(stage.odometry)
+    stage.wait(lambda: len(stage.odometry) > seen + 60)  # looks twice for other drivers meanwhile
+    assert not stage.driver._peers.trouble
+    sent = {
+        topic
+        for topic, kinds in watchdog.get_publisher_names_and_types_by_node("motion_watchdog", "/")
+        if "unitree_api/msg/Request" in kinds
+    }
+    assert sent == {"/api/sport/request"}
+    for api in set(Api) - {Api.STOP_MOVE}:
+        with pytest.raises(ValueError, match=api.name):
+            watchdog._api.send([Requests(1.0).make(api, {}, 0.0)])
+
+
+# A dry run.
+
+
+def test_a_dry_run_of_the_driver_asks_nothing_but_stop_move(graph: Any) -> None:
+    stage = Stage(graph, {"dry_run": True, "avoid": True})
+    stage.drive(0.4)
+    stage.wait(lambda: stage.driver._go2.refusing)
+    seen = len(stage.odometry)
+    stage.wait(lambda: len(stage.odometry) > seen + 50)  # it goes on measuring
+    assert {(s, n) for s, n, _ in stage.server.log} == {("sport", 1003)}
+    topics = stage.driver.get_publisher_names_and_types_by_node("go2_driver", "/")
+    assert "/api/obstacles_avoid/request" not in dict(topics)
+    stage.wait(stage.says(DiagnosticStatus.WARN, "DRY_RUN"))
+
+
+def test_a_dry_run_shows_the_steps_and_moves_nothing(graph: Any) -> None:
+    script = ["the next action is move forward 25 cm", "turn left 30 degree", "stop"]
+    robot = Robot(graph, script, output="none")  # what the launch argument dry_run sets
+    robot.leave_to_others()
+    guard = start(graph, MotionGuard, dry_run=True)
+    stage = Stage(graph, {"dry_run": True})
+    stage.drive(0.4)  # somebody else publishes cmd_vel
+    sent: list[Twist] = graph.collect(stage.user, Twist, "cmd_vel_nav", COMMAND)
+    result = robot.navigate()
+    assert (result.status.code, result.steps) == (Status.OK, 3)
+    assert "nothing moved" in result.status.message
+    assert [f.action.kind for f in robot.feedback] == [
+        NavigationAction.FORWARD,
+        NavigationAction.TURN,
+    ]
+    assert not any(twist.linear.x or twist.angular.z for twist in sent)
+    assert guard.diagnose()[2]["reasons"].startswith("DRY_RUN")
+    assert {(s, n) for s, n, _ in stage.server.log} == {("sport", 1003)}
+    assert stage.stands()
 
 
 # The robot's nodes were started twice.
@@ -285,6 +405,24 @@ def test_a_stop_is_no_success_while_the_driver_does_not_confirm_it(graph: Any) -
             return bool(graph.ask(press.call_async, Trigger.Request(), timeout=LATE).success)
 
         stage.wait(confirmed)
+
+
+@pytest.mark.parametrize("service", ["sport", "obstacles_avoid"])
+def test_another_program_that_moves_the_robot_is_named_and_the_driver_stops(
+    graph: Any, service: str
+) -> None:
+    from unitree_api.msg import Request
+
+    stage = Stage(graph, {})
+    start(graph, MotionWatchdog)
+    graph.node("_bare").create_publisher(Request, f"/api/{service}/request", 10)
+    stage.walks()
+    stranger = graph.node("dance_app")
+    publisher = stranger.create_publisher(Request, f"/api/{service}/request", 10)
+    stage.wait(stage.says(DiagnosticStatus.ERROR, f"/api/{service}/request by /dance_app"))
+    stage.wait(lambda: stage.driver._go2.refusing and stage.stands())
+    graph.do(stranger.destroy_publisher, publisher)
+    stage.wait(lambda: stage.server.velocity[0] > 0.35)
 
 
 # A robot that does not obey.
@@ -489,6 +627,18 @@ def test_avoid_moves_by_the_robots_obstacle_avoidance(graph: Any) -> None:
     stage.wait(lambda: not stage.server.remote)
 
 
+def test_the_guard_knows_whether_the_robot_avoids_obstacles(graph: Any) -> None:
+    guard = start(graph, MotionGuard)
+    stage = Stage(graph, {"avoid": True})
+
+    def watched_by() -> Any:
+        return guard.diagnose()[2]["obstacle_stop"]
+
+    stage.wait(lambda: watched_by() == "robot")
+    stage.server.switches_needed = 99  # somebody switches it off by the remote control
+    stage.wait(lambda: watched_by() == "none")
+
+
 # The whole chain: text, parser, navigator, guard, driver, robot.
 
 
@@ -497,10 +647,11 @@ class Chain:
 
     def __init__(self, graph: Any, script: list[Any], **navigator: Any) -> None:
         self.robot = Robot(graph, script, **navigator)
-        self.robot.odometry_on, self.robot.allowed = False, None
+        self.robot.leave_to_others()
         guard = {f"freshness__{what}": 0.5 for what in ("command", "odometry", "camera")}
+        guard |= {"limits__linear_speed": 0.8, "limits__angular_speed": 1.5}
         self.guard = start(graph, MotionGuard, link_policy="ignore", **guard)
-        self.stage = Stage(graph, {})
+        self.stage = Stage(graph, {}, topic="cmd_vel_nav")  # cmd_vel is the guard's alone
         self.stage.talks = False
 
     @property

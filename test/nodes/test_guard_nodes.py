@@ -28,7 +28,7 @@ from sensor_msgs.msg import Joy, LaserScan, Range
 from std_msgs.msg import Bool
 from std_srvs.srv import Trigger
 
-from collab_llm.msg import LinkState, MotionState, Observation
+from collab_llm.msg import LinkState, MotionState, NavigationAction, Observation
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.nodes.motion_guard import MotionGuard, MotionGuardConfig
 from collab_llm_nodes.robot.host_lock import HostLock
@@ -36,12 +36,19 @@ from collab_llm_nodes.robot.latch import UNREADABLE, Latch
 from collab_llm_nodes.ros.health import Level
 from collab_llm_nodes.ros.parameters import flatten
 from collab_llm_nodes.ros.qos import CAMERA, COMMAND, RESULT, STATE
+from collab_llm_nodes.ros.strangers import MOTION_TOPICS
 
 pytestmark = pytest.mark.ros
 __all__ = ["graph"]  # a fixture
 
 LATE = 30.0  # s: for a busy machine
-GENEROUS = {"freshness.command": 0.5, "freshness.odometry": 0.5, "freshness.camera": 0.5}
+GENEROUS = {
+    "freshness.command": 0.5,
+    "freshness.odometry": 0.5,
+    "freshness.camera": 0.5,
+    "limits.linear_speed": 0.8,
+    "limits.angular_speed": 1.5,
+}
 
 
 class World:
@@ -457,7 +464,7 @@ def test_an_error_in_the_guard_stops_the_robot(graph: Any, monkeypatch: Any) -> 
 def process(**parameters: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A guard in a process of its own; the robot is somebody else's."""
     command = [sys.executable, "-m", "collab_llm_nodes.nodes.motion", "--driver", "none"]
-    command += ["--ros-args", "-p", "freshness.max_age:=0.0"]
+    command += ["--ros-args", "-p", "freshness.max_age:=0.0", "-p", "limits.linear_speed:=0.8"]
     for name, value in parameters.items():
         command += ["-p", f"{name}:={value}"]
     with subprocess.Popen(command) as guard:
@@ -559,6 +566,72 @@ def test_a_stop_is_no_success_while_a_guard_does_not_confirm_it(graph: Any) -> N
         world.wait(lambda: world.call(world.press).success)  # it does now
     world.wait(lambda: not twice(one))  # no wait for the graph to forget who was killed
     assert world.call(world.press).success
+
+
+def test_no_motion_topic_of_the_guard_is_forgotten(graph: Any) -> None:
+    """All that it hears or says, but sensors, velocities to be judged, and ways to stop it."""
+    node, _ = start(graph, stamped=False)
+    own = node.get_publisher_names_and_types_by_node("motion_guard", "/")
+    heard = node.get_subscriber_names_and_types_by_node("motion_guard", "/")
+    mine = {
+        name.lstrip("/")
+        for name, kinds in (*own, *heard)
+        if not any(
+            kind.startswith(("rcl_interfaces/", "diagnostic_", "lifecycle_")) for kind in kinds
+        )
+    }
+    mine = {name for name in mine if not name.startswith("emergency_stop")}
+    others = {"scan", "range", "joy", "cmd_vel_nav", "obstacle_avoidance"}
+    assert mine == {*MOTION_TOPICS, *others} - {"navigation_action"}  # which the navigator hears
+
+
+@pytest.mark.parametrize("topic", MOTION_TOPICS)
+def test_a_foreign_publisher_is_named_and_nothing_moves_until_it_is_gone(
+    graph: Any, topic: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kinds = {
+        "cmd_vel": Twist,
+        "motion_state": MotionState,
+        "navigation_action": NavigationAction,
+        "observation": Observation,
+        "link_state": LinkState,
+        "odom": Odometry,
+    }
+    node, world = start(graph)
+    if topic == "navigation_action":  # the others have one
+        graph.node("navigation_action_parser").create_publisher(kinds[topic], topic, RESULT)
+    world.moves()
+    stranger = graph.node("intruder", namespace="/lab")
+    publisher = stranger.create_publisher(kinds[topic], f"/{topic}", RESULT)
+    world.wait(lambda: world.state("FOREIGN_PUBLISHER"))
+    assert f"{topic} by /lab/intruder" in world.states[-1].text  # as the dashboard shows it
+    assert not world.states[-1].allowed
+    world.wait(world.stands)
+    level, message, values = node.diagnose()
+    assert level == Level.ERROR
+    assert "/lab/intruder" in message
+    assert "/lab/intruder" in values[f"publishers.{topic}"]
+    graph.do(stranger.destroy_publisher, publisher)
+    world.wait(lambda: world.got(0.4))  # whoever commands goes on commanding
+    told = capfd.readouterr().err
+    assert "does not move" in told
+    assert f"{topic} by /lab/intruder" in told
+
+
+def test_who_takes_an_owners_place_or_has_its_name_is_no_stranger(graph: Any) -> None:
+    """A camera node of one's own; a bridge that was killed is in the graph for 20 s more."""
+    node, world = start(graph)
+    twin = graph.node("cloud_verifier_bridge", namespace="/old")
+    other = graph.node("cloud_verifier_bridge")
+    world.silent = {"link"}
+    graph.do(world.node.destroy_publisher, world.publishers["link"])
+    for each in (twin, other):
+        each.create_publisher(LinkState, "/link_state", STATE)
+    world.wait(lambda: node.diagnose()[2].get("publishers.observation") == "/world")
+    world.wait(lambda: len(node.diagnose()[2]["publishers.link_state"].split()) == 2)
+    seen = len(world.states)
+    world.wait(lambda: len(world.states) > seen + 8)  # 2 s: four looks
+    assert not any("FOREIGN_PUBLISHER" in state.reasons for state in world.states)
 
 
 def test_guards_of_other_robots_are_none_of_our_business(graph: Any) -> None:

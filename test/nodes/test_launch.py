@@ -35,6 +35,7 @@ NODES = [
     "motion_guard",
 ]
 COMPOSED = ["graph", "motion"]
+GO2 = [*COMPOSED, "motion_watchdog"]
 EXTRAS = ["recorder", "dashboard", "markers", "instruct", "protocol_server", "collab-llm"]
 
 pytestmark = [pytest.mark.ros, pytest.mark.launch_files]
@@ -114,7 +115,7 @@ class Package:
         (prefix / "lib/collab_llm").mkdir(parents=True)
         self.calls.mkdir()
         self.seen.mkdir()
-        for name in [*NODES, "sim_go2", "go2_driver", *COMPOSED, *EXTRAS]:
+        for name in [*NODES, "sim_go2", "go2_driver", *GO2, *EXTRAS]:
             script = prefix / "lib/collab_llm" / name
             script.write_text(RECORD.format(name=name, calls=self.calls, seen=self.seen))
             script.chmod(0o755)
@@ -156,13 +157,15 @@ def parameter_files(arguments: list[str]) -> list[Path]:
 
 
 def test_what_thinks_and_what_moves_are_processes_of_their_own(package: Package) -> None:
-    started = package.started(COMPOSED, "go2.launch.py", verifier="cloud:50551")
+    started = package.started(GO2, "go2.launch.py", verifier="cloud:50551")
     for arguments in started.values():
         files = parameter_files(arguments)
         assert [f.name for f in files[:2]] == ["go2.yaml", "qwen2_vl_2b_7b.yaml"]
         assert all(f.is_file() for f in files[:2])
         assert len(files) == 3
     assert started["motion"][:2] == ["--driver", "go2"]
+    for name, call in started.items():
+        assert call[call.index("--enclave") + 1] == f"/collab_llm/{name}"
     bridge = package.override("graph", "/cloud_verifier_bridge")
     assert bridge == {"autostart": True, "verifier.address": "cloud:50551"}
     assert "model.path" not in package.override("graph", "/draft_vlm")
@@ -177,7 +180,8 @@ def test_what_launch_repeats_at_the_end_of_a_process_is_short(package: Package) 
 
 
 @pytest.mark.parametrize(
-    ("driver", "node"), [("go2", ["go2_driver"]), ("none", []), ("sim", ["sim_go2"])]
+    ("driver", "node"),
+    [("go2", ["go2_driver", "motion_watchdog"]), ("none", []), ("sim", ["sim_go2"])],
 )
 def test_one_process_each_in_a_namespace_with_an_instruction(
     package: Package, driver: str, node: list[str]
@@ -224,6 +228,24 @@ def test_a_simulation_can_use_a_verifier_that_runs_elsewhere(package: Package) -
     assert package.override("motion", "/sim_go2")["seed"] == 7
 
 
+@pytest.mark.parametrize("file", ["go2.launch.py", "sim.launch.py"])
+@pytest.mark.parametrize("space", ["", "robot1"])
+def test_in_a_dry_run_each_of_those_who_move_the_robot_is_told(
+    package: Package, file: str, space: str
+) -> None:
+    robot = GO2 if file == "go2.launch.py" else COMPOSED
+    before = f"{space}." if space else ""
+    verifier = ["collab-llm"] if file == "sim.launch.py" else []
+    expected = [*(before + name for name in robot), *verifier]
+    package.started(expected, file, dry_run="true", namespace=space)
+    node = f"/{space}/" if space else "/"
+    told = {
+        n: package.override(f"{before}motion", node + n) for n in ("motion_guard", "go2_driver")
+    }
+    assert all(each["dry_run"] is True for each in told.values())
+    assert package.override(f"{before}graph", f"{node}navigator")["output"] == "none"
+
+
 def test_two_robots_share_the_verifier_and_nothing_else(package: Package) -> None:
     processes = [*COMPOSED, "dashboard", "recorder"]
     robots = {n: [f"robot{n}.{name}" for name in processes] for n in (1, 2)}
@@ -244,7 +266,8 @@ def test_two_robots_share_the_verifier_and_nothing_else(package: Package) -> Non
 @pytest.mark.parametrize("file", ["sim.launch.py", "go2.launch.py"])
 def test_dashboard_recording_and_markers_are_asked_for(package: Package, file: str) -> None:
     verifier = ["collab-llm"] if file == "sim.launch.py" else []
-    expected = [*COMPOSED, *verifier, "dashboard", "recorder", "markers"]
+    robot = COMPOSED if verifier else GO2
+    expected = [*robot, *verifier, "dashboard", "recorder", "markers"]
     asked = {"dashboard": "true", "record": "true", "markers": "true"}
     package.started(expected, file, bags="/tmp/drives", **asked)
     recorder = package.override("recorder", "/recorder")
@@ -255,7 +278,7 @@ def test_dashboard_recording_and_markers_are_asked_for(package: Package, file: s
 @pytest.mark.parametrize("file", ["sim.launch.py", "go2.launch.py"])
 def test_further_protocols_are_served(package: Package, file: str) -> None:
     verifier = ["collab-llm"] if file == "sim.launch.py" else []
-    expected = [*COMPOSED, *verifier, "protocol_server"]
+    expected = [*(COMPOSED if verifier else GO2), *verifier, "protocol_server"]
     arguments = package.started(expected, file, protocols="echo")["protocol_server"]
     assert arguments[0] == "echo"
     assert "__node:=echo_server" in arguments
@@ -265,7 +288,7 @@ def test_further_protocols_are_served(package: Package, file: str) -> None:
 
 @pytest.mark.parametrize("protocols", ["", "dragon"])
 def test_a_memory_is_dragon_that_listens_to_the_robot(package: Package, protocols: str) -> None:
-    expected = [*COMPOSED, "protocol_server"]
+    expected = [*GO2, "protocol_server"]
     asked = {"memory": "true", "protocols": protocols}
     started = package.started(expected, "go2.launch.py", **asked)
     assert started["protocol_server"][0] == "dragon"
@@ -304,7 +327,7 @@ def test_a_real_robot_moves_only_once_its_instruction_is_confirmed(
 
 def test_a_further_protocol_on_the_robot_has_its_own_file_and_the_robots(package: Package) -> None:
     """The robot's files come later, so that they can overrule the protocol's own."""
-    expected = [*COMPOSED, "protocol_server"]
+    expected = [*GO2, "protocol_server"]
     started = package.started(expected, "go2.launch.py", protocols="collective")
     names = [f.name for f in parameter_files(started["protocol_server"])[:3]]
     assert names == ["collective.yaml", "go2.yaml", "qwen2_vl_2b_7b.yaml"]
@@ -470,7 +493,7 @@ def test_a_log_level_that_is_none_is_one_clear_line(package: Package, file: str)
 
 def test_the_log_level_is_that_of_our_own_loggers(package: Package) -> None:
     """The level of rcl's is another matter: hundreds of thousands of lines."""
-    expected = [f"fleet.one.{name}" for name in COMPOSED]
+    expected = [f"fleet.one.{name}" for name in GO2]
     arguments = {"namespace": "/fleet/one", "log_level": "debug"}
     started = package.started(expected, "go2.launch.py", **arguments)
     for call in started.values():
@@ -483,7 +506,7 @@ def test_the_log_level_is_that_of_our_own_loggers(package: Package) -> None:
     ("composed", "name"), [("true", "graph"), ("true", "motion"), ("false", "motion_guard")]
 )
 def test_the_end_of_a_process_ends_the_launch(package: Package, composed: str, name: str) -> None:
-    for other in {*NODES, "go2_driver", *COMPOSED, "instruct"} - {name}:
+    for other in {*NODES, "go2_driver", *GO2, "instruct"} - {name}:
         (package.prefix / "lib/collab_llm" / other).write_text("#!/bin/sh\nexec sleep 300\n")
     done = package.launch("go2.launch.py", instruction="find it", composed=composed)
     assert re.search(rf"process\[{name}-\d\] was required", done.stdout + done.stderr)
@@ -494,7 +517,7 @@ def test_a_node_that_ended_is_started_again(package: Package) -> None:
     again = package.calls / "motion_guard.again"
     waits = f"#!/bin/sh\nwhile [ ! -e {again} ]; do sleep 0.05; done\n"
     (package.prefix / "lib/collab_llm/instruct").write_text(waits)
-    for other in {*NODES, "go2_driver"} - {"motion_guard"}:
+    for other in {*NODES, "go2_driver", "motion_watchdog"} - {"motion_guard"}:
         (package.prefix / "lib/collab_llm" / other).write_text("#!/bin/sh\nexec sleep 300\n")
     arguments = {"instruction": "find it", "composed": "false", "on_exit": "respawn"}
     package.launch("go2.launch.py", **arguments)
@@ -544,7 +567,7 @@ def test_a_simulated_robot_is_heard_on_this_machine_only(
     discovery: str,
 ) -> None:
     monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "SYSTEM_DEFAULT")
-    expected = [*COMPOSED, "collab-llm"] if file == "sim.launch.py" else COMPOSED
+    expected = [*COMPOSED, "collab-llm"] if file == "sim.launch.py" else GO2
     for executable in package.started(expected, file, **arguments):
         assert package.discovery(executable) == discovery
 

@@ -118,6 +118,7 @@ def test_the_navigator_reaches_the_target_in_the_simulated_room(graph: Any) -> N
     from collab_llm_nodes.sim.expert import decide, look, reached
 
     room = Room(graph, seed=4, lockstep=True, real_time_factor=5.0, camera_rate=4.0)
+    graph.do(room.user.destroy_publisher, room.commands)  # cmd_vel is the guard's alone
     start(graph, CameraIngest, source="compressed", use_sim_time=True)
     start(graph, NavigationActionParser, use_sim_time=True)
     start(graph, Navigator, use_sim_time=True)
@@ -127,6 +128,8 @@ def test_the_navigator_reaches_the_target_in_the_simulated_room(graph: Any) -> N
         use_sim_time=True,
         link_policy="ignore",
         freshness__max_age=0.0,
+        limits__linear_speed=0.8,
+        limits__angular_speed=1.5,
         **{f"freshness__{what}": 0.5 for what in ("command", "odometry", "camera")},
     )
     texts = room.user.create_publisher(GeneratedText, "generated_text", RESULT)

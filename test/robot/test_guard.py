@@ -18,6 +18,7 @@ from collab_llm_nodes.robot.guard import (
     ALONE_S,
     LONGEST_S,
     REASONS,
+    UNWATCHED,
     FreshnessConfig,
     Guard,
     GuardConfig,
@@ -26,7 +27,9 @@ from collab_llm_nodes.robot.guard import (
 )
 from collab_llm_nodes.robot.obstacles import ObstacleConfig, gap_in_scan, gap_of_range
 
-FAST = LimitsConfig(linear_acceleration=10.0, angular_acceleration=30.0)
+FAST = LimitsConfig(
+    linear_speed=0.8, angular_speed=1.5, linear_acceleration=10.0, angular_acceleration=30.0
+)
 AHEAD = Velocity(0.5, 0.0)
 
 
@@ -242,7 +245,9 @@ def test_old_commands_do_not_move_the_robot_but_may_stop_it() -> None:
 
 
 def test_what_is_not_needed_may_be_silent() -> None:
-    robot = Robot(needs_camera=False, needs_odometry=False, link_policy="ignore")
+    unused = ObstacleConfig(scan="off", range="off")
+    needless = {"needs_camera": False, "needs_odometry": False, "obstacle": unused}
+    robot = Robot(link_policy="ignore", **needless)
     robot.command()
     assert robot.go(2.0, *(s for s in Source if s is not Source.COMMAND)) is None
 
@@ -451,7 +456,8 @@ def test_an_obstacle_stops_a_motion_under_way_but_not_its_turn() -> None:
 
 
 def test_the_use_of_a_scanner() -> None:
-    for use, silent_ok in (("off", True), ("optional", True), ("required", False)):
+    """A scanner that was there and falls silent is no free way."""
+    for use, silent_ok in (("off", True), ("optional", False), ("required", False)):
         robot = Robot(obstacle=replace(CORRIDOR, scan=use))
         robot.guard.on_gap(Source.SCAN, 0.1, 0.0, robot.wall)
         robot.command()
@@ -459,6 +465,69 @@ def test_the_use_of_a_scanner() -> None:
         robot.wall += 1.0
         robot.refresh(Source.SCAN)
         assert (robot.command() != ZERO) == silent_ok
+
+
+def test_a_sensor_is_used_where_it_is_there_without_being_asked_for() -> None:
+    for source, use in ((Source.SCAN, "scan"), (Source.RANGE, "range")):
+        assert getattr(ObstacleConfig(), use) == "optional"
+        robot = Robot()
+        assert robot.command() == AHEAD
+        robot.guard.on_gap(source, 0.1, 0.0, robot.wall)
+        assert robot.command() == ZERO
+        assert robot.reasons == ("OBSTACLE",)
+    robot = Robot()
+    robot.guard = Guard(GuardConfig(limits=FAST))
+    robot.refresh(Source.SCAN, Source.RANGE)
+    assert robot.command() == AHEAD  # a robot that never had one
+
+
+def test_that_nothing_watches_for_obstacles_is_said_and_forbids_nothing() -> None:
+    robot = Robot()
+    robot.guard = guard = Guard(GuardConfig(limits=FAST))
+    robot.refresh(Source.SCAN, Source.RANGE)
+    assert (robot.command(), robot.reasons) == (AHEAD, ())
+    assert guard.state(robot.wall).text == UNWATCHED
+    guard.on_avoidance(True)
+    assert (guard.watchers(robot.wall), guard.state(robot.wall).text) == (("robot",), "")
+    guard.on_avoidance(False)
+    for source in (Source.SCAN, Source.RANGE):
+        guard.on_gap(source, math.inf, 0.0, robot.wall)
+        assert source.value in guard.watchers(robot.wall)
+        assert guard.state(robot.wall).text == ""
+    robot.wall += 1.0
+    robot.refresh(Source.SCAN, Source.RANGE)
+    assert guard.watchers(robot.wall) == ()
+    robot.guard = guard = Guard(GuardConfig(limits=FAST))
+    robot.refresh(Source.SCAN, Source.RANGE)
+    guard.on_gap(Source.SCAN, math.inf, 3.0, robot.wall)  # stamped 3 s ago
+    guard.troubles[Source.SCAN] = "3.0 s old"
+    assert "scan: its messages are 3.0 s old" in guard.state(robot.wall).text
+
+
+# A dry run.
+
+
+@given(st.lists(st.sampled_from(["command", "tick", "halt", "stop", "reset", "wait"]), max_size=40))
+def test_in_a_dry_run_nothing_but_zero_is_sent(events: list[str]) -> None:
+    robot = Robot(dry_run=True)
+    guard = robot.guard
+    for event in events:
+        robot.wall += 0.3 if event == "wait" else 0.01
+        robot.refresh()
+        sent = {
+            "command": lambda: guard.on_command(0.5, 0.3, robot.wall, robot.wall),
+            "tick": lambda: guard.tick(robot.wall),
+            "halt": lambda: guard.on_halt(robot.wall),
+            "stop": lambda: guard.on_emergency("a test", robot.wall),
+            "reset": lambda: guard.on_reset(robot.wall),
+            "wait": lambda: None,
+        }[event]()
+        assert not isinstance(sent, Velocity) or sent == ZERO
+        state = guard.state(robot.wall)
+        assert guard.velocity == state.velocity == ZERO
+        assert not state.allowed
+        assert state.reasons[0] == "DRY_RUN"
+        assert state.speed_limit == 0.0
 
 
 def scan(x: float, y: float, config: ObstacleConfig, beams: int = 720) -> float:

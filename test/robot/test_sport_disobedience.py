@@ -75,7 +75,7 @@ def test_locked_joints_are_unlocked_when_motion_is_wanted() -> None:
 
 
 def test_unlocking_can_be_forbidden() -> None:
-    bench = Bench(Go2Config(unlock=False), machine=LOCKED)
+    bench = Bench(Go2Config(avoid=False, unlock=False), machine=LOCKED)
     bench.command = AHEAD
     bench.run(2.0)
     assert bench.go2.refusing
@@ -105,7 +105,7 @@ def test_joints_that_somebody_locks_during_a_motion_stay_locked() -> None:
 
 @pytest.mark.parametrize(("pause", "tries"), [(0.5, 3), (1.0, 2)])
 def test_unlocking_is_tried_again_but_not_for_ever(pause: float, tries: int) -> None:
-    config = Go2Config(unlock_pause=pause, unlock_tries=tries)
+    config = Go2Config(avoid=False, unlock_pause=pause, unlock_tries=tries)
     bench = Bench(config, machine=LOCKED, codes={Api.BALANCE_STAND.value: 3203})
     bench.command = AHEAD
     bench.run(6.0)
@@ -125,7 +125,7 @@ def test_unlocking_is_tried_again_but_not_for_ever(pause: float, tries: int) -> 
 def test_a_deaf_robot_is_noticed_by_its_measured_velocity_and_tried_again(
     deaf_after: float,
 ) -> None:
-    bench = Bench(Go2Config(deaf_after=deaf_after))
+    bench = Bench(Go2Config(avoid=False, deaf_after=deaf_after))
     bench.robot.deaf_until = bench.now + 5.0
     bench.command, since = LEFT, bench.now
     bench.run(deaf_after - 0.1)
@@ -143,7 +143,7 @@ def test_a_deaf_robot_is_noticed_by_its_measured_velocity_and_tried_again(
 
 @pytest.mark.parametrize(("share", "deaf"), [(0.2, False), (0.7, True)])
 def test_how_slow_is_deaf(share: float, deaf: bool) -> None:
-    go2 = Go2(Go2Config(deaf_share=share, unlock=False))
+    go2 = Go2(Go2Config(avoid=False, deaf_share=share, unlock=False))
     go2.begin(0.0)
     for i in range(200):
         go2.on_state(SportState(BALANCE, 0, 0.2, 0.0), i * 0.01)
@@ -227,6 +227,29 @@ def test_avoidance_is_given_back_at_the_end() -> None:
     assert ("obstacles_avoid", 1003, zero) in bench.robot.log
 
 
+def test_avoidance_is_the_default_and_a_robot_without_is_told_what_to_do() -> None:
+    bench = Bench(Go2Config(), codes={Api.AVOID_SWITCH_GET.value: 3203})
+    bench.command = AHEAD
+    bench.run(2.0)
+    assert "avoid: false" in bench.go2.trouble(bench.now).text
+    assert not bench.go2.avoiding
+    assert not bench.moving
+
+
+@pytest.mark.parametrize("avoid", [True, False])
+def test_in_a_dry_run_nothing_but_stop_move_is_asked_of_the_robot(avoid: bool) -> None:
+    config = Go2Config(avoid=avoid, dry_run=True)
+    assert config.functions == (Api.STOP_MOVE,)
+    bench = Bench(config, machine=LOCKED)  # which would be unlocked otherwise
+    bench.command = AHEAD
+    bench.run(3.0)
+    bench.carry(bench.go2.begin(bench.now))  # as an emergency stop does
+    bench.carry(bench.go2.halt(bench.now))
+    bench.run(1.0)
+    assert {call.api for _, call in bench.sent} == {Api.STOP_MOVE}
+    assert bench.go2.trouble(bench.now).code == "DRY_RUN"
+
+
 def test_every_number_was_used_once() -> None:
     bench = Bench(Go2Config(avoid=True))
     bench.command = AHEAD
@@ -236,7 +259,7 @@ def test_every_number_was_used_once() -> None:
 
 def test_request_timeout() -> None:
     for timeout in (0.2, 1.0):
-        go2 = Go2(replace(Go2Config(), request_timeout=timeout))
+        go2 = Go2(replace(Go2Config(avoid=False), request_timeout=timeout))
         go2.begin(10.0)
         go2.on_state(SportState(BALANCE), 10.0 + timeout - 0.05)
         go2.tick(10.0 + timeout - 0.05)

@@ -168,7 +168,7 @@ def test_move_goes_on_between_commands_that_are_slow() -> None:
 
 @pytest.mark.parametrize(("rate", "least", "most"), [(20.0, 18, 22), (50.0, 45, 55)])
 def test_rate(rate: float, least: int, most: int) -> None:
-    bench = Bench(Go2Config(rate=rate))
+    bench = Bench(Go2Config(avoid=False, rate=rate))
     bench.command = AHEAD
     bench.run(1.0)
     assert least <= len(bench.times(Api.MOVE)) <= most
@@ -184,7 +184,7 @@ def test_a_flood_of_commands_is_not_passed_on() -> None:
 
 @pytest.mark.parametrize("watchdog", [0.2, 0.4])
 def test_silence_of_who_commands_stops(watchdog: float) -> None:
-    bench = Bench(Go2Config(watchdog=watchdog))
+    bench = Bench(Go2Config(avoid=False, watchdog=watchdog))
     bench.command = AHEAD
     bench.run(1.0)
     bench.command, since = None, bench.now
@@ -196,7 +196,7 @@ def test_silence_of_who_commands_stops(watchdog: float) -> None:
 
 @pytest.mark.parametrize("limit", [0.2, 0.4])
 def test_silence_of_the_robot_stops(limit: float) -> None:
-    bench = Bench(Go2Config(state_timeout=limit))
+    bench = Bench(Go2Config(avoid=False, state_timeout=limit))
     bench.command = AHEAD
     bench.run(1.0)
     bench.speaks, since = False, bench.now
@@ -245,7 +245,7 @@ def test_a_velocity_that_is_no_number_is_a_stop() -> None:
     ],
 )
 def test_speeds_are_limited(limits: dict[str, Any], sent: dict[str, float]) -> None:
-    bench = Bench(Go2Config(**limits))
+    bench = Bench(Go2Config(avoid=False, **limits))
     bench.run(0.1)
     bench.carry(bench.go2.on_command(Command(9.0, -9.0, 9.0), bench.now))
     assert bench.robot.log[-1] == ("sport", 1008, sent)
@@ -253,7 +253,7 @@ def test_speeds_are_limited(limits: dict[str, Any], sent: dict[str, float]) -> N
 
 @pytest.mark.parametrize("repeat", [0.05, 0.2])
 def test_a_stop_is_repeated_until_it_is_answered(repeat: float) -> None:
-    bench = Bench(Go2Config(stop_repeat=repeat))
+    bench = Bench(Go2Config(avoid=False, stop_repeat=repeat))
     bench.command = AHEAD
     bench.run(1.0)
     bench.robot.mute.add(Api.STOP_MOVE.value)
@@ -269,7 +269,7 @@ def test_a_stop_is_repeated_until_it_is_answered(repeat: float) -> None:
 
 
 def test_a_late_answer_to_an_earlier_stop_is_none_to_this_one() -> None:
-    go2 = Go2(Go2Config())
+    go2 = Go2(Go2Config(avoid=False))
     (first,) = go2.begin(1.0)
     go2.on_state(SportState(BALANCE), 1.0)
     go2.on_command(AHEAD, 1.01)

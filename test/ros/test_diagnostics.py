@@ -25,7 +25,7 @@ from rclpy.qos import QoSProfile, ReliabilityPolicy
 from reports import odometry, start
 from sensor_msgs.msg import CompressedImage
 from service_msgs.msg import ServiceEventInfo
-from std_msgs.msg import String
+from std_msgs.msg import Bool, String
 from std_srvs.srv import Trigger
 
 from collab_llm.action import Navigate
@@ -42,7 +42,7 @@ from collab_llm_nodes.nodes.navigator import Navigator
 from collab_llm_nodes.nodes.predraft_cache import PreDraftCacheNode
 from collab_llm_nodes.ros.health import Level
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
-from collab_llm_nodes.ros.qos import CAMERA, COMMAND, RESULT
+from collab_llm_nodes.ros.qos import CAMERA, COMMAND, RESULT, STATE
 
 pytestmark = pytest.mark.ros
 
@@ -131,7 +131,11 @@ def test_motion_that_nobody_carries_out_is_told(ros_graph: Any, reports: Reports
     reports._arrays.clear()
     reports.wait("motion_guard: node", Level.WARN, "nobody takes cmd_vel")
     reports.user.create_subscription(Twist, "wheels", lambda _: None, 1)
-    reports.wait("motion_guard: node", Level.OK, "active")
+    values = reports.wait("motion_guard: node", Level.WARN, "nothing stops the robot before")
+    assert values["obstacle_stop"] == "none"
+    reports.user.create_publisher(Bool, "obstacle_avoidance", STATE).publish(Bool(data=True))
+    values = reports.wait("motion_guard: node", Level.OK, "active")
+    assert values["obstacle_stop"] == "robot"
 
 
 def test_failed_answers_are_told_with_their_code(ros_graph: Any, reports: Reports) -> None:

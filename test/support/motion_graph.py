@@ -172,6 +172,12 @@ class Robot:
         if self.allowed is not None:
             self.guard.publish(self.allowed)
 
+    def leave_to_others(self) -> None:
+        """Have a driver publish odometry, and motion_guard its state: each has one publisher."""
+        self.odometry_on, self.allowed = False, None
+        for publisher in (self.odometry, self.guard):
+            self.graph.do(self.user.destroy_publisher, publisher)
+
     def _measure(self) -> None:
         message = Odometry()
         message.header.stamp = self.user.get_clock().now().to_msg()

@@ -19,7 +19,7 @@ class Bench:
         self.now = 100.0
         self.robot = SportServer(**behaviour)
         self.robot.advance(self.now)
-        self.go2 = Go2(config or Go2Config())
+        self.go2 = Go2(config or Go2Config(avoid=False))
         self.command: Command | None = None  # sent at 20 Hz
         self.speaks = True  # the robot's state comes
         self.sent: list[tuple[float, Call]] = []

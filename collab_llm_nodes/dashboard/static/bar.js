@@ -106,8 +106,9 @@
     else if (!motion.allowed) show("held", `no motion: ${motion.text}`);
     else {
       const speed = `${number(motion.linear)} m/s, ${number(motion.angular)} rad/s`;
-      const why = motion.text && `: ${motion.text}`;
-      show("allowed", `motion allowed, ${speed} (limit ${number(motion.speed_limit)} m/s)${why}`);
+      const limit = `limit ${number(motion.speed_limit)} m/s`;
+      const warning = motion.text ? `; ${motion.text}` : "";
+      show(warning ? "held" : "allowed", `motion allowed, ${speed} (${limit})${warning}`);
     }
     if (!motion.emergency_stop && element("stop-result").dataset.state === "done") say("", "");
   }

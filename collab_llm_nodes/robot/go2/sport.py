@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import check_ranges, fixed, setting
 
 
 class Api(Enum):
@@ -40,6 +40,9 @@ class Api(Enum):
     def number(self) -> int:
         return self.value[1]
 
+
+WALKING = (Api.BALANCE_STAND, Api.STOP_MOVE, Api.MOVE)
+AVOIDANCE = (Api.AVOID_SWITCH_SET, Api.AVOID_SWITCH_GET, Api.AVOID_MOVE, Api.AVOID_REMOTE)
 
 NO_ANSWER = 3104
 
@@ -238,10 +241,13 @@ FINE = Trouble()
 class Go2Config:
     """Settings of the robot's driver."""
 
-    avoid: bool = setting(
-        False,
-        "Move by the robot's own obstacle avoidance instead of its plain Move.",
-        read_only=True,
+    avoid: bool = fixed(
+        True,
+        "Move by the robot's own obstacle avoidance, and not at all while that is off; false: by"
+        " its plain Move, which stops before nothing.",
+    )
+    dry_run: bool = fixed(
+        False, "Carry nothing out: of all requests that concern motion only StopMove can be sent."
     )
     rate: float = setting(
         20.0,
@@ -284,6 +290,13 @@ class Go2Config:
     def __post_init__(self) -> None:
         check_ranges(self)
 
+    @property
+    def functions(self) -> tuple[Api, ...]:
+        """Functions of the robot that the driver needs; it can call no others."""
+        if self.dry_run:
+            return (Api.STOP_MOVE,)
+        return (*WALKING, *AVOIDANCE) if self.avoid else WALKING
+
 
 class Phase(Enum):
     """Present work of the driver."""
@@ -308,6 +321,7 @@ class Go2:
 
     def __init__(self, config: Go2Config) -> None:
         self.config = config
+        self._avoids = Api.AVOID_MOVE in config.functions
         self.requests = Requests(config.request_timeout)
         self.phase = Phase.STANDING
         self.refusing = False
@@ -321,6 +335,7 @@ class Go2:
         self._stop_began = self._stop_sent = -math.inf
         self._stop_answered, self._stop_first = False, 0
         self._doubled = ""  # another driver or guard of this robot
+        self._strangers = ""  # who else sends requests to it
         self._overruled = False  # by whoever locked the joints during a motion
         self._complaint: Answer | None = None
         self._done: dict[Api, int] = {}  # number of the last call that was
@@ -339,7 +354,7 @@ class Go2:
         self._halted = True
         self._command = REST
         calls = self._begin_stop(now)
-        if self.config.avoid:
+        if self._avoids:
             self._avoidance = Avoidance()
             off = {"is_remote_commands_from_api": False}
             calls.append(self.requests.make(Api.AVOID_REMOTE, off, now))
@@ -354,6 +369,11 @@ class Go2:
     def on_peers(self, doubled: str, now: float) -> list[Call]:
         """Take who is there twice, of the robot's guards and drivers; "" is nobody."""
         self._doubled = doubled
+        return self._decide(now)
+
+    def on_strangers(self, strangers: str, now: float) -> list[Call]:
+        """Take who else asks for motion, in words; "" is nobody."""
+        self._strangers = strangers
         return self._decide(now)
 
     def on_state(self, state: SportState, now: float) -> list[Call]:
@@ -389,14 +409,24 @@ class Go2:
             calls += self.on_answer(answer, now)
         return calls + self._decide(now)
 
+    @property
+    def avoiding(self) -> bool:
+        """The robot's own obstacle avoidance is on, and all motion goes through it."""
+        return self._avoidance.armed
+
     # What is wrong.
 
     def trouble(self, now: float) -> Trouble:
         """The first thing that keeps the robot from moving, or that might."""
         stance, state = self._state.stance, self._state
+        if self.config.dry_run:
+            return Trouble("DRY_RUN", "this is a dry run, in which the robot is never moved")
         if self._doubled:
             words = "the robot's nodes were started twice: end one of the graphs"
             return Trouble("STARTED_TWICE", f"{words} ({self._doubled})")
+        if self._strangers:
+            words = f"somebody else sends requests to the robot: end it ({self._strangers})"
+            return Trouble("FOREIGN_PUBLISHER", words)
         if self._heard_at == -math.inf:
             return Trouble("NO_STATE", "the robot has not been heard: network, CYCLONEDDS_URI?")
         if self._silent(now):
@@ -411,11 +441,12 @@ class Go2:
         if stance is Stance.LOCKED:
             return Trouble("LOCKED", "it stands with locked joints; BalanceStand unlocks them")
         if self._deaf:
-            why = ": something may be in its way" if self.config.avoid else ""
+            why = ": something may be in its way" if self._avoids else ""
             return Trouble("DEAF", f"it does not move although commanded{why}")
-        if self.config.avoid and not self._avoidance.armed:
+        if self._avoids and not self._avoidance.armed:
             why = f" ({self._complaint})" if self._complaint is not None else ""
-            return Trouble("NO_AVOIDANCE", f"its obstacle avoidance is not on yet{why}")
+            without = "a robot that has none needs avoid: false (docs/safety.md, Obstacles)"
+            return Trouble("NO_AVOIDANCE", f"its obstacle avoidance is not on{why}; {without}")
         if self._complaint is not None:
             code = "NO_ANSWER" if self._complaint.code == NO_ANSWER else "REFUSED"
             return Trouble(code, str(self._complaint))
@@ -429,7 +460,7 @@ class Go2:
     def _decide(self, now: float) -> list[Call]:
         fresh = now - self._commanded_at <= self.config.watchdog
         wanted = self._command != REST and fresh and not self._halted
-        arms = self.config.avoid and not self._halted
+        arms = self._avoids and not self._halted
         calls = self._avoidance.arm(self.requests, now) if arms else []
         self._notice_deafness(now)
         trouble = self.trouble(now).code if wanted else ""
@@ -437,7 +468,7 @@ class Go2:
         if not wanted:
             self._tries, self._deaf = 0, False
             return calls + self._stop(now)
-        if trouble == "DEAF" and self.config.avoid:
+        if trouble == "DEAF" and self._avoids:
             return calls + self._move(now)  # its avoidance decides whether it can walk
         if trouble in ("LOCKED", "DEAF") and self.config.unlock and not self._overruled:
             return calls + self._unlock(now)
@@ -464,7 +495,7 @@ class Go2:
         return [self._velocity(command, now)]
 
     def _velocity(self, command: Command, now: float) -> Call:
-        if self.config.avoid:
+        if self._avoids:
             ways = {"x": command.x, "y": command.y, "yaw": command.yaw, "mode": 0}
             return self.requests.make(Api.AVOID_MOVE, ways, now, reply=False)
         ways = {"x": command.x, "y": command.y, "z": command.yaw}
@@ -493,7 +524,7 @@ class Go2:
     def _send_stop(self, now: float) -> list[Call]:
         self._stop_sent = now
         calls = [self.requests.make(Api.STOP_MOVE, {}, now)]
-        if self.config.avoid:
+        if self._avoids:
             calls.insert(0, self._velocity(REST, now))
         return calls
 

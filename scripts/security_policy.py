@@ -1,0 +1,140 @@
+"""Write config/sros2_policy.xml: which topics, services and actions each process may use.
+
+Starts the robot's nodes in this process and asks the graph what they have made. Run this after a
+node got another topic (``make policy``); a test compares.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from collab_llm_nodes.nodes.graph import NODES
+
+ROOT = Path(__file__).resolve().parents[1]
+POLICY = ROOT / "config" / "sros2_policy.xml"
+HEAD = """<?xml version="1.0" encoding="UTF-8"?>
+<!-- SROS 2: what each process of go2.launch.py may publish, hear, offer and ask for. How to use it:
+     docs/safety.md. Written by `make policy` from the nodes in collab_llm_nodes/. -->
+"""
+
+ENCLAVES = {
+    "graph": NODES,
+    "motion": ("motion_guard:MotionGuard", "go2_driver:Go2Driver"),
+    "motion_watchdog": ("motion_watchdog:MotionWatchdog",),
+    "dashboard": ("dashboard:Dashboard",),
+    "markers": ("markers:Markers",),
+}
+"""Processes of go2.launch.py and their nodes."""
+
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "camera_ingest": {"source": "videohub"},
+    "cloud_verifier_bridge": {"verifier.address": "127.0.0.1:9"},
+    "draft_vlm": {"model.path": str(ROOT / "models" / "nav-draft")},
+    "dashboard": {"port": 0},
+}
+
+LATER = {"generate_router": {("actions", "call"): {"*/generate"}}}
+"""What a node makes only when it is asked for something."""
+
+_PEERS = "emergency_stop/*"
+"""The guards' and drivers' topics, whose names hold the number of their process (ros/peers.py)."""
+_ACTION = "/_action/"
+_SPACE = "/robot"
+"""Namespace of the nodes while they are asked, which shows the names that do not depend on it."""
+_VERBS = {
+    "topics": ("publish", "subscribe"),
+    "services": ("reply", "request"),
+    "actions": ("execute", "call"),
+}
+
+
+def endpoints(node: Any) -> dict[tuple[str, str], set[str]]:
+    """Return the names that ``node`` uses, by section of a policy and verb.
+
+    Those in the node's namespace are relative to it.
+
+    The topics and services of an action are told by the action's name.
+    """
+    name, space = node.get_name(), node.get_namespace()
+    asked = {
+        ("topics", "publish"): node.get_publisher_names_and_types_by_node,
+        ("topics", "subscribe"): node.get_subscriber_names_and_types_by_node,
+        ("services", "reply"): node.get_service_names_and_types_by_node,
+        ("services", "request"): node.get_client_names_and_types_by_node,
+    }
+    found: dict[tuple[str, str], set[str]] = defaultdict(set, LATER.get(name, {}))
+    for (section, verb), ask in asked.items():
+        for topic, _ in ask(name, space):
+            action, is_action, _ = topic.partition(_ACTION)
+            if not is_action:
+                found[section, verb].add(_named(topic))
+            elif section == "services":
+                found["actions", "execute" if verb == "reply" else "call"].add(_named(action))
+    return found
+
+
+def policy(nodes: dict[str, list[Any]]) -> str:
+    """Return the policy for the nodes of each enclave."""
+    root = ElementTree.Element("policy", version="0.2.0")
+    enclaves = ElementTree.SubElement(root, "enclaves")
+    for enclave, members in nodes.items():
+        element = ElementTree.SubElement(enclaves, "enclave", path=f"/collab_llm/{enclave}")
+        profiles = ElementTree.SubElement(element, "profiles")
+        for node in members:
+            name = node.get_name()
+            profile = ElementTree.SubElement(profiles, "profile", ns="/", node=name)
+            found = endpoints(node)
+            for section, verbs in _VERBS.items():
+                for verb in verbs:
+                    names = sorted(found[section, verb])
+                    if not names:
+                        continue
+                    group = ElementTree.SubElement(profile, section, {verb: "ALLOW"})
+                    for each in names:
+                        ElementTree.SubElement(group, section[:-1]).text = each
+    ElementTree.indent(root, "  ")
+    return HEAD + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def made(**node_arguments: Any) -> dict[str, list[Any]]:
+    """Return the nodes of each enclave, configured and active. Needs a context of rclpy."""
+    from rclpy.parameter import Parameter
+
+    nodes: dict[str, list[Any]] = {}
+    for enclave, members in ENCLAVES.items():
+        nodes[enclave] = []
+        for member in members:
+            module, kind = member.split(":")
+            overrides = [Parameter(n, value=v) for n, v in PARAMETERS.get(module, {}).items()]
+            cls = getattr(import_module(f"collab_llm_nodes.nodes.{module}"), kind)
+            node = cls(parameter_overrides=overrides, namespace=_SPACE, **node_arguments)
+            nodes[enclave].append(node)
+            node.start()
+    return nodes
+
+
+def _named(name: str) -> str:
+    """Return ``name`` as a policy has it; the profile has the namespace."""
+    relative = name.removeprefix(f"{_SPACE}/")
+    return _PEERS if relative.startswith("emergency_stop/_") else relative
+
+
+def main() -> None:
+    """Write the policy."""
+    import rclpy
+
+    rclpy.init()
+    nodes = made()
+    POLICY.write_text(policy(nodes), encoding="utf-8")
+    for each in (node for members in nodes.values() for node in members):
+        each.stop()
+        each.destroy_node()
+    rclpy.shutdown()
+
+
+if __name__ == "__main__":
+    main()
