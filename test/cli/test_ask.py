@@ -41,7 +41,8 @@ class Terminal:
             named = {"url": server.url, "model": role}
             roles[f"{role}_model"] = {"at": "server", "server": named}
         limits = {"limits.run_s": 30.0, "limits.wall_s": 60.0, "deadline_s": 9.0}
-        content = {"/**/minions_server": {"ros__parameters": {**roles, **limits}}}
+        paper = {"planner": "program", "check_citations": False}
+        content = {"/**/minions_server": {"ros__parameters": {**roles, **limits, **paper}}}
         self.config = self.folder / "mine.yaml"
         self.config.write_text(yaml.safe_dump(content))
         return self

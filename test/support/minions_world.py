@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from collab_llm_nodes.chat.base import Finish, Reply
 from collab_llm_nodes.errors import CollabError
@@ -19,7 +20,10 @@ from collab_llm_nodes.protocols.minions.messages import (
     Outcome,
     RunProgram,
 )
+from collab_llm_nodes.protocols.minions.settings import MinionsConfig
 
+paper = partial(MinionsConfig, planner="program", check_citations=False)
+"""MinionS as in the paper: the remote writes programs, and outputs need no citation."""
 PROGRAM = "```python\ndef prepare_jobs(context, last_jobs):\n    ...\n```"
 MORE = '{"decision": "request_additional_info", "missing_info": "the year"}'
 

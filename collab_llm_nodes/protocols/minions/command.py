@@ -27,7 +27,6 @@ from collab_llm_nodes.protocols.minions.served import (
     PROTOCOL,
     RAG,
     REMOTE_ONLY,
-    WAYS,
     ServedMinions,
     served_minions,
 )
@@ -125,15 +124,16 @@ def _settings(question: Question) -> tuple[str, ServedMinions, frozenset[str]]:
             remedy=did_you_mean(question.protocol, PROTOCOLS, f"one of {', '.join(PROTOCOLS)}"),
         )
     name, way = PROTOCOLS[question.protocol]
-    # Who asks here may send a document away: the command line is theirs.
-    settings = replace(served_minions(question.config), way=way, ways=WAYS)
+    settings = replace(served_minions(question.config), way=way)
     if question.store is not None:
         folder = question.store.resolve()
         library = replace(settings.library, stores=str(folder.parent))
         settings = replace(settings, library=library, store=folder.name)
     pairs = [option.partition("=") for option in question.options]
     keys = [key for key, _, _ in pairs]
-    return name, with_options(settings, keys, [value for *_, value in pairs]), frozenset(keys)
+    values = [value for *_, value in pairs]
+    # The command line's user is the operator, and may send documents away.
+    return name, with_options(settings, keys, values, by_operator=True), frozenset(keys)
 
 
 def _document(file: str) -> Document:

@@ -106,6 +106,11 @@ class JobOutput:
     citation: str | None = None
     answer: str | None = None
 
+    @property
+    def length(self) -> int:
+        """Characters that the worker has written."""
+        return len(self.explanation) + len(self.citation or "") + len(self.answer or "")
+
 
 class Dropped(str, Enum):
     """Reason why an output is not sent to the remote."""
@@ -151,7 +156,7 @@ class Numbering:
         Args:
             tasks: most different tasks; 0: as many as wanted.
             samples: answers to each task over each chunk; 0: as many as wanted.
-            max_samples: limit of what may be wanted.
+            max_samples: limit of both.
             max_jobs: most jobs.
         """
         times: Counter[tuple[str, str, str]] = Counter()
@@ -164,7 +169,7 @@ class Numbering:
         jobs: list[JobManifest] = []
         cut = wanted.cut
         for (chunk, task, advice), count in times.items():
-            repeats = samples or min(count, max_samples)
+            repeats = min(samples or count, max_samples)
             if task not in allowed:
                 cut += repeats
                 continue

@@ -84,6 +84,7 @@ class _MinionS:
     Attributes:
         best: answer of the remote so far that it was not sure of.
         found: answer that most workers have given, in the last round with any.
+        room: length of the workers' words that may still be sent.
         missing, scratchpad: memory between rounds, in the remote's words.
         history: all that was said, with ``carry: history``.
     """
@@ -103,12 +104,15 @@ class _MinionS:
         self.missing = ""
         self.scratchpad: list[str] = []
         self.history: list[Message] = []
+        self.room = 0
 
     def run(self) -> Machine:
         config = self.config
         try:
             if config.retrieve:
                 self.documents = yield from retrieved(self.text, config.retrieve)
+            length = sum(map(len, self.documents))
+            self.room = max(_ALWAYS_SENT, int(config.remote_share * length))
             for number in range(1, config.rounds + 1):
                 self.round = number
                 wanted = yield from self._decompose()
@@ -270,6 +274,8 @@ class _MinionS:
             if cited is None:
                 return Job(manifest, output, Dropped.UNSUPPORTED)
             output = replace(output, citation=cited)
+        if self.style.quotes:
+            output = replace(output, citation=None)  # its answer is made of the quotes
         return Job(manifest, output)
 
     # ------------------------------------------------------------------ synthesize
@@ -325,20 +331,23 @@ class _MinionS:
                 rule = self.plan.reduction.rule
                 return Part(Kind.EXTRACT, prompts.REDUCED.format(rule=rule, value=value)), False
         room = self.config.remote_characters
+        left_out = False
         lines: list[str] = []
         told: set[int] = set()
         for job in sorted(kept, key=lambda job: job.manifest.task_id):
             line = _line(job)
             if job.manifest.task_id not in told:
                 line = f"{_heading(job.manifest)}\n{line}"
+            if len(line) >= room or job.output.length > self.room:
+                left_out = True
+                continue
             room -= len(line) + 1
-            if room < 0:
-                return Part(Kind.EXTRACT, "\n".join(lines)), True
+            self.room -= job.output.length
             told.add(job.manifest.task_id)
             lines.append(line)
         if not lines:
-            return Part(Kind.INSTRUCTIONS, prompts.NO_OUTPUTS), False
-        return Part(Kind.EXTRACT, "\n".join(lines)), False
+            return Part(Kind.INSTRUCTIONS, prompts.NO_OUTPUTS), left_out
+        return Part(Kind.EXTRACT, "\n".join(lines)), left_out
 
     # ------------------------------------------------------------------ the remote, the end
 
@@ -366,8 +375,11 @@ def cited_lines(citation: str | None, chunk: str) -> str | None:
     """
     lines = [" ".join(line.split()) for line in chunk.splitlines()]
     text = " ".join(lines)
+    cited = (citation or "").split("; ")
+    if len(cited) > _MOST_CITED:
+        return None
     found = []
-    for line in (citation or "").split("; ")[:_MOST_CITED]:
+    for line in cited:
         words = " ".join(line.split())
         meant = words if words in text else _meant(words, lines)
         if not meant:
@@ -392,9 +404,11 @@ def _shared(a: str, b: str) -> float:
     return min(len(begin) + len(end), short) / long
 
 
+_ALWAYS_SENT = 1000
+"""Characters that workers may say about the shortest document."""
 _ALIKE = 0.75
 _MOST_CITED = 32
-"""Lines of a citation that are looked for."""
+"""Most lines of a citation."""
 
 
 def _own_words(message: Message) -> str:

@@ -89,10 +89,6 @@ def check(protocol: str, request: Request) -> None:
         raise InvalidInput(
             "there are none", field="document_names", remedy="give one, or the option store"
         )
-    if config.way not in config.ways:
-        raise InvalidInput(
-            f"{config.way!r} is not allowed here", field="way", remedy="add it to ways"
-        )
     if protocol == MINION:
         for option in sorted(request.options - set(names(ServedMinion()))):
             raise InvalidInput("is no option of minion", field=option, remedy="ask minions")

@@ -18,7 +18,7 @@ from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
 from collab_llm_nodes.protocols.minions.served import ServedMinions
 
 PATIENT = SandboxLimits(run_s=30, wall_s=60)
-CONFIG = ServedMinions(limits=PATIENT)
+CONFIG = ServedMinions(limits=PATIENT, planner="program", check_citations=False)
 
 
 def program(body: str) -> str:

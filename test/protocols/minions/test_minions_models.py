@@ -32,7 +32,7 @@ from collab_llm_nodes.protocols.base import Control, Progress, Resources
 from collab_llm_nodes.protocols.minions.equipment import Equipment
 from collab_llm_nodes.protocols.minions.running import MINIONS, MinionsRunning
 from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
-from collab_llm_nodes.protocols.minions.served import SERVER, WAYS, ChatModelConfig, ServedMinions
+from collab_llm_nodes.protocols.minions.served import SERVER, ChatModelConfig, ServedMinions
 from collab_llm_nodes.protocols.minions.settings import LocalConfig
 from collab_llm_nodes.protocols.minions.settings import RemoteConfig as AskingConfig
 
@@ -45,7 +45,6 @@ def tiny() -> ServedMinions:
     return ServedMinions(
         local_model=model,
         remote_model=model,
-        ways=WAYS,
         planner="plan",
         remote=AskingConfig(max_tokens=8),
         local=LocalConfig(temperature=0.0, max_tokens=8),

@@ -57,7 +57,7 @@ from collab_llm_nodes.protocols.minions.served import (
 from collab_llm_nodes.protocols.minions.settings import PRESETS, LocalConfig, MinionsConfig
 
 PATIENT = SandboxLimits(run_s=30, wall_s=60)
-CONFIG = ServedMinions(limits=PATIENT, ways=("protocol", "remote_only", "local_only", "rag"))
+CONFIG = ServedMinions(limits=PATIENT, planner="program", check_citations=False)
 MESSAGE = '{"message": "How heavy is it?"}'
 
 
@@ -141,7 +141,7 @@ def test_jobs_are_told_while_they_run() -> None:
 
 def ask_in(protocol: str, way: str, remote: str, local: str, **changes: Any) -> tuple[Bed, Any]:
     kind = ServedMinion if protocol == MINION else ServedMinions
-    config = kind(way=way, ways=CONFIG.ways, **changes)
+    config = kind(way=way, **changes)
     with served(in_turn(MESSAGE, remote), in_turn(local), config, protocol) as bed:
         if way != "protocol":
             bed.remote.says = in_turn(remote)
@@ -281,7 +281,7 @@ def test_cancel_ends_a_program_and_the_next_answer_gets_its_sandbox(pause_s: flo
 
 def test_the_cap_keeps_what_is_too_much_and_the_audit_log_has_the_rest(tmp_path: Path) -> None:
     audit = tmp_path / "audit.jsonl"
-    config = replace(CONFIG, privacy=PrivacyConfig(4000, str(audit)))
+    config = replace(CONFIG, privacy=PrivacyConfig(4000, str(audit)), remote_share=100.0)
     big = found("x" * 900, citation="y" * 900)
     with served(in_turn(HONEST, final("7 kg")), in_turn(big), config) as bed:
         answer = bed.ask()
@@ -400,7 +400,6 @@ def test_a_question_too_long_for_the_remote_is_not_the_documents_fault() -> None
         ("minions", {}, {"raw": True}, "raw"),
         ("minions", {}, {"sampling": SamplingConfig(0.7)}, "temperature"),
         ("minions", {}, {"max_tokens": 5}, "max_tokens"),
-        ("minions", {"way": "remote_only"}, {}, "way"),
         ("minion", {}, {"options": frozenset({"samples"})}, "samples"),
         ("minion", {}, {"question": " "}, "prompt"),
     ],
@@ -433,7 +432,7 @@ def test_the_shipped_files_fit_the_configuration() -> None:
     own = {each.name: getattr(embedded, each.name) for each in fields(MinionsConfig)}
     assert MinionsConfig(**own) == PRESETS["embedded"]
     assert openai.remote_model.server.token_variable == "OPENAI_API_KEY"
-    assert "remote_only" not in openai.ways
+    assert openai.way == "protocol"
 
 
 def test_a_preset_gives_the_defaults_and_the_file_counts_over_them(tmp_path: Path) -> None:
