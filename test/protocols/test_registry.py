@@ -155,6 +155,7 @@ WIDENS = {  # option: the operator's value, a narrower one, a wider one
     "samples": (2, 1, 3),
     "chunker": ("chunk_by_page", "chunk_by_section", ""),
     "chunk_size": (500, 100, 0),
+    "choice_bits": (64, 0, 65),
     "abstain_filter": (True, True, False),
     "check_citations": (True, True, False),
     "carry": ("scratchpad", "retries", "history"),

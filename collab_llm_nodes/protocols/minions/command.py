@@ -180,6 +180,8 @@ def _print_ledgers(answer: Answer, console: Console) -> None:
         if name.startswith("sent_") and "." not in name and name != "sent_bytes":
             sent.add_row(name.removeprefix("sent_"), f"{value:.0f}")
     sent.add_row("all", f"{figures.get('sent_bytes', 0):.0f}")
+    if figures.get("choice_bits"):
+        sent.add_row("choice of jobs", f"{figures['choice_bits']:.0f} bits")
     cost = Table("tokens", *_TOKENS)
     for role in ("remote", "local"):
         cost.add_row(role, *(f"{figures.get(f'{role}_{n}_tokens', 0):.0f}" for n in _TOKENS))

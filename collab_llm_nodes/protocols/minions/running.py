@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +18,11 @@ from collab_llm_nodes.knowledge.retrieval import RetrievalConfig
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
 from collab_llm_nodes.protocols.minions.baselines import local_only, rag, remote_only
+from collab_llm_nodes.protocols.minions.choice import slot_s
 from collab_llm_nodes.protocols.minions.dialogue import nothing_fits, too_late
 from collab_llm_nodes.protocols.minions.driving import Means, drive
 from collab_llm_nodes.protocols.minions.equipment import Equipment
-from collab_llm_nodes.protocols.minions.jobs import Dropped, Fault, Job, JobList
+from collab_llm_nodes.protocols.minions.jobs import Dropped, Fault, Job, ProgramJobs
 from collab_llm_nodes.protocols.minions.messages import (
     Action,
     AskLocal,
@@ -304,9 +306,10 @@ class _Run:
         sampling = SamplingConfig(prompt.temperature, seed=seed)
         return ChatRequest(prompt.turns, sampling, prompt.max_tokens, prompt.quotable)
 
-    def _run_program(self, action: RunProgram) -> JobList | Fault:
+    def _run_program(self, action: RunProgram) -> ProgramJobs | Fault:
+        begun = time.monotonic()
         with self.equipment.sandbox(self.control) as sandbox:
-            return sandbox.run(
+            wanted = sandbox.run(
                 action.program,
                 action.documents,
                 action.last_jobs,
@@ -315,6 +318,16 @@ class _Run:
                 due=self.control.due,
                 check=self.control.check,
             )
+        self._wait(slot_s(time.monotonic() - begun))
+        return wanted
+
+    def _wait(self, seconds: float) -> None:
+        """Wait, but not longer than the answer is wanted."""
+        given_up = threading.Event()
+        forget = self.control.on_cancel(given_up.set)
+        given_up.wait(max(0.0, min(seconds, self.control.due - time.monotonic())))
+        forget()
+        self.control.check()
 
     def _retrieve(self, question: str, k: int) -> tuple[str, ...]:
         return self._passages(self.config.retrieval, k)

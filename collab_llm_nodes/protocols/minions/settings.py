@@ -81,6 +81,14 @@ class MinionsConfig:
         choices=(PROGRAM, PLAN),
         per_request=ranked((PROGRAM,), (PLAN,)),
     )
+    choice_bits: int = setting(
+        64,
+        "What programs may tell the remote by their choice of jobs, in one answer [bits]. Where a"
+        " choice would tell more, all its tasks are done over all pieces; below 8 no program runs.",
+        low=0,
+        high=1 << 20,
+        per_request=LOWER,
+    )
     attempts: int = setting(
         3, "Programs or plans of a round at most, until one works.", low=1, high=20
     )

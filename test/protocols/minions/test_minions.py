@@ -22,6 +22,7 @@ from minions_world import (
     paper,
     plan,
     text_of,
+    wanted,
 )
 
 from collab_llm_nodes.chat.base import Finish, Reply
@@ -33,7 +34,7 @@ from collab_llm_nodes.errors import (
     ModelError,
     Unavailable,
 )
-from collab_llm_nodes.protocols.minions.jobs import Dropped, Fault, JobList, WantedJob
+from collab_llm_nodes.protocols.minions.jobs import Dropped, Fault, ProgramJobs, WantedJob
 from collab_llm_nodes.protocols.minions.messages import (
     Kind,
     LocalPrompt,
@@ -55,15 +56,16 @@ PAPERS = ("financebench", "longhealth", "qasper")
 _QUESTION = "How much was it?"
 
 
-def _answer(world: World, config: MinionsConfig | None = None, text: str = "text") -> Outcome:
-    return world.drive(minions(_QUESTION, [text], config or paper()))
+def _answer(world: World, config: MinionsConfig | None = None, *texts: str) -> Outcome:
+    documents = texts or ("text", *world.chunks)
+    return world.drive(minions(_QUESTION, documents, config or paper()))
 
 
-_THEN_A_FAULT: list[JobList | Fault] = [JobList((WantedJob("chunk", "task"),)), Fault.RAISED]
+_THEN_A_FAULT: list[ProgramJobs | Fault] = [wanted(WantedJob("chunk", "task")), Fault.RAISED]
 
 
-def _jobs(*wanted: tuple[str, str], times: int = 1) -> JobList:
-    return JobList(tuple(WantedJob(c, t, times=times, quotable=True) for c, t in wanted))
+def _jobs(*pairs: tuple[str, str], times: int = 1) -> ProgramJobs:
+    return wanted(*(WantedJob(c, t, times=times) for c, t in pairs))
 
 
 def test_one_round() -> None:
@@ -296,6 +298,7 @@ def test_a_plan_zooms_in_on_the_chunks_that_answered() -> None:
 
 def test_retrieved_passages_take_the_place_of_the_documents() -> None:
     world = World([PROGRAM, final()], passages=["first", "second", "third"])
+    world.jobs = [_jobs(("second", "task"))]
     _answer(world, paper(retrieve=2))
     assert world.programs[0].documents == ("first", "second")
 
@@ -310,7 +313,7 @@ def test_chunks_and_tasks_keep_their_numbers_and_stand_together() -> None:
 
 
 def test_one_task_with_several_pieces_of_advice_has_several_names() -> None:
-    jobs = JobList(tuple(WantedJob("c", "t", advice) for advice in ("look left", "look right")))
+    jobs = wanted(*(WantedJob("c", "t", advice) for advice in ("look left", "look right")))
     world = World([PROGRAM, final()], jobs=[jobs])
     _answer(world, paper(samples=2))
     ids = [job.manifest.job_id for job in world.rounds[0].jobs]
@@ -330,10 +333,10 @@ def test_reductions_are_off_unless_switched_on(reduce: bool) -> None:
 
 def test_a_program_after_a_plan_is_not_reduced() -> None:
     asked = plan("Extract the weight.", reduce={"rule": "sum", "tasks": [1]})
-    jobs: list[JobList | Fault] = [Fault.RAISED, _jobs(("11 kg", "Extract the weight."))]
+    jobs: list[ProgramJobs | Fault] = [Fault.RAISED, _jobs(("11 kg", "Extract the weight."))]
     world = World([PROGRAM, asked, MORE, PROGRAM, final()], worker=finder(r"\d+ kg"), jobs=jobs)
-    _answer(world, paper(attempts=1, reduce=True, carry="retries"), "22 kg")
-    assert "sum of the answers: 22" in world.sent[2].messages[0].text
+    _answer(world, paper(attempts=1, reduce=True, carry="retries"), "11 kg", "11")
+    assert "sum of the answers: 11" in world.sent[2].messages[0].text
     assert '"11 kg"' in world.sent[4].messages[0].text
 
 
@@ -521,7 +524,7 @@ _DISCARDED: list[Reply | CollabError | str] = [
     Reply(found("canary"), Finish.REFUSAL),
     Unavailable("canary"),
 ]
-_WANTED: list[JobList | Fault] = [
+_WANTED: list[ProgramJobs | Fault] = [
     Fault.RAISED,
     Fault.TIME,
     _jobs(("canary 1", "t"), ("canary 2", "u"), times=3),
@@ -539,7 +542,7 @@ def test_whatever_both_models_say_it_ends_and_discards(
     discarded = st.sampled_from(_DISCARDED)
     world = World(remote, worker=lambda prompt: data.draw(discarded), jobs=jobs)
     with contextlib.suppress(ModelError, Unavailable):
-        outcome = _answer(world, config, "canary\fcanary")
+        outcome = _answer(world, config, "canary\fcanary", *world.chunks)
         assert outcome.rounds <= config.rounds
     assert "canary" not in world.wire
     for ask in world.sent:  # chat templates know one order, and no empty turns

@@ -27,7 +27,7 @@ def program(body: str) -> str:
 
 LOOP = program("while True: pass")
 RAISES = program("raise ValueError(context[0])")
-MILLION = program("return [JobManifest('a', 'b')] * 10**6")
+MILLION = program("return [JobManifest(context[0], 'b')] * 10**6")
 
 
 @pytest.mark.slow

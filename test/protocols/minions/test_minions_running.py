@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 import threading
 import time
@@ -94,6 +95,24 @@ def test_minions_over_a_document() -> None:
     assert "cost_usd" not in told, "nobody knows the price of this remote"
     assert bed.remote.closed
     assert bed.local.closed
+
+
+def test_what_a_choice_of_jobs_tells_is_in_both_ledgers(tmp_path: Path) -> None:
+    audit = tmp_path / "audit.jsonl"
+    chooses = HONEST.replace("chunk_by_page(d)]", "chunk_by_page(d) if c[5] in '2468']")
+    config = replace(CONFIG, privacy=PrivacyConfig(0, str(audit)))
+    with served(in_turn(chooses, final("7 kg")), weigh, config) as bed:
+        told = figures(bed.ask())
+    assert told["jobs.1"] == 4
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    (choice,) = (line for line in lines if line["kind"] == "choice")
+    assert choice["sha256"] == ""
+    assert math.log2(math.comb(PAGES, 4)) < told["choice_bits"] <= 8 * choice["bytes"]
+    assert told["choice_bits"] == told["choice_bits.1"]
+    with served(in_turn(chooses, final("7 kg")), weigh, replace(config, choice_bits=24)) as bed:
+        told = figures(bed.ask())
+    assert told["jobs.1"] == PAGES, "all pieces, where a choice would tell more"
+    assert told["choice_bits"] <= 24
 
 
 def test_progress_tells_stages_rounds_and_jobs() -> None:
