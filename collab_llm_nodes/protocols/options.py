@@ -66,7 +66,7 @@ def with_options(
             may_be = f"one of {', '.join(known)}" if known else "this protocol has no options"
             raise InvalidInput(
                 "is no option of this protocol",
-                field=quoted(key)[1:-1],
+                field=quoted(key)[1:-1] if key.strip() else f"option_names[{i}]",
                 remedy=did_you_mean(key, known, may_be),
             )
         if key in keys[:i]:

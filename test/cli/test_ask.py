@@ -147,7 +147,7 @@ def test_a_remote_that_cannot_plan_is_told_in_one_line(terminal: Terminal) -> No
     result = terminal.ask(str(terminal.document), "Why?", "--set", "planner=plan")
     assert result.exit_code == 1
     told = " ".join(result.output.split())
-    assert "MODEL_ERROR: remote_model: the remote model cannot plan this question" in told
+    assert "MODEL_ERROR: prompt: the remote model cannot plan this question" in told
 
 
 @pytest.mark.parametrize(

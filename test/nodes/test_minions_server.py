@@ -264,7 +264,12 @@ def test_cancel_ends_what_a_model_is_asked(site: Site, role: str) -> None:
         ({"option_names": ["rounds"], "option_values": ["6"]}, "rounds"),
         ({"option_names": ["check_citations"], "option_values": ["false"]}, "check_citations"),
         ({"option_names": ["library.folders"], "option_values": ["/"]}, "library.folders"),
-        ({"document_contents": ["  \n"]}, "documents"),
+        ({"document_contents": ["  \n"]}, "document_contents[0]"),
+        ({"document_names": ["\n"]}, "document_names[0]"),
+        ({"document_names": ["a", "no.md"], "document_contents": ["x", ""]}, "document_names[1]"),
+        ({"document_names": ["/etc/passwd"], "document_contents": [""]}, "document_names[0]"),
+        ({"option_names": ["store"], "option_values": ["nowhere"]}, "store"),
+        ({"option_names": [""], "option_values": ["1"]}, "option_names[0]"),
     ],
 )
 def test_bad_input_is_named(site: Site, fields: dict[str, Any], field: str) -> None:

@@ -30,7 +30,7 @@ class CannotPlan(ModelError):
     def __init__(self, why: str, *, remedy: str = "") -> None:
         super().__init__(
             f"the remote model cannot plan this question: {why}",
-            field="remote_model",
+            field="question",
             remedy=remedy or "ask in other words, or use a more capable remote",
         )
 

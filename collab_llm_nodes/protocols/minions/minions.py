@@ -185,7 +185,8 @@ class _MinionS:
 
     def _chosen(self, wanted: ProgramJobs | Fault) -> JobList | Fault:
         """Return the jobs to do for a program's; what their choice tells is charged."""
-        bits, chosen = RUN_BITS, wanted
+        bits = RUN_BITS
+        chosen: JobList | Fault = wanted
         if isinstance(wanted, ProgramJobs):
             config = self.config
             bounds = Bounds(

@@ -408,7 +408,7 @@ def test_a_question_too_long_for_the_remote_is_not_the_documents_fault() -> None
     with served(too_long, weigh, replace(CONFIG, planner="plan")) as bed:
         answer = bed.ask()
     assert isinstance(answer.error, InvalidInput)
-    assert answer.error.field == "remote_model"
+    assert answer.error.field == "prompt"
     assert figures(answer)["replies_failed"] == 1
 
 
