@@ -7,7 +7,8 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,36 @@ MAX_TOKENS = 1 << 16
 """Highest length limit of an answer that can be asked for or configured [tokens]."""
 
 
+@dataclass(frozen=True)
+class Direction:
+    """The values that a request may give to an option, seen from the operator's value.
+
+    What leaves the robot is for the operator to decide, so a request can only narrow it.
+
+    Attributes:
+        width: order of the values by how much leaves with them; a request never raises it.
+        label: the choice of a request, after "a request may"; empty: every value is as wide.
+    """
+
+    width: Callable[[Any], float]
+    label: str = ""
+
+
+ANY = Direction(lambda value: 0)
+LOWER = Direction(float, "only lower it")
+LIMIT = Direction(lambda value: value or math.inf, "only lower it; 0 is no limit")
+ON = Direction(lambda value: not value, "only switch it on")
+OFF = Direction(bool, "only switch it off")
+GIVEN = Direction(lambda value: not value, "not leave it open")
+
+
+def ranked(*groups: tuple[str, ...]) -> Direction:
+    """Return the direction of an option whose values are ``groups``, the widest first."""
+    place = {value: -i for i, group in enumerate(groups) for value in group}
+    order = ", then ".join(" or ".join(group) for group in groups)
+    return Direction(place.__getitem__, f"only go on in this order: {order}")
+
+
 def setting(
     default: Any,
     doc: str,
@@ -29,7 +60,7 @@ def setting(
     high: float | None = None,
     choices: tuple[Any, ...] = (),
     read_only: bool = False,
-    per_request: bool = False,
+    per_request: Direction | None = None,
 ) -> Any:
     """A dataclass field that knows its meaning and its range.
 
@@ -41,7 +72,8 @@ def setting(
         low, high: inclusive limits of a number.
         choices: the values allowed, all of them.
         read_only: fixed when the node starts.
-        per_request: a request may set it for itself. Never for a path, an address or a secret.
+        per_request: a request may set it for itself, in this direction. Never for a path, an
+            address or a secret.
     """
     metadata = {
         "doc": doc,

@@ -38,7 +38,8 @@ HEAD = """# Parameters
 
 Every parameter of every node: its default, what it may be, what it means. Ranges are enforced, at
 the start and when a parameter is set. *Fixed*: read when the node starts; the others can be set at
-any time. *Option*: a request can set it for itself alone (`option_names` of `Generate`).
+any time. *Option*: a request can set it for itself alone (`option_names` of `Generate`). Where that
+would let more leave the robot than its operator has set, a request may only narrow it, as it says.
 `ros2 param describe NODE NAME` says the same. A node does not start with a parameter that it does
 not have; a node's name that is misspelt in a parameter file is told in the log.
 
@@ -69,7 +70,8 @@ def table(config: type) -> list[str]:
     for name, field, default in flatten(config(), ""):
         facts = field.metadata
         fixed = " *Fixed.*" if facts.get("read_only") else ""
-        fixed += " *Option.*" if facts.get("per_request") else ""
+        if (direction := facts.get("per_request")) is not None:
+            fixed += f" *Option{direction.label and ': '}{direction.label}.*"
         meaning = " ".join(facts.get("doc", "").split()).replace("|", "\\|")
         cells = (f"`{name}`", _default(default), _range(facts), f"{meaning}{fixed}")
         out.append(f"| {' | '.join(cells)} |")

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 
 from collab_llm_nodes.errors import InvalidInput
+
+CHOICE = "choice"
+"""Kind of what a message tells beside its texts, by which of them are there."""
 
 
 class LeavesTooMuch(InvalidInput):
@@ -24,7 +28,8 @@ class Departure:
         kind: what it is, in the protocol's words, such as "question" or "extraction".
         receiver: name of the model that got it.
         bytes: its length in UTF-8 [byte].
-        sha256: of those bytes, to recognise the text without keeping it.
+        sha256: of those bytes, to recognise the text without keeping it; empty with ``CHOICE``,
+            which is no text.
         times: how often it was sent: 1, and more with retries.
     """
 
@@ -55,8 +60,8 @@ class PrivacyLedger:
 
     @property
     def bytes(self) -> int:
-        """Bytes that have left."""
-        return sum(departure.bytes for departure in self.departures)
+        """Bytes of the texts that have left."""
+        return sum(each.bytes for each in self.departures if each.kind != CHOICE)
 
     @property
     def room(self) -> int:
@@ -78,11 +83,13 @@ class PrivacyLedger:
         receiver: str,
         texts: Iterable[tuple[str, str]],
         record: Callable[[tuple[Departure, ...]], None] = lambda departures: None,
+        choice_bits: int = 0,
     ) -> tuple[Departure, ...]:
         """Enter the texts of one request, each with its kind: all of them or none.
 
         Args:
             record: writes them down elsewhere; what it raises keeps them here.
+            choice_bits: told by the choice of the texts; whole bytes are entered.
 
         Raises:
             LeavesTooMuch: they must not be sent; nothing is entered.
@@ -96,6 +103,8 @@ class PrivacyLedger:
                 field="max_bytes_out",
                 remedy="raise it, or send less",
             )
+        if choice_bits:
+            entered += (Departure(round, CHOICE, receiver, math.ceil(choice_bits / 8), ""),)
         record(entered)
         self.departures += entered
         return entered

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import ANY, LOWER, check_ranges, setting
 from collab_llm_nodes.decoding.rejection import (
     Draws,
     KeyedDraws,
@@ -70,7 +70,7 @@ class AggregationConfig:
         "shared: drafts and target take the same noise, which accepts most; coin: two chains of"
         " rejection sampling and a coin between them, as in paper 001. Both are exact.",
         choices=("shared", "coin"),
-        per_request=True,
+        per_request=ANY,
     )
     gamma: float = setting(
         0.5,
@@ -78,7 +78,7 @@ class AggregationConfig:
         " device's drafts are accepted, fewer of the cloud's.",
         low=0.0,
         high=1.0,
-        per_request=True,
+        per_request=ANY,
     )
     top_p: float = setting(
         0.8,
@@ -86,16 +86,16 @@ class AggregationConfig:
         " anything is drawn; 1 keeps all. This bounds the message of a draft.",
         low=0.01,
         high=1.0,
-        per_request=True,
+        per_request=LOWER,
     )
     max_support: int = setting(
-        1024, "Tokens that a side keeps at most.", low=1, high=1 << 20, per_request=True
+        1024, "Tokens that a side keeps at most.", low=1, high=1 << 20, per_request=LOWER
     )
     paper_faithful: bool = setting(
         False,
         "Law coin with the rejection rule as printed in paper 001. Not exact: it swaps the weights"
         " of the two sides.",
-        per_request=True,
+        per_request=ANY,
     )
 
     def __post_init__(self) -> None:

@@ -72,13 +72,16 @@ class DocumentLimits:
 def checked(name: str, content: str, limits: DocumentLimits, field: str = "documents") -> Document:
     """Return the document if it can be used.
 
+    Args:
+        field: name of the content in errors.
+
     Raises:
         InvalidInput: no name, no text, too much text, or characters that are no text.
     """
     if not name.strip() or len(name) > _MAX_NAME or not name.isprintable():
         raise InvalidInput(
             f"{quoted(name)} is no name of a document",
-            field=field,
+            field="name",
             remedy=f"1 to {_MAX_NAME} printable characters",
         )
     if len(content) > limits.characters:

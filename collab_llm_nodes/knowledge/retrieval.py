@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import ANY, LOWER, check_ranges, setting
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.knowledge.encoders import Encoder
 from collab_llm_nodes.knowledge.store import Hit, Store
@@ -22,22 +22,22 @@ class RetrievalConfig:
         "bm25: by words; dense: by vectors, which the store must hold; rescored: the `candidates`"
         " best by words, put in order by vectors that are computed then.",
         choices=("bm25", "dense", "rescored"),
-        per_request=True,
+        per_request=ANY,
     )
-    chunks: int = setting(10, "Chunks that are retrieved.", low=1, high=10_000, per_request=True)
+    chunks: int = setting(10, "Chunks that are retrieved.", low=1, high=10_000, per_request=LOWER)
     candidates: int = setting(
         100,
         "Chunks that are rescored; DRAGON searches so many for sentences to quote.",
         low=1,
         high=10_000,
-        per_request=True,
+        per_request=LOWER,
     )
     temperature: float = setting(
         1.0,
         "Scores are divided by it before they become weights; lower: the best chunk counts more.",
         low=1e-4,
         high=1e4,
-        per_request=True,
+        per_request=ANY,
     )
 
     def __post_init__(self) -> None:

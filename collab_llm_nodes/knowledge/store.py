@@ -169,7 +169,7 @@ class Store:
             ):
                 raise InvalidInput(
                     f"there is a document {quoted(document.name)} already",
-                    field="documents",
+                    field="name",
                     remedy="delete it first, ask for its replacement, or choose another name",
                 )
             db.execute("DELETE FROM document WHERE name = ?", (document.name,))

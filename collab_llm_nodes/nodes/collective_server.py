@@ -95,7 +95,7 @@ class CollectiveServer(ProtocolServer[CollectiveServerConfig]):
             return response
         shared = {name: getattr(request, name) for name in _COPIED}
         goals = [Generate.Goal(prompt=prompt, **shared) for prompt in request.prompts]
-        results = await self.host.answer_all(goals)
+        results = await self.host.answer_all(goals, "prompts")
         statuses = [result.status for result in results]
         failed = [status for status in statuses if status.code != Status.OK]
         response.status = failed[0] if failed else Status()

@@ -221,7 +221,8 @@ class Entry:
     Attributes:
         name: the value of ``Generate.protocol``, and the namespace of its services.
         config: frozen dataclass with a default for every field: parameters, per-request options
-            (fields made with ``setting(..., per_request=True)``) and their documentation.
+            (fields made with ``setting(..., per_request=ANY)``, or another ``config.Direction``)
+            and their documentation.
         start: loads the models; takes a ``config`` and the host's resources.
         takes: which of "chat" (more than one turn), "images" and "documents" it makes use of; a
             request with others is refused.

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from collab_llm_nodes.config import check_ranges
+from collab_llm_nodes.config import Direction, check_ranges
 from collab_llm_nodes.errors import ConfigError, InvalidInput, did_you_mean, quoted
 
 C = TypeVar("C")
@@ -16,14 +16,19 @@ def names(config: Any, prefix: str = "") -> list[str]:
     """Return the dotted names of all fields marked ``per_request``, nested ones included.
 
     Raises:
-        ConfigError: such a field holds what cannot be read from a request's text.
+        ConfigError: such a field holds what cannot be read from a request's text, or does not say
+            in which direction a request may set it.
     """
     found = []
     for field in dataclasses.fields(config):
         value, name = getattr(config, field.name), prefix + field.name
         if dataclasses.is_dataclass(value):
             found += names(value, f"{name}.")
-        elif field.metadata.get("per_request"):
+        elif (direction := field.metadata.get("per_request")) is not None:
+            if not isinstance(direction, Direction):
+                raise ConfigError(
+                    f"per_request is {direction!r}", field=name, remedy="one of config.Direction"
+                )
             if type(value) not in (bool, int, float, str):
                 raise ConfigError(
                     f"a request cannot set a {type(value).__name__}",
@@ -34,15 +39,20 @@ def names(config: Any, prefix: str = "") -> list[str]:
     return found
 
 
-def with_options(config: C, keys: Sequence[str], values: Sequence[str]) -> C:
+def with_options(
+    config: C, keys: Sequence[str], values: Sequence[str], *, by_operator: bool = False
+) -> C:
     """Return ``config`` with ``values`` in place of its own in the fields ``keys``.
 
     Args:
-        config: a frozen dataclass; nested ones are reached by dotted keys ("client.gamma").
+        config: a frozen dataclass, with the operator's values; nested ones are reached by dotted
+            keys ("client.gamma").
+        by_operator: who sets them may also widen what leaves the robot.
 
     Raises:
         InvalidInput: a key that is unknown, given twice or not for requests (the remedy names the
-            nearest), a value of the wrong type or out of its range, or lists of unequal length.
+            nearest), a value of the wrong type, out of its range or in the wrong direction, or
+            lists of unequal length.
     """
     if len(keys) != len(values):
         raise InvalidInput(
@@ -56,25 +66,36 @@ def with_options(config: C, keys: Sequence[str], values: Sequence[str]) -> C:
             may_be = f"one of {', '.join(known)}" if known else "this protocol has no options"
             raise InvalidInput(
                 "is no option of this protocol",
-                field=quoted(key)[1:-1],
+                field=quoted(key)[1:-1] if key.strip() else f"option_names[{i}]",
                 remedy=did_you_mean(key, known, may_be),
             )
         if key in keys[:i]:
             raise InvalidInput("is given twice", field=key, remedy="give it once")
         try:
-            config = _replaced(config, key.split("."), value)
+            config = _replaced(config, key.split("."), value, by_operator)
         except ConfigError as error:
             raise InvalidInput(str(error.args[0]), field=key, remedy=error.remedy) from error
     return config
 
 
-def _replaced(config: Any, path: list[str], value: str) -> Any:
+def _replaced(config: Any, path: list[str], value: str, by_operator: bool) -> Any:
     name, *rest = path
     old = getattr(config, name)
-    new = _replaced(old, rest, value) if rest else _converted(value, old)
+    new = _replaced(old, rest, value, by_operator) if rest else _converted(value, old)
     changed = dataclasses.replace(config, **{name: new})
     check_ranges(changed)  # whether or not the dataclass does so itself
+    if not rest and not by_operator:
+        (field,) = (each for each in dataclasses.fields(config) if each.name == name)
+        _check_direction(field.metadata["per_request"], old, new)
     return changed
+
+
+def _check_direction(direction: Direction, old: Any, new: Any) -> None:
+    if direction.width(new) > direction.width(old):
+        raise ConfigError(
+            f"{new!r} would let more leave the robot than {old!r}, which its operator has set",
+            remedy=f"a request may {direction.label}",
+        )
 
 
 def _converted(value: str, like: Any) -> Any:

@@ -225,18 +225,23 @@ class IndexService:
 
     def _add(self, index: Index, request: DragonIndex.Request, change: _Change) -> list[StatusMsg]:
         statuses = []
-        for name, content in zip(request.document_names, request.document_contents, strict=True):
+        pairs = zip(request.document_names, request.document_contents, strict=True)
+        for i, (name, content) in enumerate(pairs):
             try:
                 change.check()
                 if REPLACEMENT in content:
                     raise InvalidInput(
                         f"{quoted(name)} is not UTF-8",
-                        field="document_contents",
+                        field="documents",
                         remedy="convert it, for example: iconv -f latin1 -t utf-8",
                     )
                 index.add(name, content, replacing=request.replace, check=change.check)
                 statuses.append(StatusMsg())
             except CollabError as error:
+                error.field = {
+                    "name": f"document_names[{i}]",
+                    "documents": f"document_contents[{i}]",
+                }.get(error.field, error.field)
                 self._node.warn_of(SERVICE, error)
                 statuses.append(status_of(error))
         return statuses
@@ -247,7 +252,7 @@ class IndexService:
         known = [name for name in dict.fromkeys(names) if name in there]
         if known:
             index.delete(*known)
-        return [StatusMsg() if name in there else _no_such(name) for name in names]
+        return [StatusMsg() if name in there else _no_such(name, i) for i, name in enumerate(names)]
 
 
 _FIGURES = (
@@ -268,9 +273,11 @@ def _put_figures(response: DragonIndex.Response, stats: IndexStats | None) -> No
             setattr(response, name, getattr(stats, name))
 
 
-def _no_such(name: str) -> StatusMsg:
+def _no_such(name: str, place: int) -> StatusMsg:
     return status_of(
         InvalidInput(
-            f"there is no document {quoted(name)}", field="document_names", remedy="see LIST"
+            f"there is no document {quoted(name)}",
+            field=f"document_names[{place}]",
+            remedy="see LIST",
         )
     )

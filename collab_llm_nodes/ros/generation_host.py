@@ -139,8 +139,9 @@ class _Job:
         return Answer(**{**vars(self.told), "verified": False}, error=error)
 
     def rename_field(self, error: CollabError) -> None:
-        """Have an error of the question name the caller's field."""
-        if error.field == "prompt":
+        """Have an error of the question name the caller's field, whatever its reader calls it."""
+        alone = len(self.request.turns) == 1 and error.field.startswith("turns")
+        if alone or error.field in ("prompt", "question", "text"):
             error.field = self.question
 
 
@@ -248,22 +249,30 @@ class GenerationHost:
         level = Level.ERROR if failure else Level.OK
         return [decoding, Status("model", level, failure or "loaded", health)]
 
-    async def answer_all(self, goals: Sequence[Generate.Goal]) -> list[Generate.Result]:
+    async def answer_all(
+        self, goals: Sequence[Generate.Goal], questions: str
+    ) -> list[Generate.Result]:
         """Answer several goals side by side, for a service of the node's own.
 
         Each result has a status of its own; one that is refused does not disturb the others.
+
+        Args:
+            questions: field of the service's request that holds the prompts of all goals.
         """
         executor = self._node.executor
         assert executor is not None  # it has called the service
-        tasks = [executor.create_task(self._answer_goal, goal) for goal in goals]
+        tasks = [
+            executor.create_task(self._answer_goal, goal, f"{questions}[{i}]")
+            for i, goal in enumerate(goals)
+        ]
         for task in tasks:
             await task
         return [task.result() for task in tasks]
 
-    async def _answer_goal(self, goal: Generate.Goal) -> Generate.Result:
+    async def _answer_goal(self, goal: Generate.Goal, question: str) -> Generate.Result:
         result = Generate.Result(header=goal.header)
         try:
-            await self._answer(self._read(goal), result)
+            await self._answer(self._read(goal, question), result)
         except Exception as error:  # noqa: BLE001 - each of several answers ends by itself
             result = Generate.Result(header=goal.header, status=self._status_of(error))
         return result
@@ -342,8 +351,15 @@ class GenerationHost:
             error = self._node.fault_of(self.action, error)
         return status_of(error)
 
-    def _read(self, msg: Any) -> _Job:
-        """Check a goal, or a service's request, which may lack fields. Raises CollabError."""
+    def _read(self, msg: Any, question: str = "") -> _Job:
+        """Check a goal, or a service's request, which may lack fields.
+
+        Args:
+            question: the caller's name of the turn to be answered, if ``msg`` was made here.
+
+        Raises:
+            CollabError: ``field`` is the caller's.
+        """
         node, config = self._node, self._node.config
         if not node.active:
             raise Inactive(f"{node.get_name()} is not active", remedy="activate it (lifecycle)")
@@ -380,7 +396,7 @@ class GenerationHost:
             options=frozenset(names),
         )
         chat = getattr(msg, "turn_contents", ())
-        question = f"turn_contents[{len(chat) - 1}]" if chat else "prompt"
+        question = question or (f"turn_contents[{len(chat) - 1}]" if chat else "prompt")
         due = now + allowed_s
         job = _Job(request, msg.header, question, due)
         try:
@@ -412,7 +428,9 @@ class GenerationHost:
 
     def _documents(self, msg: Any) -> tuple[Document, ...]:
         names, contents = getattr(msg, "document_names", ()), getattr(msg, "document_contents", ())
-        self._takes("documents", [*names, *contents], "document_names")
+        self._takes(
+            "documents", [*names, *contents], "document_names" if names else "document_contents"
+        )
         pairs = _pairs(names, contents, "document_contents")
         return tuple(Document(*pair) for pair in pairs)
 

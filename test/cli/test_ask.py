@@ -41,7 +41,8 @@ class Terminal:
             named = {"url": server.url, "model": role}
             roles[f"{role}_model"] = {"at": "server", "server": named}
         limits = {"limits.run_s": 30.0, "limits.wall_s": 60.0, "deadline_s": 9.0}
-        content = {"/**/minions_server": {"ros__parameters": {**roles, **limits}}}
+        paper = {"planner": "program", "check_citations": False}
+        content = {"/**/minions_server": {"ros__parameters": {**roles, **limits, **paper}}}
         self.config = self.folder / "mine.yaml"
         self.config.write_text(yaml.safe_dump(content))
         return self
@@ -146,7 +147,7 @@ def test_a_remote_that_cannot_plan_is_told_in_one_line(terminal: Terminal) -> No
     result = terminal.ask(str(terminal.document), "Why?", "--set", "planner=plan")
     assert result.exit_code == 1
     told = " ".join(result.output.split())
-    assert "MODEL_ERROR: remote_model: the remote model cannot plan this question" in told
+    assert "MODEL_ERROR: prompt: the remote model cannot plan this question" in told
 
 
 @pytest.mark.parametrize(

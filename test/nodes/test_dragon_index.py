@@ -79,7 +79,7 @@ def test_a_name_that_is_taken_is_refused_unless_it_is_to_be_replaced(served: Ser
             {"operation": OPERATION.DELETE, "document_names": ["a"], "document_contents": ["b"]},
             "document_contents",
         ),
-        ({"operation": OPERATION.DELETE, "document_names": ["nobody"]}, "document_names"),
+        ({"operation": OPERATION.DELETE, "document_names": ["nobody"]}, "document_names[0]"),
         ({"operation": OPERATION.STATS, "deadline_s": -1.0}, "deadline_s"),
     ],
 )
@@ -94,21 +94,23 @@ def test_a_request_that_says_nothing_useful(
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
+    ("name", "content", "field", "says"),
     [
-        ("empty", "", "no text"),
-        ("blank", " \n\t", "no text"),
-        ("latin1", "caf\N{REPLACEMENT CHARACTER}", "UTF-8"),
-        ("two\nlines", "a text", "no name"),
-        ("n" * 600, "a text", "no name"),
+        ("empty", "", "document_contents[1]", "no text"),
+        ("blank", " \n\t", "document_contents[1]", "no text"),
+        ("latin1", "caf\N{REPLACEMENT CHARACTER}", "document_contents[1]", "UTF-8"),
+        ("two\nlines", "a text", "document_names[1]", "no name"),
+        ("n" * 600, "a text", "document_names[1]", "no name"),
+        ("ball", "a text", "document_names[1]", "already"),
     ],
 )
 def test_a_document_of_no_use_does_not_disturb_the_others(
-    served: Served, name: str, content: str, says: str
+    served: Served, name: str, content: str, field: str, says: str
 ) -> None:
     texts = [TEXTS["ball"], content, TEXTS["key"]]
     answer = served.add("ball", name, "key", document_contents=texts)
     assert [status.code for status in answer.statuses] == [0, Status.INVALID_INPUT, 0]
+    assert answer.status.message.startswith(f"{field}: ")
     assert says in answer.status.message
     assert served.listed() == sorted(PRIVATE)
 

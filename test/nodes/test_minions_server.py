@@ -62,6 +62,7 @@ class Site:
             "limits.run_s": 30.0,
             "limits.wall_s": 60.0,
             "parallel": 2,
+            "planner": "program",
         }
         for role, server in (("remote", self.remote), ("local", self.local)):
             parameters[f"{role}_model.at"] = "server"
@@ -258,9 +259,17 @@ def test_cancel_ends_what_a_model_is_asked(site: Site, role: str) -> None:
         ({"document_names": [], "document_contents": []}, "document_names"),
         ({"document_contents": ["a\tb" + "\x01" * 3, "b"]}, "document_contents"),
         ({"option_names": ["way"], "option_values": ["remote_only"]}, "way"),
+        ({"option_names": ["way"], "option_values": ["rag"]}, "way"),
         ({"option_names": ["rounds"], "option_values": ["999"]}, "rounds"),
+        ({"option_names": ["rounds"], "option_values": ["6"]}, "rounds"),
+        ({"option_names": ["check_citations"], "option_values": ["false"]}, "check_citations"),
         ({"option_names": ["library.folders"], "option_values": ["/"]}, "library.folders"),
-        ({"document_contents": ["  \n"]}, "documents"),
+        ({"document_contents": ["  \n"]}, "document_contents[0]"),
+        ({"document_names": ["\n"]}, "document_names[0]"),
+        ({"document_names": ["a", "no.md"], "document_contents": ["x", ""]}, "document_names[1]"),
+        ({"document_names": ["/etc/passwd"], "document_contents": [""]}, "document_names[0]"),
+        ({"option_names": ["store"], "option_values": ["nowhere"]}, "store"),
+        ({"option_names": [""], "option_values": ["1"]}, "option_names[0]"),
     ],
 )
 def test_bad_input_is_named(site: Site, fields: dict[str, Any], field: str) -> None:
@@ -271,7 +280,7 @@ def test_bad_input_is_named(site: Site, fields: dict[str, Any], field: str) -> N
 
 
 def test_an_option_of_the_other_protocol_is_refused(site: Site) -> None:
-    answer = site.ask("minion", option_names=["samples"], option_values=["2"])
+    answer = site.ask("minion", option_names=["tasks"], option_values=["2"])
     assert answer.status.code == Status.INVALID_INPUT
     assert "minions" in answer.status.message
 

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import ANY, check_ranges, setting
 from collab_llm_nodes.errors import ConfigError, InvalidInput
 from collab_llm_nodes.protocols import options, registry
 from collab_llm_nodes.protocols.base import Entry
@@ -18,7 +18,7 @@ from collab_llm_nodes.protocols.base import Entry
 
 @dataclass(frozen=True)
 class Inner:
-    gamma: int = setting(4, "Length.", low=0, high=8, per_request=True)
+    gamma: int = setting(4, "Length.", low=0, high=8, per_request=ANY)
     path: str = setting("model", "A folder.")
 
     def __post_init__(self) -> None:
@@ -28,9 +28,9 @@ class Inner:
 @dataclass(frozen=True)
 class Outer:
     inner: Inner = field(default_factory=Inner)
-    rate: float = setting(0.5, "A share.", low=0.0, high=1.0, per_request=True)
-    policy: str = setting("a", "Which.", choices=("a", "b"), per_request=True)
-    loud: bool = setting(False, "Loud.", per_request=True)
+    rate: float = setting(0.5, "A share.", low=0.0, high=1.0, per_request=ANY)
+    policy: str = setting("a", "Which.", choices=("a", "b"), per_request=ANY)
+    loud: bool = setting(False, "Loud.", per_request=ANY)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -105,10 +105,10 @@ class Unchecked:
 
     @dataclass(frozen=True)
     class Deep:
-        mode: str = setting("a", "Which.", choices=("a", "b"), per_request=True)
+        mode: str = setting("a", "Which.", choices=("a", "b"), per_request=ANY)
 
     deep: Deep = field(default_factory=Deep)
-    size: int = setting(4, "Length.", high=8, per_request=True)
+    size: int = setting(4, "Length.", high=8, per_request=ANY)
 
 
 @pytest.mark.parametrize(("name", "value"), [("deep.mode", "c"), ("size", "9")])
@@ -122,7 +122,7 @@ def test_an_option_that_no_text_can_set_is_refused_with_its_entry(
     monkeypatch: pytest.MonkeyPatch, default: object
 ) -> None:
     config = make_dataclass(
-        "Config", [("sizes", object, setting(default, "Sizes.", per_request=True))], frozen=True
+        "Config", [("sizes", object, setting(default, "Sizes.", per_request=ANY))], frozen=True
     )
     module = ModuleType("wrong_protocol")
     module.ENTRY = Entry("wrong", config, Mock())  # type: ignore[attr-defined]
@@ -144,6 +144,75 @@ def test_a_wrong_line_is_named(monkeypatch: pytest.MonkeyPatch, module: str, tol
     monkeypatch.setitem(registry.PROTOCOLS, "ekho", module)
     with pytest.raises(ConfigError, match=f'"ekho": "{module}" of protocols/registry.py: {told}'):
         registry.find("ekho")
+
+
+WIDENS = {  # option: the operator's value, a narrower one, a wider one
+    "way": ("protocol", "local_only", "rag"),
+    "rounds": (3, 2, 4),
+    "local.max_tokens": (100, 50, 101),
+    "planner": ("plan", "plan", "program"),
+    "tasks": (3, 1, 0),
+    "samples": (2, 1, 3),
+    "chunker": ("chunk_by_page", "chunk_by_section", ""),
+    "chunk_size": (500, 100, 0),
+    "choice_bits": (64, 0, 65),
+    "abstain_filter": (True, True, False),
+    "check_citations": (True, True, False),
+    "carry": ("scratchpad", "retries", "history"),
+    "retrieve": (20, 10, 0),
+    "retrieval.chunks": (10, 1, 1000),
+    "retrieval.candidates": (10, 1, 1000),
+    "side.retrieval.chunks": (2, 1, 100),
+    "side.retrieval.candidates": (10, 1, 1000),
+    "side.answers": ("free", "free", "quote"),
+    "aggregation.top_p": (0.8, 0.5, 1.0),
+    "aggregation.max_support": (64, 8, 65),
+    "schedule.aggregate_on": ("device", "device", "auto"),
+    "ahead.max_ahead": (2, 1, 0),
+    "use_cloud": (False, False, True),
+}
+NEUTRAL = {
+    *("store", "force_final", "reduce", "remote.temperature", "remote.max_tokens"),
+    *("local.temperature", "retrieval.method", "retrieval.temperature", "max_tokens"),
+    *("side.retrieval.method", "side.retrieval.temperature", "side.relevance.update"),
+    *("side.relevance.every", "side.relevance.memory", "aggregation.law", "aggregation.gamma"),
+    *("aggregation.paper_faithful", "patience.without_cloud", "client.gamma", "link_loss.policy"),
+    *("drafter", "outline", "outline_tokens", "task", "groups"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(registry.PROTOCOLS))
+def test_a_request_narrows_what_leaves_and_never_widens_it(name: str) -> None:
+    config = registry.find(name).config()
+    known = options.names(config)
+    assert set(known) <= WIDENS.keys() | NEUTRAL, "say of the new option whether it widens"
+    for option in WIDENS.keys() & set(known):
+        ours, narrower, wider = map(str, WIDENS[option])
+        mine = options.with_options(config, [option], [ours], by_operator=True)
+        for allowed in (ours, narrower):
+            options.with_options(mine, [option], [allowed])
+        with pytest.raises(InvalidInput, match="would let more leave") as refused:
+            options.with_options(mine, [option], [wider])
+        assert refused.value.field == option
+        assert "a request may" in refused.value.remedy
+
+
+def test_a_way_leads_to_more_private_ones_only() -> None:
+    config = registry.find("minions").config()
+    order = ["remote_only", "rag", "protocol", "local_only"]
+    for i, ours in enumerate(order):
+        mine = options.with_options(config, ["way"], [ours], by_operator=True)
+        for wider in order[:i]:
+            with pytest.raises(InvalidInput, match="way: "):
+                options.with_options(mine, ["way"], [wider])
+        for narrower in order[i:]:
+            options.with_options(mine, ["way"], [narrower])
+
+
+def test_an_option_without_a_direction_is_refused_with_its_entry() -> None:
+    config = make_dataclass("C", [("n", int, setting(1, "N.", per_request=True))])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="n: per_request is True"):
+        options.names(config())
 
 
 def test_an_option_is_given_once_with_one_value() -> None:

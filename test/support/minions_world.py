@@ -6,11 +6,12 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from collab_llm_nodes.chat.base import Finish, Reply
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.protocols.minions.driving import Means, drive
-from collab_llm_nodes.protocols.minions.jobs import Fault, JobList, WantedJob
+from collab_llm_nodes.protocols.minions.jobs import Fault, ProgramJobs, WantedJob
 from collab_llm_nodes.protocols.minions.messages import (
     AskRemote,
     Executed,
@@ -19,7 +20,11 @@ from collab_llm_nodes.protocols.minions.messages import (
     Outcome,
     RunProgram,
 )
+from collab_llm_nodes.protocols.minions.settings import MinionsConfig
 
+paper = partial(MinionsConfig, planner="program", choice_bits=1 << 20, check_citations=False)
+"""MinionS as in the paper: the remote writes programs, and outputs need no
+citation."""
 PROGRAM = "```python\ndef prepare_jobs(context, last_jobs):\n    ...\n```"
 MORE = '{"decision": "request_additional_info", "missing_info": "the year"}'
 
@@ -66,6 +71,11 @@ def chunk_of(prompt: LocalPrompt) -> str:
     return text_of(prompt).split("## Text\n", 1)[1].split("\n\n## ", 1)[0]
 
 
+def wanted(*jobs: WantedJob) -> ProgramJobs:
+    """Return the jobs of a program in which their tasks and advice are written out."""
+    return ProgramJobs(jobs, texts=tuple({text: 0 for j in jobs for text in (j.task, j.advice)}))
+
+
 @dataclass
 class World:
     """Drives a machine, and keeps what crosses.
@@ -84,13 +94,13 @@ class World:
 
     remote: Iterable[str | Reply | Exception]
     worker: Answerer = lambda prompt: found("42")
-    jobs: Sequence[JobList | Fault] = (JobList((WantedJob("chunk", "task", quotable=True),)),)
+    jobs: Sequence[ProgramJobs | Fault] = (wanted(WantedJob("chunk", "task")),)
     passages: Sequence[str] = ()
     sent: list[AskRemote] = field(default_factory=list)
     prompts: list[Sequence[LocalPrompt]] = field(default_factory=list)
     programs: list[RunProgram] = field(default_factory=list)
     rounds: list[Executed] = field(default_factory=list)
-    run_program: Callable[[RunProgram], JobList | Fault] | None = None
+    run_program: Callable[[RunProgram], ProgramJobs | Fault] | None = None
 
     def drive(self, machine: Machine) -> Outcome:
         """Return the machine's outcome."""
@@ -108,7 +118,7 @@ class World:
             answers = map(self.worker, prompts)
             return [Reply(a, Finish.STOP) if isinstance(a, str) else a for a in answers]
 
-        def run(action: RunProgram) -> JobList | Fault:
+        def run(action: RunProgram) -> ProgramJobs | Fault:
             self.programs.append(action)
             if self.run_program is not None:
                 return self.run_program(action)
@@ -118,6 +128,12 @@ class World:
             return self.passages[:k]
 
         return drive(machine, Means(remote, local, run, retrieve, self.rounds.append))
+
+    @property
+    def chunks(self) -> list[str]:
+        """The texts that the jobs of ``jobs`` are about."""
+        wanted = [each.jobs for each in self.jobs if not isinstance(each, Fault)]
+        return list(dict.fromkeys(job.chunk for jobs in wanted for job in jobs))
 
     @property
     def wire(self) -> str:

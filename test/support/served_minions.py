@@ -130,7 +130,7 @@ def served(
     protocol: str = MINIONS,
 ) -> Iterator[Bed]:
     """Run a protocol over two told models."""
-    config = config or ServedMinions()
+    config = config or ServedMinions(planner="program", check_citations=False)
     far, near = ToldChat("far", remote), ToldChat("near", local)
     equipment = Equipment(config, Resources(), remote=far, local=near)
     running = MinionsRunning(protocol, equipment)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from collab_llm_nodes.config import MAX_TOKENS, check_ranges, setting
+from collab_llm_nodes.config import ANY, MAX_TOKENS, check_ranges, setting
 from collab_llm_nodes.decoding.weights import WeightsConfig
 from collab_llm_nodes.models.loading import DTYPES, ModelConfig
 from collab_llm_nodes.models.prompt import PromptLimits
@@ -79,7 +79,7 @@ class CollectiveConfig:
         read_only=True,
     )
     max_tokens: int = setting(
-        128, "Length limit of an answer [tokens].", low=1, high=MAX_TOKENS, per_request=True
+        128, "Length limit of an answer [tokens].", low=1, high=MAX_TOKENS, per_request=ANY
     )
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import ANY, check_ranges, setting
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class PatienceConfig:
         "alone: finish from the device's documents only, and mark these tokens as unverified; fail:"
         " end the answer with an error.",
         choices=("alone", "fail"),
-        per_request=True,
+        per_request=ANY,
     )
 
     def __post_init__(self) -> None:

@@ -38,7 +38,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import LIMIT, check_ranges, setting
 from collab_llm_nodes.decoding.aggregation import (
     Drafts,
     Judgement,
@@ -84,7 +84,7 @@ class AheadConfig:
         " synchronisation.",
         low=0,
         high=MOST_AHEAD,
-        per_request=True,
+        per_request=LIMIT,
     )
 
     def __post_init__(self) -> None:

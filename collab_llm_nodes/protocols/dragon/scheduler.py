@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import check_ranges, ranked, setting
 from collab_llm_nodes.decoding.aggregation import Pair, Party
 from collab_llm_nodes.protocols.dragon.profiler import Estimates
 
@@ -116,7 +116,7 @@ class ScheduleConfig:
         " where that is expected to be clearly shorter, else the better side, as delta_z, but with"
         " drafts counted that are made while waiting; random: for comparison.",
         choices=POLICIES,
-        per_request=True,
+        per_request=ranked(("cloud",), ("auto", "delta_z", "follow", "random"), ("device",)),
     )
     hysteresis: float = setting(
         0.05,

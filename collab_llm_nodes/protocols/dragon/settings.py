@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from collab_llm_nodes.config import MAX_TOKENS, check_ranges, setting
+from collab_llm_nodes.config import ANY, MAX_TOKENS, OFF, check_ranges, setting
 from collab_llm_nodes.decoding.aggregation import AggregationConfig
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.models.loading import ModelConfig
@@ -33,7 +33,7 @@ class DragonConfig:
     profiler: ProfilerConfig = field(default_factory=ProfilerConfig)
     patience: PatienceConfig = field(default_factory=PatienceConfig)
     use_cloud: bool = setting(
-        True, "Off: answer from the device's own documents only.", per_request=True
+        True, "Off: answer from the device's own documents only.", per_request=OFF
     )
     max_answers: int = setting(
         2, "Answers at a time; they share the model, pass by pass.", low=1, high=64, read_only=True
@@ -42,7 +42,7 @@ class DragonConfig:
         8192, "Text of a question [character].", low=1, high=1 << 20, read_only=True
     )
     max_tokens: int = setting(
-        128, "Length limit of an answer [tokens].", low=1, high=MAX_TOKENS, per_request=True
+        128, "Length limit of an answer [tokens].", low=1, high=MAX_TOKENS, per_request=ANY
     )
 
     def __post_init__(self) -> None:

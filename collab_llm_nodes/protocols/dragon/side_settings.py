@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import ANY, check_ranges, ranked, setting
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.knowledge.chunking import ChunkPlan
 from collab_llm_nodes.knowledge.documents import DocumentLimits
@@ -25,17 +25,17 @@ class RelevanceConfig:
         "static: the weights of the retrieval stand; encoder: question and answer so far are scored"
         " anew; likelihood: a document gains by each token of the answer that it made likely.",
         choices=(STATIC, RERANKED, POSTERIOR),
-        per_request=True,
+        per_request=ANY,
     )
     every: int = setting(
-        8, "Tokens between two scores, with `encoder`.", low=1, high=65536, per_request=True
+        8, "Tokens between two scores, with `encoder`.", low=1, high=65536, per_request=ANY
     )
     memory: float = setting(
         0.9,
         "With `likelihood`, a token counts this much less with each later one; 1: all count alike.",
         low=0.0,
         high=1.0,
-        per_request=True,
+        per_request=ANY,
     )
     weight_step: float = setting(
         0.0,
@@ -76,7 +76,7 @@ class SideConfig:
         " too small to copy reliably. It names what the question names; without one, the status is"
         " NOT_FOUND. Equal on both sides.",
         choices=(FREE, QUOTE),
-        per_request=True,
+        per_request=ranked((QUOTE,), (FREE,)),
     )
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from collab_llm_nodes.config import MAX_TOKENS, check_ranges, setting
+from collab_llm_nodes.config import ANY, MAX_TOKENS, check_ranges, setting
 from collab_llm_nodes.errors import ProtocolError
 from collab_llm_nodes.protocols.base import Source
 from collab_llm_nodes.protocols.edge_cloud.ahead import PushedDrafts, may_come
@@ -48,7 +48,7 @@ class ClientConfig:
         "Draft tokens per round; 0 lets the verifier decode alone and stream its tokens.",
         low=0,
         high=64,
-        per_request=True,
+        per_request=ANY,
     )
     max_tokens: int = setting(128, "Length limit of an answer [tokens].", low=1, high=MAX_TOKENS)
 

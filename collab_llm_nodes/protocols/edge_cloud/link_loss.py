@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import ANY, check_ranges, setting
 from collab_llm_nodes.errors import CollabError, DeadlineExceeded, Unavailable
 from collab_llm_nodes.protocols.edge_cloud.client import EdgeClient
 
@@ -26,7 +26,7 @@ class LinkLossConfig:
         "hold",
         "hold: the answer fails; draft_only: the draft model finishes it, marked as unverified.",
         choices=("hold", "draft_only"),
-        per_request=True,
+        per_request=ANY,
     )
     after_s: float = setting(
         2.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from collab_llm_nodes.config import MAX_TOKENS, check_ranges, setting
+from collab_llm_nodes.config import ANY, MAX_TOKENS, check_ranges, setting
 from collab_llm_nodes.errors import ConfigError, did_you_mean
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.models.prompt import PromptLimits
@@ -73,17 +73,17 @@ class JupiterConfig:
         read_only=True,
     )
     drafter: str = setting(
-        "medusa", "What proposes the next tokens.", choices=DRAFTERS, per_request=True
+        "medusa", "What proposes the next tokens.", choices=DRAFTERS, per_request=ANY
     )
     outline: str = setting(
         AUTO,
         "Answer point by point along an outline, which changes the answer; auto: questions that"
         " this suits, by their wording.",
         choices=(AUTO, ALWAYS, NEVER),
-        per_request=True,
+        per_request=ANY,
     )
     outline_tokens: int = setting(
-        96, "Length limit of an outline [tokens].", low=8, high=4096, per_request=True
+        96, "Length limit of an outline [tokens].", low=8, high=4096, per_request=ANY
     )
     guides: tuple[str, ...] = setting(
         (),
@@ -95,17 +95,17 @@ class JupiterConfig:
         "",
         "Task whose directive of guides asks for the outline; empty: the directive that the"
         " embedded model has learnt, behind the question.",
-        per_request=True,
+        per_request=ANY,
     )
     groups: int = setting(
         0,
         "Passes that the points of an outline form; 0: as many as stages, 1: all in one pass.",
         low=0,
         high=64,
-        per_request=True,
+        per_request=ANY,
     )
     max_tokens: int = setting(
-        256, "Length limit of an answer [tokens].", low=1, high=MAX_TOKENS, per_request=True
+        256, "Length limit of an answer [tokens].", low=1, high=MAX_TOKENS, per_request=ANY
     )
 
     def __post_init__(self) -> None:

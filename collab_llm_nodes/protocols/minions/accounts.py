@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -14,7 +15,7 @@ from pathlib import Path
 from collab_llm_nodes.chat.base import Reply
 from collab_llm_nodes.chat.energy import EnergyMeter
 from collab_llm_nodes.chat.ledger import Call, CostLedger, Price
-from collab_llm_nodes.chat.privacy import Departure, LeavesTooMuch, PrivacyLedger
+from collab_llm_nodes.chat.privacy import CHOICE, Departure, LeavesTooMuch, PrivacyLedger
 from collab_llm_nodes.errors import CollabError, ConfigError, Unavailable
 from collab_llm_nodes.protocols.minions.messages import AskRemote
 
@@ -105,6 +106,7 @@ class Accounts:
         self._away, self._audit, self._price, self._alpha = away, audit, price, alpha
         self._meter = meter
         self._bytes_up = self._bytes_down = 0
+        self._choice_bits: Counter[int] = Counter()
 
     @property
     def bytes_up(self) -> int:
@@ -125,17 +127,22 @@ class Accounts:
         """
         texts = [(part.kind.value, part.text) for message in ask.messages for part in message.parts]
         try:
-            return self.privacy.depart_together(ask.round, self._remote, texts, self._record)
+            entered = self.privacy.depart_together(
+                ask.round, self._remote, texts, self._record, ask.choice_bits
+            )
         except LeavesTooMuch as error:
             error.field = "privacy.max_bytes"
             raise
+        self._choice_bits[ask.round] += ask.choice_bits
+        return entered
 
     def heard(
         self, round: int, departures: Sequence[Departure], result: Reply | CollabError
     ) -> None:
         """Enter the remote's reply to what has departed."""
         self.cost.record(Call.of(round, self._remote, result, remote=True))
-        self._bytes_up += result.attempts * sum(departure.bytes for departure in departures)
+        sent = sum(departure.bytes for departure in departures if departure.kind != CHOICE)
+        self._bytes_up += result.attempts * sent
         if isinstance(result, Reply):
             self._bytes_down += len(result.text.encode("utf-8", "replace"))
         if result.attempts > 1:
@@ -173,8 +180,12 @@ class Accounts:
             found[f"energy_j.{round}"] = joules
         found |= {f"replies_{name}": float(n) for name, n in asdict(self.cost.mishaps).items()}
         found["sent_bytes"] = float(self.privacy.bytes)
+        found["choice_bits"] = float(self._choice_bits.total())
+        found |= {f"choice_bits.{n}": float(bits) for n, bits in self._choice_bits.items() if bits}
         for round, kinds in self.privacy.by_round().items():
             for kind, count in kinds.items():
+                if kind == CHOICE:  # no text
+                    continue
                 found[f"sent_{kind}"] = found.get(f"sent_{kind}", 0.0) + count
                 found[f"sent_{kind}.{round}"] = float(count)
         return found

@@ -38,7 +38,11 @@ class Chunker:
 
     def cut(self, document: str, size: int = 0) -> Iterable[str]:
         """Yield the pieces of ``document`` one by one; see ``__call__``."""
-        return self.split(document, min(max(size or self.size, self.low), self.high))
+        return self.split(document, self.size_of(size))
+
+    def size_of(self, size: int) -> int:
+        """Return the size of the pieces where ``size`` is asked for; 0: the default."""
+        return min(max(size or self.size, self.low), self.high)
 
     def source(self, size: int = 0) -> str:
         """Return signature and meaning, for a prompt; ``size`` as its default, unless 0."""

@@ -27,7 +27,6 @@ from collab_llm_nodes.protocols.minions.served import (
     PROTOCOL,
     RAG,
     REMOTE_ONLY,
-    WAYS,
     ServedMinions,
     served_minions,
 )
@@ -125,15 +124,16 @@ def _settings(question: Question) -> tuple[str, ServedMinions, frozenset[str]]:
             remedy=did_you_mean(question.protocol, PROTOCOLS, f"one of {', '.join(PROTOCOLS)}"),
         )
     name, way = PROTOCOLS[question.protocol]
-    # Who asks here may send a document away: the command line is theirs.
-    settings = replace(served_minions(question.config), way=way, ways=WAYS)
+    settings = replace(served_minions(question.config), way=way)
     if question.store is not None:
         folder = question.store.resolve()
         library = replace(settings.library, stores=str(folder.parent))
         settings = replace(settings, library=library, store=folder.name)
     pairs = [option.partition("=") for option in question.options]
     keys = [key for key, _, _ in pairs]
-    return name, with_options(settings, keys, [value for *_, value in pairs]), frozenset(keys)
+    values = [value for *_, value in pairs]
+    # The command line's user is the operator, and may send documents away.
+    return name, with_options(settings, keys, values, by_operator=True), frozenset(keys)
 
 
 def _document(file: str) -> Document:
@@ -180,6 +180,8 @@ def _print_ledgers(answer: Answer, console: Console) -> None:
         if name.startswith("sent_") and "." not in name and name != "sent_bytes":
             sent.add_row(name.removeprefix("sent_"), f"{value:.0f}")
     sent.add_row("all", f"{figures.get('sent_bytes', 0):.0f}")
+    if figures.get("choice_bits"):
+        sent.add_row("choice of jobs", f"{figures['choice_bits']:.0f} bits")
     cost = Table("tokens", *_TOKENS)
     for role in ("remote", "local"):
         cost.add_row(role, *(f"{figures.get(f'{role}_{n}_tokens', 0):.0f}" for n in _TOKENS))

@@ -9,7 +9,7 @@ from typing import Any
 
 from collab_llm_nodes.chat.base import Reply
 from collab_llm_nodes.errors import CollabError, ConfigError
-from collab_llm_nodes.protocols.minions.jobs import Fault, JobList
+from collab_llm_nodes.protocols.minions.jobs import Fault, ProgramJobs
 from collab_llm_nodes.protocols.minions.messages import (
     Action,
     AskLocal,
@@ -39,7 +39,7 @@ class Means:
 
     remote: Callable[[AskRemote], Reply]
     local: Callable[[Sequence[LocalPrompt]], Sequence[Reply | CollabError]]
-    programs: Callable[[RunProgram], JobList | Fault] | None = None
+    programs: Callable[[RunProgram], ProgramJobs | Fault] | None = None
     retrieve: Callable[[str, int], Sequence[str]] | None = None
     told: Callable[[Executed], None] = lambda executed: None
     begun: Callable[[Action], None] = lambda action: None

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class Fault(str, Enum):
     """Reason why a decomposition gave no jobs.
 
     These codes, and the fixed sentences of ``told``, are all that the remote learns of a failure:
-    the text of an exception could hold the document.
+    the text of an exception could hold the document. Each is a letter of the code in ``choice.py``.
     """
 
     SYNTAX = "SYNTAX"
@@ -22,6 +23,9 @@ class Fault(str, Enum):
     CRASHED = "CRASHED"
     NOT_JOBS = "NOT_JOBS"
     NO_JOBS = "NO_JOBS"
+    NOT_WRITTEN = "NOT_WRITTEN"
+    NOT_A_PIECE = "NOT_A_PIECE"
+    CHOICE = "CHOICE"
     TOO_LONG = "TOO_LONG"
     NOT_A_PLAN = "NOT_A_PLAN"
 
@@ -40,6 +44,10 @@ _TOLD = {
     Fault.CRASHED: "The program ended its interpreter.",
     Fault.NOT_JOBS: "prepare_jobs returned something other than a list of JobManifest with text.",
     Fault.NO_JOBS: "There were no jobs in it.",
+    Fault.NOT_WRITTEN: "A task or its advice was not written out as a string in the program.",
+    Fault.NOT_A_PIECE: "The chunk of a job was not a document, a chunk of last_jobs or a piece that"
+    " a chunking function, with a size written out in the program, had cut from one of them.",
+    Fault.CHOICE: "The program chose its tasks from too many strings.",
     Fault.TOO_LONG: "The program or its jobs were too long.",
     Fault.NOT_A_PLAN: "The plan was not a JSON object of the required form.",
 }
@@ -51,15 +59,12 @@ class WantedJob:
 
     Attributes:
         times: number of times that it is listed, which is a wish for so many samples.
-        quotable: ``task`` stands word for word in what the remote wrote. Any other text may have
-            been made from the document, and is never sent back.
     """
 
     chunk: str
     task: str
     advice: str = ""
     times: int = 1
-    quotable: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,30 @@ class JobList:
     cut: int = 0
 
 
+class Cut(NamedTuple):
+    """A call of a chunking function: its name, and the size of the pieces."""
+
+    chunker: str
+    size: int
+
+
+@dataclass(frozen=True)
+class ProgramJobs(JobList):
+    """The jobs that a program wants. The program has read the documents, and may have hidden some
+    of their text in them: see ``choice.py``.
+
+    Attributes:
+        texts, sizes, chunkers: strings, numbers and names of chunking functions that stand in the
+            program, each once; the strings in its order.
+        cuts: calls of chunking functions that it has made, each once.
+    """
+
+    texts: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    chunkers: tuple[str, ...] = ()
+    cuts: tuple[Cut, ...] = ()
+
+
 @dataclass(frozen=True)
 class JobManifest:
     """One task over one piece of text, as the worker gets it.
@@ -81,7 +110,6 @@ class JobManifest:
     Attributes:
         chunk_id, task_id: numbers given by the host; whatever a program sets is ignored.
         sample: counts the answers asked for to one task over one chunk, from 0.
-        quotable: see ``WantedJob``.
     """
 
     chunk: str
@@ -90,7 +118,6 @@ class JobManifest:
     chunk_id: int
     task_id: int
     sample: int = 0
-    quotable: bool = False
 
     @property
     def job_id(self) -> str:
@@ -105,6 +132,11 @@ class JobOutput:
     explanation: str = ""
     citation: str | None = None
     answer: str | None = None
+
+    @property
+    def length(self) -> int:
+        """Characters that the worker has written."""
+        return len(self.explanation) + len(self.citation or "") + len(self.answer or "")
 
 
 class Dropped(str, Enum):
@@ -151,20 +183,18 @@ class Numbering:
         Args:
             tasks: most different tasks; 0: as many as wanted.
             samples: answers to each task over each chunk; 0: as many as wanted.
-            max_samples: limit of what may be wanted.
+            max_samples: limit of both.
             max_jobs: most jobs.
         """
         times: Counter[tuple[str, str, str]] = Counter()
-        quotable: dict[str, bool] = {}
         for job in wanted.jobs:
             times[job.chunk, job.task, job.advice] += job.times
-            quotable[job.task] = job.quotable
-        allowed = set(list(quotable)[: tasks or None])
+        allowed = list(dict.fromkeys(job.task for job in wanted.jobs))[: tasks or None]
         answers: Counter[tuple[int, int]] = Counter()
         jobs: list[JobManifest] = []
         cut = wanted.cut
         for (chunk, task, advice), count in times.items():
-            repeats = samples or min(count, max_samples)
+            repeats = min(samples or count, max_samples)
             if task not in allowed:
                 cut += repeats
                 continue
@@ -177,7 +207,7 @@ class Numbering:
             first = answers[chunk_id, task_id]  # one task may come with several pieces of advice
             answers[chunk_id, task_id] += kept
             jobs += [
-                JobManifest(chunk, task, advice, chunk_id, task_id, sample, quotable[task])
+                JobManifest(chunk, task, advice, chunk_id, task_id, sample)
                 for sample in range(first, first + kept)
             ]
         # Stable: jobs over one chunk stand together, so that the worker reads it once.

@@ -30,7 +30,7 @@ class CannotPlan(ModelError):
     def __init__(self, why: str, *, remedy: str = "") -> None:
         super().__init__(
             f"the remote model cannot plan this question: {why}",
-            field="remote_model",
+            field="question",
             remedy=remedy or "ask in other words, or use a more capable remote",
         )
 
@@ -100,6 +100,8 @@ class AskRemote:
     Attributes:
         stage: "message", "decompose", "synthesize" or "answer".
         round: counts from 1.
+        choice_bits: what it tells, beside its texts, by what a program has chosen since the message
+            before (``choice.py``).
     """
 
     stage: str
@@ -107,6 +109,7 @@ class AskRemote:
     messages: tuple[Message, ...]
     temperature: float
     max_tokens: int
+    choice_bits: int = 0
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ class AskLocal:
 
 @dataclass(frozen=True)
 class RunProgram:
-    """Run a program of the remote in the sandbox; the reply is a ``JobList`` or a ``Fault``.
+    """Run a program of the remote in the sandbox; the reply is ``ProgramJobs`` or a ``Fault``.
 
     Attributes:
         last_jobs: all jobs of the last round, with their outputs.

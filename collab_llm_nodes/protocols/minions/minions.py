@@ -6,7 +6,7 @@ Paper 000, section 5. One round is
     (remote)     (local)     (remote)
 
 Nothing goes to the remote but the question, the worker's kept outputs, this package's fixed
-sentences and the remote's own words.
+sentences, the remote's own words, and what the choice of jobs tells (``choice.py``).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collab_llm_nodes.chat.base import Finish, Reply
 from collab_llm_nodes.errors import Cancelled, CollabError
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions import prompts
+from collab_llm_nodes.protocols.minions.choice import RUN_BITS, Bounds, canonical
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
 from collab_llm_nodes.protocols.minions.dialogue import asked, check, retrieved
 from collab_llm_nodes.protocols.minions.jobs import (
@@ -32,6 +33,7 @@ from collab_llm_nodes.protocols.minions.jobs import (
     JobManifest,
     JobOutput,
     Numbering,
+    ProgramJobs,
 )
 from collab_llm_nodes.protocols.minions.messages import (
     Action,
@@ -84,6 +86,9 @@ class _MinionS:
     Attributes:
         best: answer of the remote so far that it was not sure of.
         found: answer that most workers have given, in the last round with any.
+        room: length of the workers' words that may still be sent.
+        choice_left: bits that programs may still tell by their choice.
+        choice_unsent: those told by the next message.
         missing, scratchpad: memory between rounds, in the remote's words.
         history: all that was said, with ``carry: history``.
     """
@@ -103,12 +108,16 @@ class _MinionS:
         self.missing = ""
         self.scratchpad: list[str] = []
         self.history: list[Message] = []
+        self.room = 0
+        self.choice_left, self.choice_unsent = config.choice_bits, 0
 
     def run(self) -> Machine:
         config = self.config
         try:
             if config.retrieve:
                 self.documents = yield from retrieved(self.text, config.retrieve)
+            length = sum(map(len, self.documents))
+            self.room = max(_ALWAYS_SENT, int(config.remote_share * length))
             for number in range(1, config.rounds + 1):
                 self.round = number
                 wanted = yield from self._decompose()
@@ -137,6 +146,8 @@ class _MinionS:
         for planner in planners:
             talk = [self._decompose_prompt(planner)]
             for _ in range(self.config.attempts):
+                if planner == PROGRAM and self.choice_left < RUN_BITS:
+                    break
                 reply: Reply = yield self._ask("decompose", talk)
                 talk.append(replied(reply.text))
                 wanted = yield from self._carried_out(planner, reply.text)
@@ -151,16 +162,15 @@ class _MinionS:
         config = self.config
         self.plan = None
         if planner == PROGRAM:
-            return (
-                yield RunProgram(
-                    self.round,
-                    find_program(text),
-                    self.documents,
-                    self.jobs,
-                    self._chunkers(),
-                    config.chunk_size,
-                )
+            wanted: ProgramJobs | Fault = yield RunProgram(
+                self.round,
+                find_program(text),
+                self.documents,
+                self.jobs,
+                self._chunkers(),
+                config.chunk_size,
             )
+            return self._chosen(wanted)
         plan = read_plan(text, self._chunkers(), config.limits, reduce=config.reduce)
         if isinstance(plan, Fault):
             return plan
@@ -172,6 +182,24 @@ class _MinionS:
             chunk_size=config.chunk_size,
             limits=config.limits,
         )
+
+    def _chosen(self, wanted: ProgramJobs | Fault) -> JobList | Fault:
+        """Return the jobs to do for a program's; what their choice tells is charged."""
+        bits = RUN_BITS
+        chosen: JobList | Fault = wanted
+        if isinstance(wanted, ProgramJobs):
+            config = self.config
+            bounds = Bounds(
+                self.documents,
+                list(dict.fromkeys(job.manifest.chunk for job in self.jobs)),
+                config.chunk_size,
+                1 if config.samples else config.max_samples,
+                config.limits,
+            )
+            chosen, bits = canonical(wanted, bounds, self.choice_left)
+        self.choice_left -= bits
+        self.choice_unsent += bits
+        return chosen
 
     def _decompose_prompt(self, planner: str) -> Message:
         config = self.config
@@ -270,6 +298,8 @@ class _MinionS:
             if cited is None:
                 return Job(manifest, output, Dropped.UNSUPPORTED)
             output = replace(output, citation=cited)
+        if self.style.quotes:
+            output = replace(output, citation=None)  # its answer is made of the quotes
         return Job(manifest, output)
 
     # ------------------------------------------------------------------ synthesize
@@ -325,20 +355,23 @@ class _MinionS:
                 rule = self.plan.reduction.rule
                 return Part(Kind.EXTRACT, prompts.REDUCED.format(rule=rule, value=value)), False
         room = self.config.remote_characters
+        left_out = False
         lines: list[str] = []
         told: set[int] = set()
         for job in sorted(kept, key=lambda job: job.manifest.task_id):
             line = _line(job)
             if job.manifest.task_id not in told:
                 line = f"{_heading(job.manifest)}\n{line}"
+            if len(line) >= room or job.output.length > self.room:
+                left_out = True
+                continue
             room -= len(line) + 1
-            if room < 0:
-                return Part(Kind.EXTRACT, "\n".join(lines)), True
+            self.room -= job.output.length
             told.add(job.manifest.task_id)
             lines.append(line)
         if not lines:
-            return Part(Kind.INSTRUCTIONS, prompts.NO_OUTPUTS), False
-        return Part(Kind.EXTRACT, "\n".join(lines)), False
+            return Part(Kind.INSTRUCTIONS, prompts.NO_OUTPUTS), left_out
+        return Part(Kind.EXTRACT, "\n".join(lines)), left_out
 
     # ------------------------------------------------------------------ the remote, the end
 
@@ -346,7 +379,8 @@ class _MinionS:
         """The one place where something is sent to the remote."""
         remote = self.config.remote
         messages = (*self.history, *talk)
-        return AskRemote(stage, self.round, messages, remote.temperature, remote.max_tokens)
+        bits, self.choice_unsent = self.choice_unsent, 0
+        return AskRemote(stage, self.round, messages, remote.temperature, remote.max_tokens, bits)
 
     def _remember(self, talk: Sequence[Message]) -> None:
         if self.config.carry == HISTORY:
@@ -366,8 +400,11 @@ def cited_lines(citation: str | None, chunk: str) -> str | None:
     """
     lines = [" ".join(line.split()) for line in chunk.splitlines()]
     text = " ".join(lines)
+    cited = (citation or "").split("; ")
+    if len(cited) > _MOST_CITED:
+        return None
     found = []
-    for line in (citation or "").split("; ")[:_MOST_CITED]:
+    for line in cited:
         words = " ".join(line.split())
         meant = words if words in text else _meant(words, lines)
         if not meant:
@@ -392,9 +429,11 @@ def _shared(a: str, b: str) -> float:
     return min(len(begin) + len(end), short) / long
 
 
+_ALWAYS_SENT = 1000
+"""Characters that workers may say about the shortest document."""
 _ALIKE = 0.75
 _MOST_CITED = 32
-"""Lines of a citation that are looked for."""
+"""Most lines of a citation."""
 
 
 def _own_words(message: Message) -> str:
@@ -402,9 +441,8 @@ def _own_words(message: Message) -> str:
 
 
 def _heading(manifest: JobManifest) -> str:
-    """Return a line about a task, with its text only if the remote wrote it itself."""
-    text = f": {manifest.task}" if manifest.quotable else ""
-    return f"Task t{manifest.task_id}{text}"
+    """Return a line about a task, whose text the remote wrote itself."""
+    return f"Task t{manifest.task_id}: {manifest.task}"
 
 
 def _line(job: Job) -> str:

@@ -89,7 +89,7 @@ def jobs_of(
         for chunk in chunker(text, chunk_size or plan.size):
             for task, advice in plan.tasks:
                 if len(jobs) < limits.jobs and len(chunk) <= limits.chunk_characters:
-                    jobs.append(WantedJob(chunk, task, advice, plan.samples, quotable=True))
+                    jobs.append(WantedJob(chunk, task, advice, plan.samples))
                 else:
                     cut += 1
     return JobList(tuple(jobs), cut) if jobs else Fault.NO_JOBS

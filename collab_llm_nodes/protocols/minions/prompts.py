@@ -67,6 +67,10 @@ def prepare_jobs(context, last_jobs):
             jobs.append(JobManifest(chunk, "Extract the date of the inspection."))
     return jobs
 
+A chunk must be a whole document, a chunk of `last_jobs`, or a piece that such a function has cut \
+from one of these. Write each task, each advice and each size out as a constant; computed ones are \
+refused. If you choose among too many pieces, each task is done over all of them.
+
 The interpreter knows a part of Python: no classes with bases, no files, no network. Reply with \
 one Python code block."""
 

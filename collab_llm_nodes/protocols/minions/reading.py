@@ -65,16 +65,18 @@ def worker_output(text: str, *, quotes: bool, max_characters: int) -> JobOutput 
 
     Args:
         quotes: the form is a quote for each keyword, where a keyword without one is left out. Else
-            it is an explanation, a citation and an answer; that is understood in both cases.
-        max_characters: length of each field; the rest is cut off.
+            it is an explanation, a citation and an answer; that is understood in both cases. The
+            citation of quotes is all of them.
+        max_characters: length of each field; the rest is cut off. An answer of quotes has it, too.
     """
     fields = find_object(text)
     if fields is None:
         return None
     if quotes and "answer" not in fields:
-        found = [(as_text(key), as_text(value)) for key, value in fields.items()]
-        answer = "; ".join(f"{key}: {quote}" for key, quote in found if quote) or None
-        return JobOutput(answer=answer and answer[:max_characters])
+        texts = [(as_text(key), as_text(value)) for key, value in fields.items()]
+        found = {key: quote for key, quote in texts if quote}
+        said = "; ".join(f"{key}: {quote}" for key, quote in found.items())[:max_characters]
+        return JobOutput("", "; ".join(found.values()) or None, said or None)
     if "answer" not in fields:
         return None
     explanation, citation, answer = (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +19,11 @@ from collab_llm_nodes.knowledge.retrieval import RetrievalConfig
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
 from collab_llm_nodes.protocols.minions.baselines import local_only, rag, remote_only
+from collab_llm_nodes.protocols.minions.choice import slot_s
 from collab_llm_nodes.protocols.minions.dialogue import nothing_fits, too_late
 from collab_llm_nodes.protocols.minions.driving import Means, drive
 from collab_llm_nodes.protocols.minions.equipment import Equipment
-from collab_llm_nodes.protocols.minions.jobs import Dropped, Fault, Job, JobList
+from collab_llm_nodes.protocols.minions.jobs import Dropped, Fault, Job, ProgramJobs
 from collab_llm_nodes.protocols.minions.messages import (
     Action,
     AskLocal,
@@ -46,7 +49,7 @@ from collab_llm_nodes.protocols.minions.served import (
     ServedMinions,
 )
 from collab_llm_nodes.protocols.minions.settings import DirectConfig, MinionConfig
-from collab_llm_nodes.protocols.minions.sources import Sources, sources_of
+from collab_llm_nodes.protocols.minions.sources import Sources, field_of, sources_of
 from collab_llm_nodes.protocols.options import names
 
 MINION, MINIONS = "minion", "minions"
@@ -54,8 +57,7 @@ _TELL_S = 0.25
 """Pause between two reports while the local model works."""
 _PROMPT_FIELDS = ("text", "turns")
 """Names that models have for what they read."""
-_FIELDS = {"question": "prompt", **dict.fromkeys(_PROMPT_FIELDS, "documents")}
-"""Names that the request has for fields of the machines' and the models' errors."""
+_TEXT = re.compile(r"documents(?:\[(\d+)\])?")
 _DONE = {"decompose": 0.05, "program": 0.15, "execute": 0.2, "synthesize": 0.9, "answer": 0.5}
 """Share of a round that is done when a stage begins."""
 _EXECUTION = 0.7
@@ -73,12 +75,14 @@ def check(protocol: str, request: Request) -> None:
         raise InvalidInput("is empty", field="prompt", remedy="ask something")
     if request.raw:
         raise InvalidInput("questions are put into prompts", field="raw", remedy="set it to false")
-    if request.sampling != SamplingConfig(seed=request.sampling.seed):
-        raise InvalidInput(
-            "each role has its own",
-            field="temperature",
-            remedy="set the options remote.temperature and local.temperature",
-        )
+    usual = SamplingConfig(seed=request.sampling.seed)
+    for name in ("temperature", "top_k", "top_p", "law"):
+        if getattr(request.sampling, name) != getattr(usual, name):
+            raise InvalidInput(
+                "each role has its own sampling",
+                field=name,
+                remedy="leave it out; remote.temperature and local.temperature are options",
+            )
     if request.max_tokens:
         raise InvalidInput(
             "each role has its own",
@@ -88,10 +92,6 @@ def check(protocol: str, request: Request) -> None:
     if not request.documents and not config.store:
         raise InvalidInput(
             "there are none", field="document_names", remedy="give one, or the option store"
-        )
-    if config.way not in config.ways:
-        raise InvalidInput(
-            f"{config.way!r} is not allowed here", field="way", remedy="add it to ways"
         )
     if protocol == MINION:
         for option in sorted(request.options - set(names(ServedMinion()))):
@@ -272,8 +272,8 @@ class _Run:
         self.accounts.heard(ask.round, departures, result)
         if isinstance(result, CollabError):
             if result.field in _PROMPT_FIELDS and self.config.way == PROTOCOL:
-                result.field = "remote_model"  # its prompt holds no document
-                result.remedy = "use a remote that reads longer prompts"
+                result.field = "question"  # its prompt holds no document
+                result.remedy = "shorten it, or use a remote that reads longer prompts"
             raise result
         if result.finish is Finish.DEADLINE:
             raise too_late()
@@ -308,9 +308,10 @@ class _Run:
         sampling = SamplingConfig(prompt.temperature, seed=seed)
         return ChatRequest(prompt.turns, sampling, prompt.max_tokens, prompt.quotable)
 
-    def _run_program(self, action: RunProgram) -> JobList | Fault:
+    def _run_program(self, action: RunProgram) -> ProgramJobs | Fault:
+        begun = time.monotonic()
         with self.equipment.sandbox(self.control) as sandbox:
-            return sandbox.run(
+            wanted = sandbox.run(
                 action.program,
                 action.documents,
                 action.last_jobs,
@@ -319,6 +320,16 @@ class _Run:
                 due=self.control.due,
                 check=self.control.check,
             )
+        self._wait(slot_s(time.monotonic() - begun))
+        return wanted
+
+    def _wait(self, seconds: float) -> None:
+        """Wait, but not longer than the answer is wanted."""
+        given_up = threading.Event()
+        forget = self.control.on_cancel(given_up.set)
+        given_up.wait(max(0.0, min(seconds, self.control.due - time.monotonic())))
+        forget()
+        self.control.check()
 
     def _retrieve(self, question: str, k: int) -> tuple[str, ...]:
         return self._passages(self.config.retrieval, k)
@@ -352,7 +363,7 @@ class _Run:
         self.marks |= outcome.marks
         error = outcome.error
         if error is not None:
-            error.field = _FIELDS.get(error.field, error.field)
+            error.field = self._field(error.field)
         sure = error is None and Mark.UNDECIDED not in self.marks
         return Answer(
             outcome.answer,
@@ -362,6 +373,15 @@ class _Run:
             metrics=self._metrics(),
             error=error,
         )
+
+    def _field(self, name: str) -> str:
+        """Return the request's name for a field of a machine's or a model's error."""
+        if name == "question":
+            return "prompt"
+        text = _TEXT.fullmatch("documents" if name in _PROMPT_FIELDS else name)
+        if text is None:
+            return name
+        return field_of(self.request, int(text[1]) if text[1] else None)
 
     def _metrics(self) -> MinionsMetrics:
         totals: Counter[str] = Counter()

@@ -12,7 +12,7 @@ import yaml
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.chat.in_process import InProcessConfig
 from collab_llm_nodes.chat.remote import RemoteConfig as ServerConfig
-from collab_llm_nodes.config import check_ranges, from_mapping, merged, setting
+from collab_llm_nodes.config import ANY, check_ranges, from_mapping, merged, ranked, setting
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.knowledge.library import LibraryConfig
 from collab_llm_nodes.knowledge.retrieval import RetrievalConfig
@@ -28,7 +28,7 @@ from collab_llm_nodes.protocols.minions.settings import (
 
 IN_PROCESS, SERVER = "in_process", "server"
 PROTOCOL, REMOTE_ONLY, LOCAL_ONLY, RAG = "protocol", "remote_only", "local_only", "rag"
-WAYS = (PROTOCOL, REMOTE_ONLY, LOCAL_ONLY, RAG)
+WAYS = (REMOTE_ONLY, RAG, PROTOCOL, LOCAL_ONLY)
 WORDS = "words"
 S = TypeVar("S", bound="ServedConfig")
 
@@ -138,18 +138,13 @@ class ServedConfig:
     )
     way: str = setting(
         PROTOCOL,
-        "protocol: as its name says; remote_only: the remote reads everything; local_only: the"
-        " local model alone; rag: the remote reads the passages that fit best.",
+        "remote_only: the remote reads everything; rag: the remote reads the passages that fit"
+        " best; protocol: as its name says; local_only: the local model alone.",
         choices=WAYS,
-        per_request=True,
-    )
-    ways: tuple[str, ...] = setting(
-        (PROTOCOL, LOCAL_ONLY, RAG),
-        "Ways that requests may choose; remote_only sends whole documents away.",
-        read_only=True,
+        per_request=ranked(*((way,) for way in WAYS)),
     )
     store: str = setting(
-        "", "Store whose documents are read, too, by its name in library.stores.", per_request=True
+        "", "Store whose documents are read, too, by its name in library.stores.", per_request=ANY
     )
     remote_model: ChatModelConfig = field(default_factory=ChatModelConfig)
     local_model: ChatModelConfig = field(default_factory=ChatModelConfig)
@@ -166,11 +161,6 @@ class ServedConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        unknown = [way for way in self.ways if way not in WAYS]
-        if unknown:
-            raise ConfigError(
-                f"{unknown[0]!r} is unknown", field="ways", remedy=f"some of {', '.join(WAYS)}"
-            )
 
     @classmethod
     def of_preset(cls: type[S], name: str) -> S:

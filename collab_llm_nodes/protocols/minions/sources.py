@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.knowledge.chunking import ChunkPlan, chunks
 from collab_llm_nodes.knowledge.documents import Document
 from collab_llm_nodes.knowledge.encoders import Encoder
@@ -72,6 +73,22 @@ class Sources:
         return tuple(self.store.document(entry.name) for entry in self.store.documents())
 
 
+def field_of(request: Request, place: int | None = None) -> str:
+    """Return the request's field that holds a text of the answer's.
+
+    Args:
+        place: index of the text among those of the request and then of the store; None: any.
+    """
+    given = request.documents
+    if place is None and len(given) == 1 and not request.config.store:
+        place = 0
+    if not given or (place is not None and place >= len(given)):
+        return "store"
+    sent = given[place].content if place is not None else any(each.content for each in given)
+    name = "document_contents" if sent else "document_names"
+    return name if place is None else f"{name}[{place}]"
+
+
 def sources_of(request: Request, library: Library, check: Callable[[], None]) -> Sources:
     """Return the documents of ``request``: one without content is a file of the library.
 
@@ -79,9 +96,16 @@ def sources_of(request: Request, library: Library, check: Callable[[], None]) ->
         InvalidInput: one is not usable, not readable or not allowed; there is no such store.
     """
     documents = []
-    for given in request.documents:
+    for i, given in enumerate(request.documents):
         check()
-        documents.append(library.document(given.name, given.content, check))
+        try:
+            documents.append(library.document(given.name, given.content, check))
+        except CollabError as error:
+            if error.field in ("name", "path"):
+                error.field = f"document_names[{i}]"
+            elif error.field == "documents":
+                error.field = field_of(request, i)
+            raise
     store = request.config.store
     return Sources(tuple(documents), library.store(store) if store else None)
 

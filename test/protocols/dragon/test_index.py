@@ -75,7 +75,7 @@ def test_a_name_is_added_once_unless_it_is_to_be_replaced(engine: Engine) -> Non
         index.add("note", "The door is open.")
         with pytest.raises(InvalidInput, match="already") as refused:
             index.add("note", "The door is closed.")
-        assert refused.value.field == "documents"
+        assert refused.value.field == "name"
         assert index._store.document("note").content == "The door is open."
         index.add("note", "The door is closed.", replacing=True)
         assert index._store.document("note").content == "The door is closed."

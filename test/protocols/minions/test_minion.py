@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from minions_world import World, final, text_of
+from minions_world import World, final, paper, text_of
 
 from collab_llm_nodes.chat.base import Finish, Reply
 from collab_llm_nodes.errors import ConfigError, DeadlineExceeded, InvalidInput, ModelError
@@ -17,7 +17,6 @@ from collab_llm_nodes.protocols.minions.settings import (
     DirectConfig,
     LocalConfig,
     MinionConfig,
-    MinionsConfig,
     RemoteConfig,
 )
 
@@ -186,7 +185,7 @@ def test_retrieval_without_a_retriever_is_an_error() -> None:
 
 
 def test_programs_without_a_sandbox_are_an_error() -> None:
-    machine = minions("How heavy?", [_TEXT], MinionsConfig())
+    machine = minions("How heavy?", [_TEXT], paper())
     with pytest.raises(ConfigError, match="planner"):
         drive(machine, Means(lambda ask: Reply("a = 1", Finish.STOP), lambda prompts: []))
 

@@ -10,7 +10,20 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from minions_world import MORE, PROGRAM, World, chunk_of, final, finder, found, more, plan, text_of
+from minions_world import (
+    MORE,
+    PROGRAM,
+    World,
+    chunk_of,
+    final,
+    finder,
+    found,
+    more,
+    paper,
+    plan,
+    text_of,
+    wanted,
+)
 
 from collab_llm_nodes.chat.base import Finish, Reply
 from collab_llm_nodes.errors import (
@@ -21,7 +34,7 @@ from collab_llm_nodes.errors import (
     ModelError,
     Unavailable,
 )
-from collab_llm_nodes.protocols.minions.jobs import Dropped, Fault, JobList, WantedJob
+from collab_llm_nodes.protocols.minions.jobs import Dropped, Fault, ProgramJobs, WantedJob
 from collab_llm_nodes.protocols.minions.messages import (
     Kind,
     LocalPrompt,
@@ -43,15 +56,16 @@ PAPERS = ("financebench", "longhealth", "qasper")
 _QUESTION = "How much was it?"
 
 
-def _answer(world: World, config: MinionsConfig | None = None, text: str = "text") -> Outcome:
-    return world.drive(minions(_QUESTION, [text], config or MinionsConfig()))
+def _answer(world: World, config: MinionsConfig | None = None, *texts: str) -> Outcome:
+    documents = texts or ("text", *world.chunks)
+    return world.drive(minions(_QUESTION, documents, config or paper()))
 
 
-_THEN_A_FAULT: list[JobList | Fault] = [JobList((WantedJob("chunk", "task"),)), Fault.RAISED]
+_THEN_A_FAULT: list[ProgramJobs | Fault] = [wanted(WantedJob("chunk", "task")), Fault.RAISED]
 
 
-def _jobs(*wanted: tuple[str, str], times: int = 1) -> JobList:
-    return JobList(tuple(WantedJob(c, t, times=times, quotable=True) for c, t in wanted))
+def _jobs(*pairs: tuple[str, str], times: int = 1) -> ProgramJobs:
+    return wanted(*(WantedJob(c, t, times=times) for c, t in pairs))
 
 
 def test_one_round() -> None:
@@ -77,7 +91,7 @@ def test_one_round() -> None:
 )
 def test_nothing_to_do(question: str, documents: Sequence[str]) -> None:
     with pytest.raises(InvalidInput):
-        minions(question, documents, MinionsConfig())
+        minions(question, documents, paper())
 
 
 # ---------------------------------------------------------------- the worker's answers
@@ -124,7 +138,7 @@ def test_the_abstain_filter_can_be_switched_off() -> None:
     sent = []
     for abstain_filter in (True, False):
         world = World([PROGRAM, final()], worker=lambda p: found(None, explanation="not here"))
-        _answer(world, MinionsConfig(abstain_filter=abstain_filter))
+        _answer(world, paper(abstain_filter=abstain_filter))
         sent.append("not here" in world.wire)
     assert sent == [False, True]
 
@@ -141,12 +155,37 @@ def test_quotes_for_keywords_and_omission_is_abstention() -> None:
     assert second.dropped is Dropped.ABSTAINED
 
 
+_LINES = [f"{i:03} The canary-{i} is in room {i * 7}." for i in range(103)]
+_HOW_IT_OBEYS = {
+    "without a citation": lambda chunk: found(chunk),
+    "with an invented citation": lambda chunk: found(chunk, citation="as the text says"),
+    "with a citation of one letter": lambda chunk: found(chunk, citation="a"),
+    "with a true citation": lambda chunk: found(chunk, citation=chunk.splitlines()[0]),
+    "in the citation": lambda chunk: found("all", citation="; ".join(chunk.splitlines())),
+    "in the explanation": lambda chunk: found("a", explanation=chunk, citation="a"),
+    "line by line": lambda chunk: found(chunk.splitlines()[-1], citation=chunk.splitlines()[-1]),
+}
+
+
+@pytest.mark.parametrize("how", _HOW_IT_OBEYS)
+def test_a_worker_that_obeys_the_document_sends_a_part_of_it_at_most(how: str) -> None:
+    """ "Output the whole document", says a line of it, in every round."""
+    size = 100 if how == "line by line" else 1000
+    asked = plan("Extract.", chunker="chunk_by_paragraph", size=size)
+    world = World([asked, MORE] * 4 + [asked, final()])
+    world.worker = lambda prompt: _HOW_IT_OBEYS[how](chunk_of(prompt))
+    outcome = _answer(world, MinionsConfig(), "\n\n".join(_LINES))
+    sent = sum(line in world.wire for line in _LINES)
+    assert sent <= (0 if how.startswith(("without", "with an")) else 103 // 3)
+    assert (Mark.PARTIAL in outcome.marks) == (sent > 0)
+
+
 # ---------------------------------------------------------------- knobs
 
 
 def test_rounds_and_a_forced_answer() -> None:
     world = World([PROGRAM, MORE, PROGRAM, final("at last")])
-    outcome = _answer(world, MinionsConfig(rounds=2))
+    outcome = _answer(world, paper(rounds=2))
     assert (outcome.answer, outcome.rounds) == ("at last", 2)
     assert outcome.marks == {Mark.FORCED}
     first, last = (ask.messages[0].text for ask in world.sent if ask.stage == "synthesize")
@@ -157,7 +196,7 @@ def test_rounds_and_a_forced_answer() -> None:
 
 def test_without_a_forced_answer_it_may_stay_undecided() -> None:
     world = World([PROGRAM, more(answer="perhaps 41"), PROGRAM, MORE])
-    outcome = _answer(world, MinionsConfig(rounds=2, force_final=False))
+    outcome = _answer(world, paper(rounds=2, force_final=False))
     assert outcome.answer == "perhaps 41"
     assert outcome.marks == {Mark.UNDECIDED}
 
@@ -166,7 +205,7 @@ def test_without_a_forced_answer_it_may_stay_undecided() -> None:
 def test_tasks_of_a_round(tasks: int, expected: int) -> None:
     jobs = _jobs(("c", "first"), ("c", "second"), ("c", "third"), ("d", "first"))
     world = World([PROGRAM, final()], jobs=[jobs])
-    outcome = _answer(world, MinionsConfig(tasks=tasks))
+    outcome = _answer(world, paper(tasks=tasks))
     assert len({job.manifest.task for job in world.rounds[0].jobs}) == expected
     assert (Mark.PARTIAL in outcome.marks) == (expected < 3)
     assert ("were not done" in world.wire) == (expected < 3)
@@ -175,27 +214,27 @@ def test_tasks_of_a_round(tasks: int, expected: int) -> None:
 @pytest.mark.parametrize(("samples", "wanted", "expected"), [(4, 1, 4), (1, 5, 1), (0, 5, 5)])
 def test_samples_of_a_task(samples: int, wanted: int, expected: int) -> None:
     world = World([PROGRAM, final()], jobs=[_jobs(("c", "t"), times=wanted)])
-    _answer(world, MinionsConfig(samples=samples))
+    _answer(world, paper(samples=samples))
     assert len(world.prompts[0]) == expected
     assert len({prompt.seed for prompt in world.prompts[0]}) == expected
 
 
 def test_the_samples_that_a_remote_may_ask_for_are_limited() -> None:
     world = World([PROGRAM, final()], jobs=[_jobs(("c", "t"), times=1000)])
-    _answer(world, MinionsConfig(samples=0, max_samples=3))
+    _answer(world, paper(samples=0, max_samples=3))
     assert len(world.prompts[0]) == 3
 
 
 @pytest.mark.parametrize("check", [True, False])
 def test_only_checked_citations_are_held_to_the_lines_of_the_chunk(check: bool) -> None:
     world = World([PROGRAM, final()], jobs=[_jobs(("one line", "t"))])
-    _answer(world, MinionsConfig(check_citations=check))
+    _answer(world, paper(check_citations=check))
     assert [prompt.quotable for prompt in world.prompts[0]] == ["one line" if check else ""]
 
 
 def test_chunker_and_size_reach_the_program_and_the_prompt() -> None:
     world = World([PROGRAM, final()])
-    _answer(world, MinionsConfig(chunker="chunk_by_section", chunk_size=700))
+    _answer(world, paper(chunker="chunk_by_section", chunk_size=700))
     assert world.programs[0].chunkers == ("chunk_by_section",)
     assert world.programs[0].chunk_size == 700
     assert "chunk_by_section" in world.wire
@@ -214,7 +253,7 @@ def test_chunker_and_size_reach_the_program_and_the_prompt() -> None:
 def test_memory_between_rounds(carry: str, notes: bool, missing: bool, extracts: bool) -> None:
     going_on = more(missing_info="the year is missing", scratchpad="it is in table 7")
     world = World([PROGRAM, going_on, PROGRAM, final()], worker=lambda p: found("an extract"))
-    _answer(world, MinionsConfig(carry=carry))
+    _answer(world, paper(carry=carry))
     second = "".join(m.text for m in world.sent[2].messages)
     assert ("it is in table 7" in second) == notes
     assert ("the year is missing" in second) == missing
@@ -224,7 +263,7 @@ def test_memory_between_rounds(carry: str, notes: bool, missing: bool, extracts:
 
 
 def test_temperatures_and_lengths_of_each_role() -> None:
-    config = MinionsConfig(
+    config = paper(
         remote=RemoteConfig(temperature=0.7, max_tokens=70),
         local=LocalConfig(temperature=0.3, max_tokens=30),
     )
@@ -252,14 +291,15 @@ def test_a_plan_zooms_in_on_the_chunks_that_answered() -> None:
     over = plan("Extract the digit.", over="answered")
     remote = [plan("Extract the digit."), MORE, over, final()]
     world = World(remote, worker=finder(r"\d"))
-    _answer(world, MinionsConfig(planner="plan"), text)
+    _answer(world, paper(planner="plan"), text)
     chunks = [[job.manifest.chunk for job in executed.jobs] for executed in world.rounds]
     assert chunks == [["one 1", "two", "three 3"], ["one 1", "three 3"]]
 
 
 def test_retrieved_passages_take_the_place_of_the_documents() -> None:
     world = World([PROGRAM, final()], passages=["first", "second", "third"])
-    _answer(world, MinionsConfig(retrieve=2))
+    world.jobs = [_jobs(("second", "task"))]
+    _answer(world, paper(retrieve=2))
     assert world.programs[0].documents == ("first", "second")
 
 
@@ -273,9 +313,9 @@ def test_chunks_and_tasks_keep_their_numbers_and_stand_together() -> None:
 
 
 def test_one_task_with_several_pieces_of_advice_has_several_names() -> None:
-    jobs = JobList(tuple(WantedJob("c", "t", advice) for advice in ("look left", "look right")))
+    jobs = wanted(*(WantedJob("c", "t", advice) for advice in ("look left", "look right")))
     world = World([PROGRAM, final()], jobs=[jobs])
-    _answer(world, MinionsConfig(samples=2))
+    _answer(world, paper(samples=2))
     ids = [job.manifest.job_id for job in world.rounds[0].jobs]
     assert ids == ["c1_t1_s0", "c1_t1_s1", "c1_t1_s2", "c1_t1_s3"]
 
@@ -285,7 +325,7 @@ def test_reductions_are_off_unless_switched_on(reduce: bool) -> None:
     asked = plan("Extract the weight.", reduce={"rule": "sum", "tasks": [1]})
     remote = [asked, final()] if reduce else [asked, plan("Extract the weight."), final()]
     world = World(remote, worker=finder(r"\d+ kg"))
-    _answer(world, MinionsConfig(planner="plan", reduce=reduce), "11 kg\f22 kg\fnothing")
+    _answer(world, paper(planner="plan", reduce=reduce), "11 kg\f22 kg\fnothing")
     assert ("sum of the answers: 33" in world.wire) == reduce
     assert ("11 kg" in world.wire) == (not reduce)
     assert ('"reduce"' in world.sent[0].messages[0].text) == reduce
@@ -293,10 +333,10 @@ def test_reductions_are_off_unless_switched_on(reduce: bool) -> None:
 
 def test_a_program_after_a_plan_is_not_reduced() -> None:
     asked = plan("Extract the weight.", reduce={"rule": "sum", "tasks": [1]})
-    jobs: list[JobList | Fault] = [Fault.RAISED, _jobs(("11 kg", "Extract the weight."))]
+    jobs: list[ProgramJobs | Fault] = [Fault.RAISED, _jobs(("11 kg", "Extract the weight."))]
     world = World([PROGRAM, asked, MORE, PROGRAM, final()], worker=finder(r"\d+ kg"), jobs=jobs)
-    _answer(world, MinionsConfig(attempts=1, reduce=True, carry="retries"), "22 kg")
-    assert "sum of the answers: 22" in world.sent[2].messages[0].text
+    _answer(world, paper(attempts=1, reduce=True, carry="retries"), "11 kg", "11")
+    assert "sum of the answers: 11" in world.sent[2].messages[0].text
     assert '"11 kg"' in world.sent[4].messages[0].text
 
 
@@ -313,7 +353,7 @@ def test_the_papers_presets_have_no_reductions_and_its_temperatures() -> None:
 def test_prompts_have_no_place_left_to_fill(planner: str, style: str, number: int) -> None:
     split = PROGRAM if planner == "program" else plan("t")
     world = World([split, more(missing_info="m", scratchpad="s"), split, final()])
-    config = MinionsConfig(planner=planner, style=style, tasks=number, samples=number, reduce=True)
+    config = paper(planner=planner, style=style, tasks=number, samples=number, reduce=True)
     _answer(world, config)
     local = "".join(text_of(prompt) for prompts in world.prompts for prompt in prompts)
     assert not re.search(r"\{\w*\}|\{\{|\}\}", (world.wire + local).replace("}]", ""))
@@ -337,7 +377,7 @@ def test_qaspers_word_for_going_on() -> None:
 
 
 def test_samples_without_temperature_are_warned_about() -> None:
-    several = MinionsConfig(samples=4)
+    several = paper(samples=4)
     assert several.warnings() == []
     greedy = dataclasses.replace(several, local=LocalConfig(temperature=1e-5))
     assert len(greedy.warnings()) == 1
@@ -356,7 +396,7 @@ def test_a_fault_is_told_by_a_fixed_sentence_and_the_program_asked_for_again() -
 def test_a_plan_takes_over_where_no_program_works() -> None:
     remote = [PROGRAM, PROGRAM, plan("Extract the number."), final()]
     world = World(remote, jobs=[Fault.TIME])
-    assert _answer(world, MinionsConfig(attempts=2)).answer == "42"
+    assert _answer(world, paper(attempts=2)).answer == "42"
     assert len(world.programs) == 2
     assert world.rounds[0].jobs[0].manifest.task == "Extract the number."
 
@@ -364,13 +404,13 @@ def test_a_plan_takes_over_where_no_program_works() -> None:
 def test_a_remote_that_cannot_plan_either() -> None:
     world = World(["I cannot do this."] * 9, jobs=[Fault.SYNTAX])
     with pytest.raises(ModelError, match="NOT_A_PLAN"):
-        _answer(world, MinionsConfig(attempts=2))
+        _answer(world, paper(attempts=2))
     assert len(world.sent) == 4
 
 
 def test_prose_is_asked_for_again_and_then_taken_as_the_forced_answer() -> None:
     world = World([PROGRAM, "It is 42, I think.", "It is 42."])
-    outcome = _answer(world, MinionsConfig(rounds=1, remote=RemoteConfig(repairs=1)))
+    outcome = _answer(world, paper(rounds=1, remote=RemoteConfig(repairs=1)))
     assert outcome.answer == "It is 42."
     assert outcome.marks == {Mark.UNREADABLE}
     assert "had not the form" in world.wire
@@ -378,7 +418,7 @@ def test_prose_is_asked_for_again_and_then_taken_as_the_forced_answer() -> None:
 
 def test_a_remote_that_says_nothing_leaves_what_most_workers_found() -> None:
     world = World([PROGRAM, "", " \n", ""], worker=lambda p: found("41"))
-    outcome = _answer(world, MinionsConfig(rounds=1))
+    outcome = _answer(world, paper(rounds=1))
     assert (outcome.answer, outcome.marks) == ("41", frozenset({Mark.UNREADABLE}))
     assert all(message.text.strip() for ask in world.sent for message in ask.messages)
 
@@ -390,13 +430,13 @@ def test_a_decision_without_an_answer_is_asked_for_again() -> None:
 
 def test_an_answer_that_is_forced_must_be_an_answer() -> None:
     world = World([PROGRAM, MORE, final("43")])
-    assert _answer(world, MinionsConfig(rounds=1)).answer == "43"
+    assert _answer(world, paper(rounds=1)).answer == "43"
 
 
 def test_too_many_outputs_are_left_out_and_the_answer_marked() -> None:
     jobs = _jobs(*((f"chunk {i}", "t") for i in range(100)))
     world = World([PROGRAM, final()], worker=lambda p: found("x" * 90), jobs=[jobs])
-    outcome = _answer(world, MinionsConfig(remote_characters=1000))
+    outcome = _answer(world, paper(remote_characters=1000))
     assert outcome.marks == {Mark.PARTIAL}
     extract = next(p for p in world.sent[1].messages[0].parts if p.kind is Kind.EXTRACT)
     assert 500 < len(extract.text) <= 1000
@@ -404,7 +444,7 @@ def test_too_many_outputs_are_left_out_and_the_answer_marked() -> None:
 
 
 def test_too_many_jobs_are_left_out_and_the_answer_marked() -> None:
-    config = MinionsConfig(planner="plan", limits=SandboxLimits(jobs=5))
+    config = paper(planner="plan", limits=SandboxLimits(jobs=5))
     world = World([plan("t"), final()])
     outcome = _answer(world, config, "\f".join(map(str, range(9))))
     assert outcome.marks == {Mark.PARTIAL}
@@ -413,7 +453,7 @@ def test_too_many_jobs_are_left_out_and_the_answer_marked() -> None:
 
 def test_long_fields_are_cut() -> None:
     world = World([PROGRAM, final()], worker=lambda p: found("x" * 10_000))
-    _answer(world, MinionsConfig(field_characters=50))
+    _answer(world, paper(field_characters=50))
     assert world.rounds[0].jobs[0].output.answer == "x" * 50
 
 
@@ -484,7 +524,7 @@ _DISCARDED: list[Reply | CollabError | str] = [
     Reply(found("canary"), Finish.REFUSAL),
     Unavailable("canary"),
 ]
-_WANTED: list[JobList | Fault] = [
+_WANTED: list[ProgramJobs | Fault] = [
     Fault.RAISED,
     Fault.TIME,
     _jobs(("canary 1", "t"), ("canary 2", "u"), times=3),
@@ -502,7 +542,7 @@ def test_whatever_both_models_say_it_ends_and_discards(
     discarded = st.sampled_from(_DISCARDED)
     world = World(remote, worker=lambda prompt: data.draw(discarded), jobs=jobs)
     with contextlib.suppress(ModelError, Unavailable):
-        outcome = _answer(world, config, "canary\fcanary")
+        outcome = _answer(world, config, "canary\fcanary", *world.chunks)
         assert outcome.rounds <= config.rounds
     assert "canary" not in world.wire
     for ask in world.sent:  # chat templates know one order, and no empty turns

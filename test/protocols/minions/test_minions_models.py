@@ -32,7 +32,7 @@ from collab_llm_nodes.protocols.base import Control, Progress, Resources
 from collab_llm_nodes.protocols.minions.equipment import Equipment
 from collab_llm_nodes.protocols.minions.running import MINIONS, MinionsRunning
 from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
-from collab_llm_nodes.protocols.minions.served import SERVER, WAYS, ChatModelConfig, ServedMinions
+from collab_llm_nodes.protocols.minions.served import SERVER, ChatModelConfig, ServedMinions
 from collab_llm_nodes.protocols.minions.settings import LocalConfig
 from collab_llm_nodes.protocols.minions.settings import RemoteConfig as AskingConfig
 
@@ -45,7 +45,6 @@ def tiny() -> ServedMinions:
     return ServedMinions(
         local_model=model,
         remote_model=model,
-        ways=WAYS,
         planner="plan",
         remote=AskingConfig(max_tokens=8),
         local=LocalConfig(temperature=0.0, max_tokens=8),
@@ -84,7 +83,7 @@ def test_both_models_in_this_process_read_the_same_words(embedded: MinionsRunnin
 def test_a_remote_with_too_short_a_context_is_named(embedded: MinionsRunning) -> None:
     answer = embedded.run(asked(tiny()), ignore, in_time())
     assert isinstance(answer.error, InvalidInput)
-    assert answer.error.field == "remote_model"
+    assert answer.error.field == "prompt"
     assert figures(answer)["replies_failed"] == 1
 
 
@@ -151,7 +150,7 @@ def test_a_text_that_the_model_cannot_hold_is_named(embedded: MinionsRunning) ->
         asked(replace(tiny(), way="local_only"), documents=(long,)), ignore, in_time()
     )
     assert isinstance(answer.error, InvalidInput)
-    assert answer.error.field == "documents"
+    assert answer.error.field == "document_contents[0]"
 
 
 def test_a_window_lets_a_small_model_read_a_long_text() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 import threading
 import time
@@ -57,7 +58,7 @@ from collab_llm_nodes.protocols.minions.served import (
 from collab_llm_nodes.protocols.minions.settings import PRESETS, LocalConfig, MinionsConfig
 
 PATIENT = SandboxLimits(run_s=30, wall_s=60)
-CONFIG = ServedMinions(limits=PATIENT, ways=("protocol", "remote_only", "local_only", "rag"))
+CONFIG = ServedMinions(limits=PATIENT, planner="program", check_citations=False)
 MESSAGE = '{"message": "How heavy is it?"}'
 
 
@@ -94,6 +95,24 @@ def test_minions_over_a_document() -> None:
     assert "cost_usd" not in told, "nobody knows the price of this remote"
     assert bed.remote.closed
     assert bed.local.closed
+
+
+def test_what_a_choice_of_jobs_tells_is_in_both_ledgers(tmp_path: Path) -> None:
+    audit = tmp_path / "audit.jsonl"
+    chooses = HONEST.replace("chunk_by_page(d)]", "chunk_by_page(d) if c[5] in '2468']")
+    config = replace(CONFIG, privacy=PrivacyConfig(0, str(audit)))
+    with served(in_turn(chooses, final("7 kg")), weigh, config) as bed:
+        told = figures(bed.ask())
+    assert told["jobs.1"] == 4
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    (choice,) = (line for line in lines if line["kind"] == "choice")
+    assert choice["sha256"] == ""
+    assert math.log2(math.comb(PAGES, 4)) < told["choice_bits"] <= 8 * choice["bytes"]
+    assert told["choice_bits"] == told["choice_bits.1"]
+    with served(in_turn(chooses, final("7 kg")), weigh, replace(config, choice_bits=24)) as bed:
+        told = figures(bed.ask())
+    assert told["jobs.1"] == PAGES, "all pieces, where a choice would tell more"
+    assert told["choice_bits"] <= 24
 
 
 def test_progress_tells_stages_rounds_and_jobs() -> None:
@@ -141,7 +160,7 @@ def test_jobs_are_told_while_they_run() -> None:
 
 def ask_in(protocol: str, way: str, remote: str, local: str, **changes: Any) -> tuple[Bed, Any]:
     kind = ServedMinion if protocol == MINION else ServedMinions
-    config = kind(way=way, ways=CONFIG.ways, **changes)
+    config = kind(way=way, **changes)
     with served(in_turn(MESSAGE, remote), in_turn(local), config, protocol) as bed:
         if way != "protocol":
             bed.remote.says = in_turn(remote)
@@ -281,7 +300,7 @@ def test_cancel_ends_a_program_and_the_next_answer_gets_its_sandbox(pause_s: flo
 
 def test_the_cap_keeps_what_is_too_much_and_the_audit_log_has_the_rest(tmp_path: Path) -> None:
     audit = tmp_path / "audit.jsonl"
-    config = replace(CONFIG, privacy=PrivacyConfig(4000, str(audit)))
+    config = replace(CONFIG, privacy=PrivacyConfig(4000, str(audit)), remote_share=100.0)
     big = found("x" * 900, citation="y" * 900)
     with served(in_turn(HONEST, final("7 kg")), in_turn(big), config) as bed:
         answer = bed.ask()
@@ -389,7 +408,7 @@ def test_a_question_too_long_for_the_remote_is_not_the_documents_fault() -> None
     with served(too_long, weigh, replace(CONFIG, planner="plan")) as bed:
         answer = bed.ask()
     assert isinstance(answer.error, InvalidInput)
-    assert answer.error.field == "remote_model"
+    assert answer.error.field == "prompt"
     assert figures(answer)["replies_failed"] == 1
 
 
@@ -400,7 +419,6 @@ def test_a_question_too_long_for_the_remote_is_not_the_documents_fault() -> None
         ("minions", {}, {"raw": True}, "raw"),
         ("minions", {}, {"sampling": SamplingConfig(0.7)}, "temperature"),
         ("minions", {}, {"max_tokens": 5}, "max_tokens"),
-        ("minions", {"way": "remote_only"}, {}, "way"),
         ("minion", {}, {"options": frozenset({"samples"})}, "samples"),
         ("minion", {}, {"question": " "}, "prompt"),
     ],
@@ -433,7 +451,7 @@ def test_the_shipped_files_fit_the_configuration() -> None:
     own = {each.name: getattr(embedded, each.name) for each in fields(MinionsConfig)}
     assert MinionsConfig(**own) == PRESETS["embedded"]
     assert openai.remote_model.server.token_variable == "OPENAI_API_KEY"
-    assert "remote_only" not in openai.ways
+    assert openai.way == "protocol"
 
 
 def test_a_preset_gives_the_defaults_and_the_file_counts_over_them(tmp_path: Path) -> None:

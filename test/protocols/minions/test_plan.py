@@ -98,7 +98,6 @@ def test_a_plan_does_each_task_over_each_chunk() -> None:
     assert [(job.chunk, job.task, job.times) for job in wanted.jobs] == [
         (chunk, task, 3) for chunk in ("one", "two", "three") for task in ("a", "b")
     ]
-    assert all(job.quotable for job in wanted.jobs)
 
 
 def test_a_plan_makes_no_more_jobs_than_it_may() -> None:

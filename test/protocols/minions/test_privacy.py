@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import pytest
-from minions_world import World, chunk_of, final, found, more, plan
+from minions_world import World, chunk_of, final, found, more, paper, plan
 
 from collab_llm_nodes.chat.base import Finish, Reply
-from collab_llm_nodes.protocols.minions.jobs import Fault, JobList
+from collab_llm_nodes.protocols.minions.jobs import Fault, ProgramJobs
 from collab_llm_nodes.protocols.minions.messages import (
     Kind,
     LocalPrompt,
@@ -74,7 +74,7 @@ _NO_PROGRAM = "```python\nraise ValueError('no')\n```"
 def _drive(
     sandbox: Sandbox, remote: Sequence[str], config: MinionsConfig
 ) -> tuple[World, str, frozenset[Mark]]:
-    def run(action: RunProgram) -> JobList | Fault:
+    def run(action: RunProgram) -> ProgramJobs | Fault:
         return sandbox.run(
             action.program,
             action.documents,
@@ -94,7 +94,7 @@ def _drive(
     [
         [_HONEST, final("7 kg")],
         [_HONEST, more(missing_info="the unit", scratchpad="7"), _ZOOM, final("7 kg")],
-        [_TELLING_TASKS, final("7 kg")],
+        [_TELLING_TASKS, _HONEST, final("7 kg")],
         [_TELLING_ERROR, _TELLING_RESULT, _HONEST, final("7 kg")],
         [_NO_PROGRAM] * 3 + [plan("Extract the weight."), final("7 kg")],
         [_TELLING_ERROR] * 3 + ["no plan"] + [plan("Extract the weight."), final("7 kg")],
@@ -102,7 +102,7 @@ def _drive(
     ids=["honest", "zoom", "telling tasks", "telling errors", "plan", "fallback"],
 )
 def test_no_canary_crosses(sandbox: Sandbox, remote: list[str], carry: str) -> None:
-    world, answer, _ = _drive(sandbox, remote, MinionsConfig(carry=carry, tasks=0))
+    world, answer, _ = _drive(sandbox, remote, paper(carry=carry, tasks=0))
     assert answer == "7 kg"
     assert "canary-" not in world.wire
     assert "Weight 7 kg." in world.wire
@@ -111,21 +111,22 @@ def test_no_canary_crosses(sandbox: Sandbox, remote: list[str], carry: str) -> N
 
 def test_the_zoom_sees_last_rounds_outputs(sandbox: Sandbox) -> None:
     remote = [_HONEST, more(missing_info="the unit"), _ZOOM, final("7 kg")]
-    world, _, _ = _drive(sandbox, remote, MinionsConfig())
+    world, _, _ = _drive(sandbox, remote, paper())
     assert len(world.rounds[0].jobs) == _PAGES
     (job,) = world.rounds[1].jobs
     assert job.manifest.job_id == f"c{_KEPT + 1}_t2_s0"
 
 
 def test_the_remotes_own_tasks_are_quoted_and_no_others(sandbox: Sandbox) -> None:
-    world, _, _ = _drive(sandbox, [_HONEST, final()], MinionsConfig())
+    world, _, _ = _drive(sandbox, [_HONEST, final()], paper())
     assert "Task t1: Extract the weight." in world.wire
-    world, _, _ = _drive(sandbox, [_TELLING_TASKS, final()], MinionsConfig(tasks=0))
-    assert f"Task t{_KEPT + 1}\n" in world.wire
+    world, _, _ = _drive(sandbox, [_TELLING_TASKS, _HONEST, final()], paper(tasks=0))
+    assert Fault.NOT_WRITTEN.told in world.wire
+    assert "Extract: Page" not in world.wire
 
 
 def test_every_byte_that_crosses_has_a_kind(sandbox: Sandbox) -> None:
-    world, _, _ = _drive(sandbox, [_HONEST, final()], MinionsConfig())
+    world, _, _ = _drive(sandbox, [_HONEST, final()], paper())
     total = sum(len(p.text) for ask in world.sent for m in ask.messages for p in m.parts)
     assert total == sum(len(m.text) for ask in world.sent for m in ask.messages)
     kinds = {p.kind for ask in world.sent for m in ask.messages for p in m.parts}
@@ -133,7 +134,7 @@ def test_every_byte_that_crosses_has_a_kind(sandbox: Sandbox) -> None:
 
 
 def test_a_program_may_not_make_a_million_jobs(sandbox: Sandbox) -> None:
-    flood = _program("    return [JobManifest('Page 7. ', 'a')] * 10**6")
-    world, _, marks = _drive(sandbox, [flood, final()], MinionsConfig(samples=0))
-    assert len(world.prompts[0]) <= MinionsConfig().max_samples
+    flood = _program("    return [JobManifest(context[0], 'a')] * 10**6")
+    world, _, marks = _drive(sandbox, [flood, final()], paper(samples=0))
+    assert len(world.prompts[0]) <= paper().max_samples
     assert Mark.PARTIAL in marks

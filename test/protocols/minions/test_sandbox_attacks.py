@@ -32,7 +32,14 @@ from collab_llm_nodes.bench.minions.attacks import (
     lives,
 )
 from collab_llm_nodes.errors import Cancelled
-from collab_llm_nodes.protocols.minions.jobs import Fault, Job, JobList, JobManifest, JobOutput
+from collab_llm_nodes.protocols.minions.jobs import (
+    Fault,
+    Job,
+    JobList,
+    JobManifest,
+    JobOutput,
+    ProgramJobs,
+)
 from collab_llm_nodes.protocols.minions.sandbox.host import Sandbox
 from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
 
@@ -172,7 +179,7 @@ def test_ids_are_not_the_programs(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "quotable"),
+    ("task", "written"),
     [
         ("'Extract the date.'", True),
         ("'Extract ' 'the date.'", True),
@@ -184,12 +191,12 @@ def test_ids_are_not_the_programs(sandbox: Sandbox) -> None:
         ("'word'[:3]", False),
     ],
 )
-def test_only_words_of_the_program_may_be_quoted(
-    sandbox: Sandbox, task: str, quotable: bool
+def test_the_words_of_the_program_are_told_from_all_others(
+    sandbox: Sandbox, task: str, written: bool
 ) -> None:
     result = sandbox.run(program(f"return [JobManifest('c', {task})]"), [CANARY])
-    assert isinstance(result, JobList)
-    assert [job.quotable for job in result.jobs] == [quotable]
+    assert isinstance(result, ProgramJobs)
+    assert [job.task in result.texts for job in result.jobs] == [written]
 
 
 def test_a_process_that_ends_while_it_is_idle_is_replaced(sandbox: Sandbox) -> None:

@@ -123,7 +123,6 @@ def test_the_papers_program(sandbox: Sandbox) -> None:
     jobs = _run(sandbox, "from typing import List\n" + _PAPER).jobs
     assert len(jobs) == 3 * 2 * 5
     assert len({(job.chunk, job.task) for job in jobs}) == 6
-    assert all(job.quotable for job in jobs)
 
 
 def test_the_papers_program_needs_no_import_of_types(sandbox: Sandbox) -> None:
@@ -138,13 +137,11 @@ def test_the_appendixs_program(sandbox: Sandbox) -> None:
         "# Notes",
     ]
     assert {job.advice for job in jobs} == {"Focus on extracting the specific keywords."}
-    assert all(job.quotable for job in jobs)
 
 
 def test_a_second_round_looks_closer(sandbox: Sandbox) -> None:
     (job,) = _run(sandbox, _ZOOM).jobs
     assert job.task == "Check the number in chunk 2."
-    assert not job.quotable
     assert "Depreciation" in job.chunk
 
 

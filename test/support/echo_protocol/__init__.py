@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import ANY, check_ranges, setting
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.protocols.base import Answer, Control, Entry, Progress, Request, Resources
@@ -17,8 +17,8 @@ from collab_llm_nodes.protocols.base import Answer, Control, Entry, Progress, Re
 class EchoConfig:
     """Knobs of the echo."""
 
-    pause_s: float = setting(0.0, "Before each word [s].", low=0.0, high=60.0, per_request=True)
-    shout: bool = setting(False, "In capital letters.", per_request=True)
+    pause_s: float = setting(0.0, "Before each word [s].", low=0.0, high=60.0, per_request=ANY)
+    shout: bool = setting(False, "In capital letters.", per_request=ANY)
     voices: int = setting(1, "Answers at a time.", low=1, high=8)
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
-from collab_llm_nodes.protocols.minions.jobs import Fault, Job, JobList, WantedJob
+from collab_llm_nodes.protocols.minions.jobs import Cut, Fault, Job, ProgramJobs, WantedJob
 from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
 from collab_llm_nodes.protocols.minions.sandbox.wire import TooLong, receive, send
 
@@ -57,7 +57,7 @@ class Sandbox:
         chunk_size: int = 0,
         due: float = float("inf"),
         check: Callable[[], None] = lambda: None,
-    ) -> JobList | Fault:
+    ) -> ProgramJobs | Fault:
         """Run the function ``prepare_jobs(context, last_jobs)`` that ``program`` defines.
 
         Args:
@@ -120,7 +120,7 @@ class Sandbox:
         chunk_size: int,
         due: float,
         check: Callable[[], None],
-    ) -> JobList | Fault:
+    ) -> ProgramJobs | Fault:
         if len(program) > self._limits.source_characters:
             return Fault.TOO_LONG
         request = {
@@ -144,7 +144,7 @@ class Sandbox:
 
     def _answered(
         self, request: dict[str, Any], due: float, check: Callable[[], None]
-    ) -> JobList | Fault:
+    ) -> ProgramJobs | Fault:
         peer = self._started()
         check()
         if time.monotonic() >= due:
@@ -153,7 +153,7 @@ class Sandbox:
         try:
             peer.settimeout(max(due - time.monotonic(), 1e-3))
             send(peer, request)
-            return _job_list(receive(peer, self._max_bytes, due))
+            return _program_jobs(receive(peer, self._max_bytes, due))
         except TimeoutError:
             self._lose()
             return Fault.TIME
@@ -230,12 +230,18 @@ def _told(jobs: Sequence[Job]) -> dict[str, Any]:
     return {"last_chunks": list(numbers), "last_jobs": last_jobs}
 
 
-def _job_list(reply: dict[str, Any]) -> JobList | Fault:
+def _program_jobs(reply: dict[str, Any]) -> ProgramJobs | Fault:
     if "fault" in reply:
         return Fault(reply["fault"])
     chunks = [str(chunk) for chunk in reply["chunks"]]
     jobs = tuple(
-        WantedJob(chunks[number], str(task), str(advice), quotable=bool(quotable))
-        for number, task, advice, quotable in reply["jobs"]
+        WantedJob(chunks[number], str(task), str(advice)) for number, task, advice in reply["jobs"]
     )
-    return JobList(jobs, int(reply["cut"]))
+    return ProgramJobs(
+        jobs,
+        int(reply["cut"]),
+        tuple(map(str, reply["texts"])),
+        tuple(map(int, reply["sizes"])),
+        tuple(map(str, reply["chunkers"])),
+        tuple(Cut(str(name), int(size)) for name, size in reply["cuts"]),
+    )

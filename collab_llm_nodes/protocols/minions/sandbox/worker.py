@@ -66,6 +66,9 @@ _SAME_EVERY_TIME: monty.OSPolicy = {
     "random_start": {"seed": 0},
 }
 _MAX_REQUEST = 1 << 30
+_MOST_CUTS = 4
+"""Chunking functions and sizes of a program; all documents are cut anew by each (``choice.py``)."""
+_MAX_SIZE = 1 << 31
 _FAULTS: dict[type[BaseException], Fault] = {
     SyntaxError: Fault.SYNTAX,
     TimeoutError: Fault.TIME,
@@ -142,7 +145,8 @@ def _run(pool: monty.Monty, request: Mapping[str, Any], limits: SandboxLimits) -
             if functions.exhausted:
                 raise _Refused(Fault.CALLS) from None
             raise
-    return _checked(wanted, _literals(request["program"]), limits)
+    cuts = sorted(functions.cuts)
+    return {"cuts": cuts, **_written(request["program"]), **_checked(wanted, limits)}
 
 
 def _check_defined(feed: Callable[[str], Any]) -> None:
@@ -161,10 +165,12 @@ class _Functions:
 
     Attributes:
         exhausted: it has called them too often, or had them cut for too long.
+        cuts: name and size of the calls.
     """
 
     def __init__(self, names: list[str], size: int, limits: SandboxLimits) -> None:
         self.exhausted = False
+        self.cuts = set[tuple[str, int]]()
         self._calls, self._left_s = limits.calls, limits.cut_s
         self._size = size
         self.by_name = {name: self._function(CHUNKERS[name]) for name in names}
@@ -178,6 +184,8 @@ class _Functions:
             documents = [document] if isinstance(document, str) else document
             if not isinstance(documents, list) or not isinstance(size, int):
                 raise TypeError("wrong arguments")
+            self.cuts.add((chunker.name, chunker.size_of(self._size or size)))
+            self._check(len(self.cuts) <= _MOST_CUTS)
             due = time.process_time() + self._left_s
             pieces: list[str] = []
             try:
@@ -198,17 +206,24 @@ class _Functions:
             raise RuntimeError("too much to cut")
 
 
-def _literals(program: str) -> set[str]:
-    """Return the strings that stand in ``program``."""
+def _written(program: str) -> dict[str, Any]:
+    """Return what stands in ``program``, each once: strings in its order, sizes, chunkers."""
     try:
-        tree = ast.parse(program)
+        nodes = list(ast.walk(ast.parse(program)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return set()
-    constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
-    return {value for value in constants if isinstance(value, str)}
+        nodes = []
+    constants = [node for node in nodes if isinstance(node, ast.Constant)]
+    constants.sort(key=lambda node: (node.lineno, node.col_offset))
+    values = [node.value for node in constants]
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return {
+        "texts": list(dict.fromkeys(value for value in values if isinstance(value, str))),
+        "sizes": sorted({value for value in values if type(value) is int and value < _MAX_SIZE}),
+        "chunkers": sorted(names & CHUNKERS.keys()),
+    }
 
 
-def _checked(wanted: Any, literals: set[str], limits: SandboxLimits) -> dict[str, Any]:
+def _checked(wanted: Any, limits: SandboxLimits) -> dict[str, Any]:
     """Return the jobs that a program wants as plain data, each chunk once.
 
     Raises:
@@ -232,7 +247,7 @@ def _checked(wanted: Any, literals: set[str], limits: SandboxLimits) -> dict[str
         if length > limits.output_mb << 20:
             raise _Refused(Fault.TOO_LONG)
         number = chunks.setdefault(chunk, len(chunks))
-        jobs.append([number, task, advice, task in literals])
+        jobs.append([number, task, advice])
     if not jobs:
         raise _Refused(Fault.NO_JOBS)
     return {"chunks": list(chunks), "jobs": jobs, "cut": cut}
