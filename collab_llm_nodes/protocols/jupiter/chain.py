@@ -55,7 +55,7 @@ CHECK_S = 0.1
 _SLACK_S = 5.0  # for the background thread of a busy machine
 _SILENCES = 2.0
 """Silences that a worker which answers may take for a job: computing is held up more easily."""
-_TRIAL, _TRIAL_ROWS = "trial", 32
+_TRIAL_ROWS = 32
 
 
 class Part(Protocol):
@@ -141,6 +141,10 @@ def in_background(
     )
 
 
+_Answer = tuple[type[Report], int]
+"""An answer that an arrangement waits for: its type, and the worker's number."""
+_TRIAL: _Answer = (Result, 0)
+
 Done = Callable[[Result | CollabError], None]
 
 
@@ -210,7 +214,7 @@ class Chain:
         self._watching: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
         self._times: deque[PassTimes] = deque(maxlen=LAST_PASSES)
-        self._missing: set[object] = set()  # answers until this stage of the arrangement is done
+        self._missing: set[_Answer] = set()  # answers until this stage of the arrangement is done
         try:
             in_background(self._arrange(due), due - time.monotonic(), check)
         except BaseException:
@@ -286,15 +290,15 @@ class Chain:
             await self._all_answer([_TRIAL], due, self._try_out)
             self._times.clear()
         except asyncio.TimeoutError:
-            slow = sorted({self.parts[a[1]].device for a in self._missing if a != _TRIAL})
+            slow = sorted(self.parts[i].device for kind, i in self._missing if kind is not Result)
             raise DeadlineExceeded(
-                f"the workers did not load their layers in time: {', '.join(slow) or 'trial'}",
+                f"the workers did not load their layers in time: {', '.join(slow) or 'all'}",
                 field="workers",
                 remedy="raise the deadline, or see their logs",
             ) from None
 
     async def _all_answer(
-        self, answers: Sequence[object], due: float, ask: Callable[[], None]
+        self, answers: Sequence[_Answer], due: float, ask: Callable[[], None]
     ) -> None:
         if self.failed is not None:
             raise self.failed
@@ -339,7 +343,7 @@ class Chain:
                 worker, omits = found
                 self._fail(self._at_fault(worker, omits))
 
-    def _answered(self, answer: object) -> None:
+    def _answered(self, answer: _Answer) -> None:
         """Note an answer that the arrangement waits for.
 
         Raises:

@@ -405,9 +405,9 @@ class Pipeline:
                 lost.append((error, time.monotonic()))
                 answers_due = min(answers_due, time.monotonic() + self.config.alone_s)
                 continue
-            for error, found_at in lost:
-                self.losses.append(Loss(error.device, str(error), found_at, time.monotonic()))
-                log.warning("%s; %s go on", error, ", ".join(part.device for part in chain.parts))
+            for why, found_at in lost:
+                self.losses.append(Loss(why.device, str(why), found_at, time.monotonic()))
+                log.warning("%s; %s go on", why, ", ".join(part.device for part in chain.parts))
             return chain
 
     def _leave_out(self, error: WorkerLost) -> None:

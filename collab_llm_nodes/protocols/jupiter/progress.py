@@ -41,7 +41,7 @@ class _Worker:
 class _Wait(NamedTuple):
     """A count that is to grow, whose fault it is if it does not, and after which time."""
 
-    count: str
+    name: str
     value: int
     culprit: int
     omits: str
@@ -115,9 +115,9 @@ class Progress:
         for number, own in enumerate(self._workers):
             before, own.waited = own.waited, {}
             for wait in self._waits(number, own.counts):
-                value, ticks = before.get(wait.count, (wait.value, 0))
+                value, ticks = before.get(wait.name, (wait.value, 0))
                 ticks = 1 if value != wait.value else ticks + 1
-                own.waited[wait.count] = wait.value, ticks
+                own.waited[wait.name] = wait.value, ticks
                 if ticks * self._tick_s > wait.allowed_s:
                     return wait.culprit, f"it {wait.omits} within {wait.allowed_s:.3g} s"
         return None
