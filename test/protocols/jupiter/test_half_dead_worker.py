@@ -47,33 +47,36 @@ def frozen(handle: Handle, over: threading.Event) -> None:
 
 def silent(handle: Handle, over: threading.Event) -> None:
     """Have what was computed sent to nobody, neither to the next worker nor to the coordinator."""
-    service = handle.service
+    service: Any = handle.service
     post = service.bridge.post
-    service.bridge.post = lambda client, message, more=False: (  # type: ignore[method-assign]
+    service.bridge.post = lambda client, message, more=False: (
         None if isinstance(message, Result) else post(client, message, more)
     )
     computed = service._computed
-    service._computed = lambda chain, size, passed_on: computed(chain, size, None)  # type: ignore[method-assign]
+    service._computed = lambda chain, size, passed_on: computed(chain, size, None)
 
 
 def frozen_within_a_pass(handle: Handle, over: threading.Event) -> None:
     """Have the next pass never end."""
-    compute = handle.service._compute_pass
+    service: Any = handle.service
+    compute = service._compute_pass
 
     def stuck(*args: Any) -> Any:
         over.wait()
         return compute(*args)
 
-    handle.service._compute_pass = stuck  # type: ignore[method-assign]
+    service._compute_pass = stuck
 
 
 def crashing(handle: Handle, over: threading.Event) -> None:
     """Have each pass fail as a broken driver would."""
 
+    service: Any = handle.service
+
     def crash(*args: Any) -> Any:
         raise RuntimeError("device-side assert")
 
-    handle.service._compute_pass = crash  # type: ignore[method-assign]
+    service._compute_pass = crash
 
 
 @contextmanager
@@ -210,7 +213,7 @@ def test_a_worker_that_lies_is_named_and_the_others_go_on(
 ) -> None:
     ids = prompt(30)
     with workers(2) as (handles, addresses), pipeline_of(addresses) as made:
-        service = handles[1].service
+        service: Any = handles[1].service
 
         def begin() -> None:
             encode = service.encode
@@ -221,7 +224,7 @@ def test_a_worker_that_lies_is_named_and_the_others_go_on(
                 told = LIES[lie](message)
                 return told if isinstance(told, bytes) else encode(told)
 
-            service.encode = lying  # type: ignore[method-assign]
+            service.encode = lying
 
         found = answer(made, ids, Asked(TOKENS), control(), once(begin))
         assert found.tokens == alone(ids, TOKENS)
@@ -232,11 +235,11 @@ def test_a_worker_that_lies_is_named_and_the_others_go_on(
 def test_states_that_cannot_be_read_are_their_senders_fault() -> None:
     ids = prompt(30)
     with workers(3) as (handles, addresses), pipeline_of(addresses) as made:
-        service = handles[0].service
+        service: Any = handles[0].service
 
         def begin() -> None:
             computed = service._computed
-            service._computed = lambda chain, size, passed_on: computed(  # type: ignore[method-assign]
+            service._computed = lambda chain, size, passed_on: computed(
                 chain, size, replace(passed_on, states=b"\xff" * len(passed_on.states))
             )
 
@@ -259,7 +262,7 @@ def test_a_worker_that_describes_what_cannot_be(
     changed: dict[str, Any], error: type[CollabError] | None
 ) -> None:
     with workers(2) as (handles, addresses), pipeline_of(addresses) as made:
-        service = handles[1].service
+        service: Any = handles[1].service
         service.info = replace(service.info, **changed)
         if error is not None:
             with pytest.raises(error, match=addresses[1]):
@@ -274,9 +277,9 @@ def test_logits_that_are_no_numbers_are_the_last_workers_fault() -> None:
     step = Step(0, 0, (1, 2), want=Want.LOGITS, rows=1)
     with workers(1) as (handles, addresses), pipeline_of(addresses) as made:
         chain = made.chain(control().due)
-        size = handles[0].service.info.vocab_size
-        encode = handles[0].service.encode
-        handles[0].service.encode = lambda m: encode(  # type: ignore[method-assign]
+        service: Any = handles[0].service
+        size, encode = service.info.vocab_size, service.encode
+        service.encode = lambda m: encode(
             first_of(m, logits=b"\xff" * 4 * size) if isinstance(m, Result) else m
         )
         with pytest.raises(WorkerLost, match="no numbers") as lost:
