@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import sys
@@ -83,8 +84,9 @@ def write_json(file: Path | None, results: dict[str, Any], *, tell: bool = True)
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
     """Import what a server needs: libraries keep quiet, and a signal ends the process at once."""
-    from collab_llm_nodes.transport.logs import QUIET
+    from collab_llm_nodes.transport.logs import QUIET, set_up_logging
 
+    set_up_logging("text")  # until the settings say otherwise
     # Before they are imported: what they write to standard error has another form, or none.
     os.environ.setdefault("GRPC_VERBOSITY", QUIET)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -99,7 +101,12 @@ def tells_port(file: Path | None, address: str, model: str) -> Callable[[int], N
 
 
 def fail(error: CollabError, status: int = 1) -> NoReturn:
-    """Print a typed error and end with ``status``."""
+    """Print a typed error, or log it in a server's process, and end with ``status``."""
+    from collab_llm_nodes.transport.logs import is_set_up
+
+    if is_set_up():
+        logging.getLogger(__name__).error("%s: %s", error.code, error)
+        sys.exit(status)
     _Console(stderr=True).print(Text.assemble((error.code, "bold red"), f": {error}"))
     sys.exit(status)
 

@@ -44,6 +44,9 @@ from collab_llm_nodes.decoding.sampling import (
 )
 from collab_llm_nodes.errors import ConfigError, InvalidInput
 
+MOST_LOG_WEIGHT = 1.1e4
+"""Bound of log h of Eq. 4: of scores up to 1, at the lowest temperature of a retrieval."""
+
 Probabilities = NDArray[np.float64]
 Pair = tuple[float, float]
 Both = tuple[Probabilities, Probabilities]
@@ -127,8 +130,10 @@ class SideDraft:
     log_weight: float
 
     def __post_init__(self) -> None:
-        if not self.log_weight < math.inf:  # true for NaN
-            raise InvalidInput("must be finite or -inf", field="log_weight", remedy="see Eq. 4")
+        if not self.log_weight <= MOST_LOG_WEIGHT:  # true for NaN
+            raise InvalidInput(
+                f"is {self.log_weight}", field="log_weight", remedy="a logarithm, or -inf: Eq. 4"
+            )
         if self.token not in self.kept.ids:
             raise InvalidInput(
                 f"token {self.token} has probability 0 in its own distribution",
@@ -166,6 +171,7 @@ class AggregationLaw:
         seed: key of all random streams.
         vocab_size: token ids are below this.
         draws: another source of randomness, for enumeration.
+        most_log_weight: bound of log h on both sides, whatever the documents.
     """
 
     config: AggregationConfig
@@ -173,6 +179,7 @@ class AggregationLaw:
     temperature: float = 1.0
     seed: int = 0
     draws: Draws | None = None
+    most_log_weight: float = MOST_LOG_WEIGHT
 
     def propose(
         self, p: NDArray[np.floating[Any]], log_weight: float, position: int, party: Party
@@ -192,6 +199,26 @@ class AggregationLaw:
         purpose = "gumbel" if self.config.law == "shared" else _CHAINS[party][0]
         token = self._pick(self._tempered(sent), position, purpose)
         return SideDraft(token, sent, float(np.float32(log_weight)))
+
+    def check(self, draft: SideDraft) -> None:
+        """Refuse a draft of the other side that cannot be judged.
+
+        Raises:
+            InvalidInput: an id is outside the vocabulary, the token cannot have been drawn, or the
+                weight is larger than any document can give.
+        """
+        if draft.log_weight > self.most_log_weight:
+            raise InvalidInput(
+                f"is {draft.log_weight:.3g}, at most {self.most_log_weight:.3g} can be",
+                field="log_weight",
+                remedy="weigh documents by Eq. 4, with the scorer that both sides name",
+            )
+        if not self._tempered(draft.kept)[draft.token]:
+            raise InvalidInput(
+                f"token {draft.token} has probability 0 at temperature {self.temperature:g}",
+                field="token",
+                remedy="use one temperature on both sides",
+            )
 
     def judge(self, drafts: Drafts, position: int) -> Judgement:
         """Return the target token at ``position``, given the drafts of device and cloud.

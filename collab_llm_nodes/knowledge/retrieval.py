@@ -12,6 +12,9 @@ from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.knowledge.encoders import Encoder
 from collab_llm_nodes.knowledge.store import Hit, Store
 
+MOST_CHUNKS = 10_000
+"""Chunks that may be retrieved for one question."""
+
 
 @dataclass(frozen=True)
 class RetrievalConfig:
@@ -24,7 +27,9 @@ class RetrievalConfig:
         choices=("bm25", "dense", "rescored"),
         per_request=ANY,
     )
-    chunks: int = setting(10, "Chunks that are retrieved.", low=1, high=10_000, per_request=LOWER)
+    chunks: int = setting(
+        10, "Chunks that are retrieved.", low=1, high=MOST_CHUNKS, per_request=LOWER
+    )
     candidates: int = setting(
         100,
         "Chunks that are rescored; DRAGON searches so many for sentences to quote.",

@@ -25,6 +25,7 @@ from rclpy.utilities import remove_ros_args
 from collab_llm_nodes.collector import freeze_startup_objects
 from collab_llm_nodes.ending import EndRequest
 from collab_llm_nodes.errors import CollabError, ConfigError
+from collab_llm_nodes.ros.logs import pass_on_logging
 from collab_llm_nodes.ros.managed_node import ManagedNode
 from collab_llm_nodes.ros.spelling import warn_of_misspelt_nodes
 
@@ -62,6 +63,7 @@ def run(*nodes_of: Callable[[], Node] | str, args: list[str] | None = None) -> i
         for factory in factories:
             nodes.append(factory())
             executor.add_node(nodes[-1])
+        pass_on_logging(nodes[0].get_logger())
         _refuse_one_name_for_all(nodes)
         warn_of_misspelt_nodes(nodes, sys.argv if args is None else args)
         managed = [node for node in nodes if isinstance(node, ManagedNode)]

@@ -3,7 +3,8 @@
 All clients together have ``limits.max_streams`` places. One connection gets a share of them at
 most, and so does one address, so that nobody can take the last place from the others. A stream
 holds its place from its first moment, before it has said what it wants; one that says nothing for
-``PATIENCE_S`` loses its place to a newcomer who would have none otherwise.
+``PATIENCE_S`` loses its place to a newcomer who would have none otherwise, and one of a client that
+has two more of these than the newcomer does so at once.
 
 How many sessions an address begins in a second, and how many bytes they bring, is a
 :class:`Allowance`: above it they wait, since each prompt costs all others time.
@@ -20,7 +21,7 @@ from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import Unavailable
 from collab_llm_nodes.network import network_of
 
-PATIENCE_S = 1.0
+PATIENCE_S = 0.3
 """Time for a stream to send its first message while places are scarce [s]."""
 MOST_WAIT_S = 2.0
 """Longest wait of a session whose address has begun too many; a longer one is a refusal [s]."""
@@ -102,7 +103,7 @@ class Place:
     """The right to a stream, held from ``Admission.enter`` to ``Admission.leave``.
 
     Attributes:
-        since: when it was taken [s].
+        since: when its client could first say something [s]; infinity while it waits for its turn.
         opened: its client has said what it wants.
     """
 
@@ -135,7 +136,7 @@ class Admission:
             Unavailable: the client has its share, or all places are taken.
         """
         full = self._full(peer)
-        lost = self._silent(full, now) if full else None
+        lost = self._silent(full, peer, now) if full else None
         if full is not None and lost is None:
             raise self._refusal(full)
         if lost is not None:
@@ -162,14 +163,24 @@ class Admission:
                 return name
         return ("all", "") if len(self._places) >= self._most["all"] else None
 
-    def _silent(self, full: tuple[str, str], now: float) -> Place | None:
-        """Return the place held longest in vain, of those whose end would make room in ``full``."""
-        for place in self._places:
-            if place.since + PATIENCE_S > now:
-                return None  # nor can those that came later
-            if not place.opened and (full[0] == "all" or full in _names(place.peer)):
-                return place
-        return None
+    def _silent(self, full: tuple[str, str], peer: Peer, now: float) -> Place | None:
+        """Return a silent stream's place whose end would make room in ``full``, if one must go.
+
+        At once one of the address, or the connection, that has two more of them than ``peer``; else
+        one that has had its time.
+        """
+        silent = [
+            place
+            for place in self._places
+            if not place.opened and (full[0] == "all" or full in _names(place.peer))
+        ]
+        silent.sort(key=lambda place: place.since)
+        for kind in ("address", "connection"):
+            held = Counter(getattr(place.peer, kind) for place in silent)
+            greediest = max(held, key=held.__getitem__, default="")
+            if greediest and held[greediest] >= held[getattr(peer, kind)] + 2:
+                return next(p for p in silent if getattr(p.peer, kind) == greediest)
+        return silent[0] if silent and silent[0].since + PATIENCE_S <= now else None
 
     def _refusal(self, full: tuple[str, str]) -> Unavailable:
         kind = full[0]

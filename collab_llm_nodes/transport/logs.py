@@ -20,9 +20,15 @@ _KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 def set_up_logging(log_format: str) -> None:
     """Log to standard error from ``INFO`` up; ``log_format`` is "text" or "json"."""
     handler = _StandardError()
-    handler.setFormatter(_Json() if log_format == "json" else _Text())
+    handler.setFormatter(_Json() if log_format == "json" else Text())
+    logging.captureWarnings(True)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_ours)
+
+
+def is_set_up() -> bool:
+    """Return True in a server's process: all that it says is a line of its log."""
+    return any(isinstance(handler, _StandardError) for handler in logging.getLogger().handlers)
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
@@ -50,9 +56,11 @@ class _StandardError(logging.Handler):
             self.handleError(record)
 
 
-class _Text(logging.Formatter):
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(message)s")
+class Text(logging.Formatter):
+    """Lines for people; nothing that a stranger wrote begins one of them."""
+
+    def __init__(self, form: str = "%(asctime)s %(levelname)s %(message)s") -> None:
+        super().__init__(form)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         facts = "".join(f" {k}={v}" for k, v in _facts(record).items())

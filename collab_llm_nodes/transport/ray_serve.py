@@ -302,6 +302,16 @@ def _end(ray: ModuleType, ray_serve: ModuleType, name: str, drain_s: float) -> N
         os._exit(1)
 
 
+class Refusal(Exception):
+    """A call is refused; the status is in its context."""
+
+
+def _is_no_refusal(record: logging.LogRecord) -> bool:
+    """Return False for Serve's traceback of a refusal: anybody could fill the log with them."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(getattr(error, "original_exception", error), Refusal)
+
+
 class Replica:
     """One copy of the service in a process of its own. Serve calls its methods by gRPC's names.
 
@@ -318,6 +328,7 @@ class Replica:
         from ray import serve as ray_serve
 
         set_up_logging(config.log_format)
+        logging.getLogger("ray.serve").addFilter(_is_no_refusal)
         module, _, function = self.factory.partition(":")
         service: StreamService[Any] = getattr(importlib.import_module(module), function)(config)
         if config.metrics_address:
@@ -383,13 +394,13 @@ class Replica:
         except DecodeError:
             grpc_context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
             grpc_context.set_details("no health check")
-            raise
+            raise Refusal from None
         if asked in ("", self._service.full_name):
             serving = self._service.serving
             return states(status=states.SERVING if serving else states.NOT_SERVING)
         grpc_context.set_code(grpc.StatusCode.NOT_FOUND)
         grpc_context.set_details("no such service")
-        raise LookupError
+        raise Refusal
 
     def _authenticate(self, context: RayServegRPCContext) -> dict[str, str]:
         """Return the call's metadata if its token is right."""
@@ -399,7 +410,7 @@ class Replica:
         except Unauthenticated as error:
             context.set_code(grpc.StatusCode.UNAUTHENTICATED)
             context.set_details(str(error.args[0]))
-            raise
+            raise Refusal from None
         return metadata
 
 

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import math
 import secrets
 import threading
 from collections import Counter, deque
@@ -37,7 +38,8 @@ Unary = Callable[[bytes], Awaitable[bytes]]
 """One question, one answer; raises CollabError."""
 
 _OPEN_S = 10.0  # from a new stream to its first message
-_TURN_S = 0.2  # for a client's first message to arrive before the next of its address may come
+_TURNS = 4  # sessions of one address that begin at a time
+_TURN_S = 0.02  # for a client's first message to arrive before the next of its address may come
 _PARTING_S = 2.0  # from the last word to the client's end of the stream, at most
 _PARTINGS = 32  # of streams that were refused a place, at a time
 MAX_UNANSWERED = 128
@@ -116,7 +118,7 @@ class StreamService(abc.ABC, Generic[M]):
         self._admission = Admission(config.limits.max_streams, config.shares, self.name)
         self._begun = Allowance(config.shares.sessions_per_s)
         self._received = Allowance(config.shares.bytes_per_s)
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._clients: set[ClientSession[M]] = set()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -247,25 +249,28 @@ class StreamService(abc.ABC, Generic[M]):
 
     @contextlib.asynccontextmanager
     async def turn(self, client: ClientSession[M]) -> AsyncIterator[None]:
-        """Hold the turn of the client's address to begin a session, as its allowance lets it.
+        """Hold a turn of the client's address to begin a session, as its allowance lets it.
 
-        Its sessions begin one after another. One that takes long to say what it wants holds up the
-        next for ``_TURN_S`` only.
+        Few of its sessions begin at a time. One that takes long to say what it wants holds up the
+        next for ``_TURN_S`` only, and one that never does uses up nothing.
 
         Raises:
             Busy: the turn would not come soon.
         """
-        address = client.peer.account
-        lock = self._turns.setdefault(address, asyncio.Lock()) if address else asyncio.Lock()
+        assert client.place is not None
+        client.place.since = math.inf
+        account, turns = client.peer.account, asyncio.Semaphore(_TURNS)
+        if account:
+            turns = self._turns.setdefault(account, turns)
         loop = asyncio.get_running_loop()
+        allowances = (self._begun, self._received)
 
         async def take() -> _Once:
-            await lock.acquire()
-            over = _Once(lock.release)
+            await turns.acquire()
+            over = _Once(turns.release)
             try:
-                await asyncio.sleep(
-                    max(used.wait_s(address, loop.time()) for used in (self._begun, self._received))
-                )
+                while (wait_s := max(used.wait_s(account, loop.time()) for used in allowances)) > 0:
+                    await asyncio.sleep(wait_s)
             except BaseException:  # cancelled as well: the turn must not be lost
                 over()
                 raise
@@ -281,9 +286,11 @@ class StreamService(abc.ABC, Generic[M]):
                 remedy="try again later, or raise shares.sessions_per_s and shares.bytes_per_s on"
                 f" the {self.name}",
             ) from error
-        self._begun.use(address, 1.0, loop.time())
+        client.place.since = loop.time()
         try:
             yield
+            if not client.hung_up:
+                self._begun.use(account, 1.0, loop.time())
         finally:
             over()
 

@@ -13,7 +13,7 @@ from enumeration import Scripted, TableModel, enumerate_program
 from mutants import mutated
 
 from collab_llm_nodes.decoding import aggregation
-from collab_llm_nodes.decoding.aggregation import AggregationConfig, Party
+from collab_llm_nodes.decoding.aggregation import MOST_LOG_WEIGHT, AggregationConfig, Party
 from collab_llm_nodes.decoding.sampling import SparseDistribution
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
 
@@ -136,7 +136,7 @@ def test_extreme_weights_and_temperatures_of_a_peer_are_computed_without_a_word(
     """NumPy writes a line to the log for each overflow, and a peer chooses these numbers."""
     own = aggregation.AggregationLaw(AggregationConfig(law=law), 4, temperature)
     sides = [np.array([0.4, 0.3, 0.2, 0.1]), np.array([0.1, 0.2, 0.3, 0.4])]
-    for weights in ((0.0, -720.0), (-740.0, 0.0), (3e38, -3e38), (-math.inf, -math.inf)):
+    for weights in ((0.0, -720.0), (-740.0, 0.0), (MOST_LOG_WEIGHT, -3e38), (-math.inf, -math.inf)):
         drafts = [own.propose(p, weights[s], 3, s) for s, p in zip(Party, sides, strict=True)]
         judged = own.judge((drafts[0], drafts[1]), 3)
         assert 0 <= judged.token < 4
@@ -287,6 +287,7 @@ def test_a_draft_is_drawn_of_what_is_sent() -> None:
         (3, [0, 1], 0.0, "token"),
         (0, [0, 1], math.nan, "log_weight"),
         (0, [0], math.inf, "log_weight"),
+        (0, [0], 3e38, "log_weight"),
     ],
 )
 def test_malformed_drafts_are_typed_errors(

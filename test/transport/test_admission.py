@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -27,6 +29,8 @@ from typer.testing import CliRunner
 from waiting import wait_for
 
 from collab_llm_nodes.bench.http2 import goaway
+from collab_llm_nodes.bench.wire import Call
+from collab_llm_nodes.bench.wire import connect as dial
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import ConfigError, Unavailable
@@ -47,6 +51,7 @@ from collab_llm_nodes.transport.admission import (
     Place,
     Shares,
 )
+from collab_llm_nodes.transport.background import background_loop
 from collab_llm_nodes.transport.server import Server, ServerHandle
 
 OPEN = Open("go to the red box", (), SamplingConfig(), 24, VOCABULARY)
@@ -120,6 +125,30 @@ def test_who_says_nothing_loses_its_place_where_there_is_no_other() -> None:
         admission.enter(robot(1), PATIENCE_S)
     admission.leave(third)
     assert admission.enter(robot(1), PATIENCE_S)[1] is None
+
+
+def test_silent_streams_of_one_client_make_room_for_another_at_once() -> None:
+    admission = Admission(8, Shares(0.5, 1.0))
+    greedy = [admission.enter(robot(1 + i // 4), 0.0)[0] for i in range(8)]
+    _, lost = admission.enter(robot(3), 0.0)
+    assert lost is greedy[0]
+    _, lost = admission.enter(robot(3), 0.0)
+    assert lost is not None
+    assert lost.peer == robot(2), "which had most of them then"
+    with pytest.raises(Unavailable):  # as fair as can be
+        admission.enter(robot(3), 0.0)
+    for place in admission._places:
+        place.opened = True
+    with pytest.raises(Unavailable):
+        admission.enter(robot(4), 9.0)
+
+
+def test_who_waits_for_its_turn_is_not_silent() -> None:
+    admission = Admission(2, Shares(1.0, 1.0))
+    first, _ = admission.enter(robot(1), 0.0)
+    second, _ = admission.enter(robot(2), 0.1)
+    first.since = math.inf
+    assert admission.enter(robot(3), 0.1 + PATIENCE_S)[1] is second
 
 
 def test_a_share_that_is_full_costs_none_but_its_own_client_a_place() -> None:
@@ -266,6 +295,42 @@ def test_streams_of_one_connection_leave_others_theirs(server: ServerHandle, ope
         assert answers(server.port)
         for stream in streams:
             stream.half_close()
+
+
+async def hold_empty_streams(address: str, source: str, ended: threading.Event) -> None:
+    """Hold as many streams as are given, on four connections, and say nothing on any of them."""
+    connections = [await dial(address, source=source) for _ in range(4)]
+    calls: list[list[Call]] = [[] for _ in connections]
+    while not ended.is_set():
+        for connection, held in zip(connections, calls, strict=True):
+            held[:] = [stream for stream in held if not stream.ended]
+            held += [connection.call(codec.SESSION, WAIT_S) for _ in range(24 - len(held))]
+        await asyncio.sleep(0.05)
+    for connection in connections:
+        connection.close()
+
+
+@pytest.mark.parametrize("attackers", [["127.0.0.66", "127.0.0.67", "127.0.0.68"], ["127.0.0.1"]])
+def test_streams_that_say_nothing_cost_others_no_answer(attackers: list[str]) -> None:
+    """Of other addresses, or of the same one."""
+    ended = threading.Event()
+    with start_server(
+        VerifierConfig(address="127.0.0.1:0"), as_engine(FakeEngine(1)), encode
+    ) as server:
+        attacks = [
+            asyncio.run_coroutine_threadsafe(
+                hold_empty_streams(f"127.0.0.1:{server.port}", source, ended), background_loop()
+            )
+            for source in attackers
+        ]
+        try:
+            service = server.service
+            wait_for(lambda: len(service._admission) >= 32)
+            assert all(answers(server.port) for _ in range(30))
+        finally:
+            ended.set()
+            for attack in attacks:
+                attack.result(WAIT_S)
 
 
 @pytest.mark.parametrize(

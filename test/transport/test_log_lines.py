@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 _LOGS_TWICE = """
 import logging
 from collab_llm_nodes.transport.logs import set_up_logging
@@ -62,3 +64,27 @@ def test_a_line_and_its_end_are_one_write() -> None:
     os.close(reads)
     assert len(packets) == 2
     assert all(packet.startswith(b"{") and packet.endswith(b"}\n") for packet in packets)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["dragon-cloud", "--model", "no-such-model"],
+        ["jupiter-worker", "--model", "no-such-model"],
+        ["jupiter-worker", "--config", "no-such-file.yaml"],
+        ["verifier", "--config", "no-such-file.yaml"],
+    ],
+)
+def test_all_that_a_server_says_has_a_level(command: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "collab_llm_nodes.cli", *command],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=300,
+    )
+    assert done.returncode != 0
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("  ")]
+    assert lines
+    assert all(line.split()[2] in {"WARNING", "ERROR"} for line in lines), done.stderr
+    assert not done.stdout

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,12 +18,17 @@ import grpc
 import grpc.aio
 
 from collab_llm_nodes.config import setting
-from collab_llm_nodes.errors import CollabError, Unavailable
+from collab_llm_nodes.errors import CollabError, InvalidInput, ProtocolError, Unavailable
 from collab_llm_nodes.protocols.dragon import codec
 from collab_llm_nodes.protocols.dragon.messages import CloudInfo, Message, Open, Opened
 from collab_llm_nodes.transport.client import CLOSE_GRACE_S, Client
 from collab_llm_nodes.transport.heartbeat import HeartbeatConfig
 from collab_llm_nodes.transport.settings import ClientConfig
+
+log = logging.getLogger(__name__)
+
+_MOST_UNTAKEN, _PAUSE_S = 256, 0.01
+"""Messages that may wait to be handled; while more do, none is read."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,7 @@ class Stream:
 
     Attributes:
         bytes_up, bytes_down: of its messages.
+        taken: news that have been handled; counted by whoever is told.
     """
 
     def __init__(
@@ -67,6 +74,7 @@ class Stream:
         self._task: asyncio.Task[None] | None = None
         self.bytes_up = 0
         self.bytes_down = 0
+        self.taken = self._told = 0
         self._first = codec.encode_device(opened)
 
     def send(self, message: Message) -> None:
@@ -108,9 +116,13 @@ class Stream:
                 call.cancel()
             self._end(Unavailable("the cloud ended the stream"))
         except grpc.aio.AioRpcError as error:
-            self._end(client.connector.error_of(error))
+            meant = client.connector.error_of(error)
+            self._end(meant if not isinstance(meant, InvalidInput) else _no_message(meant))
         except CollabError as error:
             self._end(error)
+        except Exception as error:  # whatever it is, the answer is to go on
+            log.exception("a stream to the cloud failed")
+            self._end(CollabError(f"the stream failed: {error!r}", field="cloud"))
         except asyncio.CancelledError:
             self._end(Unavailable("the link to the cloud was closed"))
             raise
@@ -124,9 +136,17 @@ class Stream:
             while (data := await call.read()) is not grpc.aio.EOF:
                 self._client.heard()
                 self.bytes_down += len(data)
-                news = codec.decode_cloud(data)
+                try:
+                    news = codec.decode_cloud(data)
+                except CollabError as error:
+                    raise _no_message(error) from error
                 if isinstance(news, CollabError):
                     raise news
+                while (
+                    self._told - self.taken > _MOST_UNTAKEN
+                ):  # what floods us waits in its buffers
+                    await asyncio.sleep(_PAUSE_S)
+                self._told += 1
                 self._tell(StreamEvent(self, news, len(data)))
         finally:
             writer.cancel()
@@ -154,6 +174,7 @@ class DragonClient(Client):
         streams: open now.
         info: the cloud's account of itself; None until it has answered.
         absent: the last answer went on without it.
+        left: why an answer last went on without it; None: none has.
         tap: told each message as it leaves the device, for audits.
 
     Raises:
@@ -166,6 +187,7 @@ class DragonClient(Client):
         self.streams: set[Stream] = set()
         self.info: CloudInfo | None = None
         self.absent = False
+        self.left: CollabError | None = None
         self.tap: Callable[[bytes], object] = lambda data: None
         super().__init__(config, heartbeat)
 
@@ -204,6 +226,13 @@ class DragonClient(Client):
         for stream in list(self.streams):
             stream._end(Unavailable("the link to the cloud was closed"))
             stream._close()
+
+
+def _no_message(error: CollabError) -> ProtocolError:
+    """Return the error of a cloud that sends what is no message of its own."""
+    return ProtocolError(
+        f"the cloud sent what is no message: {error.args[0]}", field="cloud", remedy=error.remedy
+    )
 
 
 def _to_nobody(event: StreamEvent) -> None:

@@ -38,6 +38,8 @@ DESCRIBE = f"/{SERVICE}/Describe"
 
 MAX_SUPPORT = 1 << 20
 _MOST_US = (1 << 32) - 1
+_MOST_LINE = 1e6
+"""Bound of the coefficients of a line of passes; not even NaN is within it."""
 
 
 def encode_device(message: DeviceMessage) -> bytes:
@@ -206,7 +208,7 @@ def _read_line(m: Any) -> Line | None:
     if not m.HasField("decode"):
         return None
     line = (m.decode.k_a, m.decode.k_b, m.decode.k_c)
-    if not (all(map(math.isfinite, line)) and line[1] > 0):
+    if not (all(abs(x) <= _MOST_LINE for x in line) and line[1] >= 1 / _MOST_LINE):
         raise InvalidInput(f"{line} is no line", field="decode", remedy="see section 5.2")
     return line
 

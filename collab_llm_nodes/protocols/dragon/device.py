@@ -18,11 +18,16 @@ from collab_llm_nodes.errors import (
     Busy,
     Cancelled,
     CollabError,
+    ConfigError,
     DeadlineExceeded,
+    InvalidInput,
+    ProtocolError,
+    Unauthenticated,
     Unavailable,
+    VocabularyMismatch,
 )
 from collab_llm_nodes.protocols.base import Control, Source
-from collab_llm_nodes.protocols.dragon.answering import Heard, SideLoop
+from collab_llm_nodes.protocols.dragon.answering import SideLoop
 from collab_llm_nodes.protocols.dragon.client import DragonClient, Stream, StreamEvent
 from collab_llm_nodes.protocols.dragon.link import DeviceLink, PatienceConfig, Step
 from collab_llm_nodes.protocols.dragon.machine import AheadConfig, SideMachine
@@ -34,6 +39,8 @@ from collab_llm_nodes.protocols.dragon.side import Side, SideInfo
 
 log = logging.getLogger(__name__)
 
+_REFUSALS = (ConfigError, InvalidInput, Unauthenticated, VocabularyMismatch)
+"""Errors by which a cloud says that this request or device is not for it."""
 _PASSING = (Unavailable, Busy, DeadlineExceeded, Cancelled)
 """Errors of a stream that may be gone at the next attempt."""
 
@@ -97,7 +104,11 @@ class DeviceAnswer:
         info = side.info
         rtt_s = client.rtt_s if client is not None else 0.0
         law = AggregationLaw(
-            rules.aggregation, info.vocab_size, question.temperature, question.seed
+            rules.aggregation,
+            info.vocab_size,
+            question.temperature,
+            question.seed,
+            most_log_weight=info.most_log_weight,
         )
         self.machine = SideMachine(
             Party.DEVICE,
@@ -184,22 +195,40 @@ class DeviceAnswer:
         if not isinstance(event, StreamEvent):
             self._loop.serve(event, now)
             return
+        event.stream.taken += 1
         if event.stream is not self._stream:
             return
-        if isinstance(event.news, Opened):
+        if isinstance(event.news, CollabError):
+            self._lost(event.news, now)
+        elif isinstance(event.news, Opened) is self._link.up:
+            self._lost(
+                ProtocolError(
+                    f"{type(event.news).__name__} has no place here",
+                    field="cloud",
+                    remedy="Opened comes first, and once",
+                ),
+                now,
+            )
+        elif isinstance(event.news, Opened):
             self._link.on_opened(now)
             self._note_absent(False)
             self._cloud_documents = event.news.documents
             self.machine.profiler.on_line(Party.CLOUD, event.news.decode)
             self.machine.on_linked(now)
-        elif isinstance(event.news, CollabError):
-            self._lost(event.news, now)
         else:
+            self._hear(event.news, event.size, now)
+
+    def _hear(self, message: Message, size: int, now: float) -> None:
+        """Take in a draft or a target; without the cloud from then on if it may not say that."""
+        try:
+            needed = self.machine.on_message(message, now, size)
+        except CollabError as error:
+            words = f"the cloud says what it may not: {error.args[0]}"
+            self._lost(ProtocolError(words, field=error.field, remedy=error.remedy), now)
+            return
+        if needed:
             self._link.on_heard()
-            try:
-                self._loop.serve(Heard(event.news, event.size), now)
-            except CollabError as error:  # the cloud says what it may not
-                self._lost(error, now)
+        self._loop.follow()
 
     def _watch(self) -> None:
         """Open the stream again, or go on alone, where the link says so."""
@@ -218,6 +247,7 @@ class DeviceAnswer:
             self._client.absent = absent
 
     def _lost(self, error: CollabError, now: float) -> None:
+        opened = self._link.up
         self._drop_stream()
         self.machine.on_lost()
         if isinstance(error, _PASSING):
@@ -225,7 +255,7 @@ class DeviceAnswer:
             self._link.on_lost(now)
             return
         self._link.on_refused()
-        if not self.machine.answer:
+        if isinstance(error, _REFUSALS) and not (opened or self.machine.answer):
             raise error
         self._go_alone(error)
 
@@ -234,6 +264,8 @@ class DeviceAnswer:
         if self._rules.patience.without_cloud == "fail":
             raise reason
         log.warning("the device answers without the cloud: %s", reason)
+        if self._client is not None:
+            self._client.left = reason
         self.machine.go_alone(time.monotonic())
 
     def _open_stream(self) -> None:

@@ -31,7 +31,12 @@ from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.dragon.document_kv import DocumentCaches
 from collab_llm_nodes.protocols.dragon.layout import Layout
 from collab_llm_nodes.protocols.dragon.quotes import Quotes, restricted
-from collab_llm_nodes.protocols.dragon.relevance import Relevance, Weights, scorer_name
+from collab_llm_nodes.protocols.dragon.relevance import (
+    Relevance,
+    Weights,
+    most_log_weight,
+    scorer_name,
+)
 from collab_llm_nodes.protocols.dragon.side import SideInfo
 from collab_llm_nodes.protocols.dragon.side_settings import QUOTE, SideConfig
 
@@ -258,6 +263,7 @@ class ModelSide:
             scorer=scorer_name(self.encoder, self._config),
             vocab_size=self._engine.vocab_size,
             eos=self._engine.eos,
+            most_log_weight=most_log_weight(self._config),
         )
 
     @property

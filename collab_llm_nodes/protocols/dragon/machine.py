@@ -70,6 +70,8 @@ class Law(Protocol):
         self, p: NDArray[np.floating[Any]], log_weight: float, position: int, party: Party
     ) -> SideDraft: ...
 
+    def check(self, draft: SideDraft) -> None: ...
+
     def judge(self, drafts: Drafts, position: int) -> Judgement: ...
 
 
@@ -183,6 +185,7 @@ class SideMachine:
         self._chain = 0
         self._sent = 0  # own drafts, from the oldest on, that the other side has
         self._told_at = 0.0  # arrival of the last target
+        self._void = 0  # drafts of the other side that came after their predecessor was rejected
         self._targets_at: dict[int, float] = {}  # known tokens: time at which the last was sent
         self._outbox: list[Message] = []
 
@@ -240,17 +243,22 @@ class SideMachine:
         self._own.append(Draft(position, self._epochs[self.party], draft, decode_s, 0, 0.0))
         self._go_on(now)
 
-    def on_message(self, message: Message, now: float, size: int = 0) -> None:
+    def on_message(self, message: Message, now: float, size: int = 0) -> bool:
         """Take in what the other side says, ``size`` bytes on the wire.
+
+        Returns:
+            True if this side needed it: a target, or a draft where this side aggregates.
 
         Raises:
             ProtocolError, InvalidInput: it may not say that; the stream is of no use any more.
         """
         if isinstance(message, Draft):
-            self._on_draft(message, now, size)
+            needed = self._on_draft(message, now, size) and self.aggregator is self.party
         else:
             self._on_target(message, now)
+            needed = True
         self._go_on(now)
+        return needed
 
     def on_linked(self, now: float) -> None:
         """Begin anew with a peer that knows :attr:`answer` and no drafts."""
@@ -259,7 +267,7 @@ class SideMachine:
         self.sole = None
         self._theirs.clear()
         self._epochs = [0, 0]
-        self._sent = 0
+        self._sent = self._void = 0
         self._targets_at.clear()
         self._told_at = now
         self._outbox.clear()
@@ -358,10 +366,21 @@ class SideMachine:
         accepted[self.party] &= told.sole
         return replace(told, accepted=(accepted[0], accepted[1]), expected=(0.0, 0.0), decode_s=0.0)
 
-    def _on_draft(self, message: Draft, now: float, size: int) -> None:
+    def _on_draft(self, message: Draft, now: float, size: int) -> bool:
+        """Take in a draft; return False if it is void."""
         sender = self.party.other
-        if message.epoch < self._epochs[sender] or self.finished:
-            return  # it was on its way when its predecessor was rejected
+        if self.finished:
+            return False
+        if message.epoch < self._epochs[sender]:  # it was on its way at the rejection
+            self._void += 1
+            if self._void > MOST_AHEAD * self._epochs[sender]:
+                raise ProtocolError(
+                    f"{self._void} drafts of earlier epochs",
+                    field="epoch",
+                    remedy=f"draft {MOST_AHEAD} ahead at most, and nothing twice",
+                )
+            return False
+        self._law.check(message.draft)
         self.profiler.on_pass(sender, message.position, message.decode_s)
         sent_at = self._targets_at.get(message.known)
         if sent_at is not None:  # the first draft that answers this target
@@ -383,6 +402,7 @@ class SideMachine:
                 remedy=f"draft {MOST_AHEAD} ahead at most",
             )
         self._theirs.append(message)
+        return True
 
     def _on_target(self, message: Target, now: float) -> None:
         if self.finished:

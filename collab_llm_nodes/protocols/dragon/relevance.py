@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collab_llm_nodes.knowledge.encoders import Encoder
-from collab_llm_nodes.knowledge.retrieval import Retrieved
+from collab_llm_nodes.knowledge.retrieval import MOST_CHUNKS, Retrieved
 from collab_llm_nodes.protocols.dragon.side_settings import (
     POSTERIOR,
     QUOTE,
@@ -99,6 +100,16 @@ class Relevance:
             scores = self._vectors @ self._encoder.encode([text])[0]
             self._scored = (scored, scores.astype(np.float64) / self._temperature)
         return self._scored[1]
+
+
+def most_log_weight(config: SideConfig) -> float:
+    """Return the bound of a side's log weight, whatever its documents.
+
+    A score is the product of two unit vectors, as far as rounding allows, and evidence is no
+    larger than 0. The sum of Eq. 4 has as many terms as documents can be retrieved.
+    """
+    retrieval = config.retrieval
+    return 1.01 / retrieval.temperature + math.log(MOST_CHUNKS) + config.relevance.weight_step
 
 
 def scorer_name(encoder: Encoder, config: SideConfig) -> str:

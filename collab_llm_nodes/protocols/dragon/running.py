@@ -18,7 +18,7 @@ from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder, Model
 from collab_llm_nodes.protocols.dragon.index import Index
 from collab_llm_nodes.protocols.dragon.messages import Line
 from collab_llm_nodes.protocols.dragon.profiler import UNKNOWN
-from collab_llm_nodes.protocols.dragon.relevance import scorer_name
+from collab_llm_nodes.protocols.dragon.relevance import most_log_weight, scorer_name
 from collab_llm_nodes.protocols.dragon.settings import DragonConfig
 from collab_llm_nodes.protocols.dragon.side import SideInfo
 from collab_llm_nodes.protocols.dragon.side_settings import QUOTE, SideConfig
@@ -142,6 +142,7 @@ class Dragon:
             info = self._client.info
             figures["cloud"] = state if error is None else f"{state}: {error}"
             figures["cloud_model"] = info.model if info is not None else ""
+            figures["without_cloud"] = str(self._client.left or "")
             figures["cloud_rtt_ms"] = f"{1e3 * self._client.rtt_s:.1f}"
         return figures
 
@@ -183,7 +184,11 @@ class _RequestSide:
 
     @property
     def info(self) -> SideInfo:
-        return replace(self._side.info, scorer=scorer_name(self._side.encoder, self._config))
+        return replace(
+            self._side.info,
+            scorer=scorer_name(self._side.encoder, self._config),
+            most_log_weight=most_log_weight(self._config),
+        )
 
     @property
     def pieces(self) -> int:

@@ -237,7 +237,13 @@ class _Answer:
         self._compute = service.compute.share(client.owner)
         self._left = threading.Event()
         schedule = ScheduleConfig(aggregate_on=opened.aggregate_on)
-        law = AggregationLaw(opened.law, info.vocab_size, opened.temperature, opened.seed)
+        law = AggregationLaw(
+            opened.law,
+            info.vocab_size,
+            opened.temperature,
+            opened.seed,
+            most_log_weight=info.most_log_weight,
+        )
         machine = SideMachine(
             Party.CLOUD,
             law,

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from collab_llm_nodes.decoding.aggregation import MOST_LOG_WEIGHT
 from collab_llm_nodes.knowledge.retrieval import Retrieved
 
 
@@ -27,6 +28,7 @@ class SideInfo:
             sides' weights are set against each other (Eq. 4).
         vocab_size: token ids are below this.
         eos: tokens that end an answer; must be equal.
+        most_log_weight: bound of a side's log weight under this scorer.
     """
 
     vocabulary: str
@@ -34,6 +36,7 @@ class SideInfo:
     scorer: str
     vocab_size: int
     eos: frozenset[int]
+    most_log_weight: float = MOST_LOG_WEIGHT
 
 
 class SideDecoder(Protocol):

@@ -171,6 +171,9 @@ class TraceLaw:
         accepted = self._trace[position % len(self._trace)][party]
         return SideDraft(0 if accepted else 1, self._kept, log_weight)
 
+    def check(self, draft: SideDraft) -> None:
+        """Accept any draft: it was recorded."""
+
     def judge(self, drafts: Drafts, position: int) -> Judgement:
         accepted = (drafts[0].token == 0, drafts[1].token == 0)
         return Judgement(0, accepted, (float(accepted[0]), float(accepted[1])))

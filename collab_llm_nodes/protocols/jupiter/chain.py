@@ -17,20 +17,31 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
 
-from collab_llm_nodes.errors import CollabError, DeadlineExceeded, Unavailable
-from collab_llm_nodes.protocols.jupiter.link import LinkConfig, StageLink
+from collab_llm_nodes.errors import (
+    CollabError,
+    DeadlineExceeded,
+    ProtocolError,
+    Unavailable,
+)
+from collab_llm_nodes.protocols.jupiter.link import TICK_S, LinkConfig, StageLink, WorkerAtFault
 from collab_llm_nodes.protocols.jupiter.messages import (
     Connect,
     Connected,
+    Failure,
     Load,
     Loaded,
     Pass,
     PassTimes,
+    Pong,
     Report,
     Result,
     Step,
+    Taken,
+    Want,
     WorkerInfo,
 )
+from collab_llm_nodes.protocols.jupiter.progress import Progress
+from collab_llm_nodes.protocols.jupiter.results import check_result
 from collab_llm_nodes.transport.background import background_loop, within
 
 log = logging.getLogger(__name__)
@@ -42,6 +53,9 @@ LAST_PASSES = 128
 CHECK_S = 0.1
 """Period at which those who wait are asked whether they still want to."""
 _SLACK_S = 5.0  # for the background thread of a busy machine
+_SILENCES = 2.0
+"""Silences that a worker which answers may take for a job: computing is held up more easily."""
+_TRIAL_ROWS = 32
 
 
 class Part(Protocol):
@@ -65,10 +79,11 @@ class Layers:
 
 
 class WorkerLost(Unavailable):
-    """A worker does not answer any more, or cannot be reached by the one before it.
+    """A worker does not answer or compute any more, or cannot be reached by the one before it.
 
     Attributes:
         device: its address.
+        at_fault: it can be reached, but computes nothing or breaks the protocol.
     """
 
     def __init__(self, device: str, why: CollabError) -> None:
@@ -76,6 +91,7 @@ class WorkerLost(Unavailable):
             f"worker {device} is lost: {why.args[0]}", field="workers", remedy=why.remedy
         )
         self.device = device
+        self.at_fault = isinstance(why, WorkerAtFault)
 
 
 def go_on() -> None:
@@ -125,7 +141,20 @@ def in_background(
     )
 
 
+_Answer = tuple[type[Report], int]
+"""An answer that an arrangement waits for: its type, and the worker's number."""
+_TRIAL: _Answer = (Result, 0)
+
 Done = Callable[[Result | CollabError], None]
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    """A pass that has been sent, and who waits for its result."""
+
+    steps: tuple[Step, ...]
+    done: Done
+    sent_at: float
 
 
 class Chain:
@@ -174,11 +203,18 @@ class Chain:
         self._lanes, self._states, self._path = lanes, states, path
         self._loop = background_loop()
         self._links: list[StageLink] = []
-        self._waiting: dict[int, Done] = {}
+        self._waiting: dict[int, _UnderWay] = {}  # by number, the oldest first
         self._next_number = 0
+        self._progress = Progress(
+            [_weights(part, info) for part in parts],
+            tick_s=TICK_S,
+            grace_s=_SILENCES * config.silence_s,
+            row_s=info.width * 4 * 8 / (config.least_mbps * 1e6),
+        )
+        self._watching: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
         self._times: deque[PassTimes] = deque(maxlen=LAST_PASSES)
-        self._missing = 0  # answers until the present stage of the arrangement is done
+        self._missing: set[_Answer] = set()  # answers until this stage of the arrangement is done
         try:
             in_background(self._arrange(due), due - time.monotonic(), check)
         except BaseException:
@@ -224,8 +260,13 @@ class Chain:
     # Everything below runs in the background thread.
 
     async def _arrange(self, due: float) -> None:
-        """Load all layers, then connect each worker with the next."""
+        """Load all layers, connect each worker with the next, and have all compute something.
+
+        What a worker computes first takes longer, and says how long later passes may take. One that
+        computes nothing is found before a request waits for it.
+        """
         chain, info = secrets.token_hex(16), self.info
+        self._watching = asyncio.ensure_future(self._watch())
         try:
             loads = [
                 Load(
@@ -241,19 +282,29 @@ class Chain:
                 )
                 for part in self.parts
             ]
-            await self._all_answer(len(loads), due, lambda: self._open_links(loads))
-            await self._all_answer(len(loads) - 1, due, self._connect_links)
+            stages = range(len(loads))
+            await self._all_answer(
+                [(Loaded, i) for i in stages], due, lambda: self._open_links(loads)
+            )
+            await self._all_answer([(Connected, i) for i in stages[:-1]], due, self._connect_links)
+            await self._all_answer([_TRIAL], due, self._try_out)
+            self._times.clear()
         except asyncio.TimeoutError:
+            slow = sorted(self.parts[i].device for kind, i in self._missing if kind is not Result)
             raise DeadlineExceeded(
-                "the workers did not load their layers in time",
+                f"the workers did not load their layers in time: {', '.join(slow) or 'all'}",
                 field="workers",
                 remedy="raise the deadline, or see their logs",
             ) from None
 
-    async def _all_answer(self, count: int, due: float, ask: Callable[[], None]) -> None:
-        if not count:
+    async def _all_answer(
+        self, answers: Sequence[_Answer], due: float, ask: Callable[[], None]
+    ) -> None:
+        if self.failed is not None:
+            raise self.failed
+        if not answers:
             return
-        self._missing, self._ready = count, self._loop.create_future()
+        self._missing, self._ready = set(answers), self._loop.create_future()
         ask()
         await within(self._ready, max(0.0, due - time.monotonic()))
 
@@ -263,8 +314,8 @@ class Chain:
             def on_report(report: Report, i: int = i) -> None:
                 self._on_report(i, report)
 
-            def on_lost(error: CollabError, device: str = part.device) -> None:
-                self._on_lost(device, error)
+            def on_lost(error: CollabError, i: int = i) -> None:
+                self._on_lost(i, error)
 
             self._links.append(StageLink(self._config, part.device, load, on_report, on_lost))
 
@@ -272,45 +323,124 @@ class Chain:
         for link, part in zip(self._links, self.parts[1:], strict=False):
             link.send(Connect(part.device))
 
-    def _on_report(self, i: int, report: Report) -> None:
-        if isinstance(report, Loaded):
-            self.bytes[i] = report.bytes
-        if isinstance(report, (Loaded, Connected)):
-            self._missing -= 1
-            if not self._missing and self._ready is not None and not self._ready.done():
-                self._ready.set_result(None)
-        elif isinstance(report, Result):
-            self._times.append((report.number, report.spans))
-            done = self._waiting.pop(report.number, None)
-            if done is not None:
-                done(report)
+    def _try_out(self) -> None:
+        """Start passes of one row and of several."""
+        rows = min(_TRIAL_ROWS, self.info.context - 1)
 
-    def _on_lost(self, device: str, error: CollabError) -> None:
-        """Note that the link to ``device`` has ended."""
-        if isinstance(error, (Unavailable, DeadlineExceeded)):
-            known = [part.device for part in self.parts]
-            # A worker that has lost the next one names it.
-            self._fail(WorkerLost(error.field if error.field in known else device, error))
-        else:
+        def on_end(result: Result | CollabError) -> None:
+            if isinstance(result, Result):  # else _fail ends the arrangement
+                self._answered(_TRIAL)
+
+        self._send((Step(0, 0, (0,), want=Want.VERDICT, rows=1),), lambda result: None, b"")
+        self._send((Step(0, 1, (0,) * rows, want=Want.VERDICT, rows=1),), lambda result: None, b"")
+        self._send((Step(0, close=True),), on_end, b"")
+
+    async def _watch(self) -> None:
+        """Find the worker that does not go on."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            if (found := self._progress.tick()) is not None:
+                worker, omits = found
+                self._fail(self._at_fault(worker, omits))
+
+    def _answered(self, answer: _Answer) -> None:
+        """Note an answer that the arrangement waits for.
+
+        Raises:
+            KeyError: it does not.
+        """
+        self._missing.remove(answer)
+        if not self._missing and self._ready is not None and not self._ready.done():
+            self._ready.set_result(None)
+
+    def _on_report(self, i: int, report: Report) -> None:
+        """Take what a worker says.
+
+        Raises:
+            WorkerLost: it breaks the protocol, or cannot compute.
+        """
+        try:
+            if isinstance(report, Pong):
+                self._progress.on_pong(i, report)
+            elif isinstance(report, Result):
+                self._on_result(i, report)
+            elif isinstance(report, (Loaded, Connected)):
+                self._answered((type(report), i))
+                if isinstance(report, Loaded):
+                    self.bytes[i] = report.bytes
+            elif isinstance(report, Failure):
+                self._on_failure(i, report.error())
+            elif not isinstance(report, Taken):
+                raise ProtocolError(f"{type(report).__name__} has no place here", field="message")
+        except KeyError:
+            raise self._at_fault(i, f"{type(report).__name__} has no place here") from None
+        except ProtocolError as error:
+            raise self._at_fault(i, error.args[0]) from error
+
+    def _on_result(self, i: int, result: Result) -> None:
+        if i != len(self.parts) - 1 or result.number != next(iter(self._waiting), None):
+            raise ProtocolError(f"a result of pass {result.number} has no place here")
+        passed = self._waiting[result.number]
+        check_result(result, passed.steps, len(self.parts), self.info)
+        del self._waiting[result.number]
+        self._progress.on_result(result.spans, time.monotonic() - passed.sent_at)
+        self._times.append((result.number, result.spans))
+        passed.done(result)
+
+    def _on_failure(self, i: int, error: CollabError) -> None:
+        """Find a worker at fault, if ``error``, by which worker ``i`` ends, is of that kind."""
+        if i and isinstance(error, ProtocolError) and error.field == "states":
+            raise self._at_fault(
+                i - 1, f"the worker behind it cannot read its states: {error.args[0]}"
+            )
+        if isinstance(error, ProtocolError) or type(error) is CollabError:
+            raise self._at_fault(i, error.args[0])
+
+    def _at_fault(self, i: int, words: str) -> WorkerLost:
+        device = self.parts[i].device
+        return WorkerLost(device, WorkerAtFault(words, field=device))
+
+    def _on_lost(self, i: int, error: CollabError) -> None:
+        """Note that the link to worker ``i`` has ended."""
+        device = self.parts[i].device
+        if isinstance(error, WorkerLost):
             self._fail(error)
+        elif isinstance(error, (Unavailable, DeadlineExceeded)):
+            following = [part.device for part in self.parts[i + 1 : i + 2]]
+            # A worker that has lost the next one names it.
+            self._fail(WorkerLost(error.field if error.field in following else device, error))
+        else:  # it refuses what it was sent
+            words = f"worker {device}: {error.args[0]}"
+            self._fail(type(error)(words, field=error.field, remedy=error.remedy))
 
     def _send(self, steps: tuple[Step, ...], done: Done, features: bytes) -> None:
         if self.failed is not None:
             done(self.failed)
             return
         number, self._next_number = self._next_number, self._next_number + 1
-        self._waiting[number] = done
+        self._waiting[number] = _UnderWay(steps, done, time.monotonic())
+        self._progress.on_sent(sum(len(step.ids) for step in steps))
         self._links[0].send(Pass(number, steps, features))
 
     def _fail(self, error: CollabError) -> None:
         if self.failed is not None:
             return
         self.failed, self.failed_at = error, time.monotonic()
+        if self._watching is not None:
+            self._watching.cancel()
         for link in self._links:
             link.close()
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
             self._ready.exception()  # perhaps nobody waits: that is no error
         waiting, self._waiting = self._waiting, {}
-        for done in waiting.values():
-            done(error)
+        for passed in waiting.values():
+            passed.done(error)
+
+
+def _weights(part: Part, info: WorkerInfo) -> float:
+    """Return the size of a part's weights [byte], roughly: they are not known before Load."""
+    ends = (part.first == 0) + (part.last == info.num_layers)
+    return (
+        4.0 * info.width * (16.0 * info.width * (part.last - part.first) + info.vocab_size * ends)
+    )

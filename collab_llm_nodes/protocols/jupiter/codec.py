@@ -47,7 +47,7 @@ MAX_ROWS = 1 << 14
 """New tokens of a pass, all lanes together."""
 MAX_LANES = 1 << 16
 MAX_GUESSES = 16
-_MAX_TOKENS = 1 << 24  # of a lane
+_MAX_TOKENS = 1 << 24  # of a lane; also layers, context, vocabulary and width of a model
 _MAX_SPANS = 1024
 _NAME = 256  # characters
 
@@ -93,6 +93,8 @@ def decode_report(data: bytes) -> Report:
         return Taken(report.taken.number)
     if kind == "result":
         return _read_result(report.result)
+    if kind == "pong":
+        return Pong(report.pong.received, report.pong.begun, report.pong.computed)
     if kind == "loaded":
         return Loaded(report.loaded.bytes)
     if kind == "failure":
@@ -124,8 +126,13 @@ def decode_info(data: bytes) -> WorkerInfo:
     """
     parsed = parse(pb.WorkerInfo, data)
     found = {field.name: getattr(parsed, field.name) for field in fields(WorkerInfo)}
-    if not all(found[name] for name in ("num_layers", "context", "vocab_size", "width")):
-        raise ProtocolError("a model of no size", field="message", remedy=UPDATE)
+    for name in ("num_layers", "context", "vocab_size", "width"):
+        if not 0 < found[name] <= _MAX_TOKENS:
+            raise ProtocolError("a model of no size", field=name, remedy=UPDATE)
+    if any(token >= parsed.vocab_size for token in parsed.eos):
+        raise ProtocolError("an end token outside the vocabulary", field="eos", remedy=UPDATE)
+    for name in ("version", "model", "weights", "vocabulary"):
+        _name(found[name], name)
     return WorkerInfo(**{**found, "eos": frozenset(parsed.eos)})
 
 
@@ -276,7 +283,7 @@ def _name(text: str, field: str) -> str:
     return text
 
 
-_PLAIN: dict[str | None, Report] = {"connected": Connected(), "linked": Linked(), "pong": Pong()}
+_PLAIN: dict[str | None, Report] = {"connected": Connected(), "linked": Linked()}
 
 _WRITERS: dict[type, Callable[[Any], Message]] = {
     Load: _write_load,
@@ -289,6 +296,6 @@ _WRITERS: dict[type, Callable[[Any], Message]] = {
     Linked: lambda m: pb.Report(linked=pb.Linked()),
     Taken: lambda m: pb.Report(taken=pb.Taken(number=m.number)),
     Result: _write_result,
-    Pong: lambda m: pb.Report(pong=pb.Pong()),
+    Pong: lambda m: pb.Report(pong=pb.Pong(**asdict(m))),
     Failure: lambda m: pb.Report(failure=pb.Failure(**asdict(m))),
 }

@@ -17,14 +17,19 @@ import grpc
 import grpc.aio
 
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.errors import CollabError, DeadlineExceeded, Unavailable
+from collab_llm_nodes.errors import (
+    CollabError,
+    DeadlineExceeded,
+    InvalidInput,
+    ProtocolError,
+    Unavailable,
+)
 from collab_llm_nodes.protocols.jupiter import codec
 from collab_llm_nodes.protocols.jupiter.messages import (
     Failure,
     Order,
     Pass,
     Ping,
-    Pong,
     Report,
     Taken,
     WorkerInfo,
@@ -37,7 +42,8 @@ from collab_llm_nodes.transport.settings import ClientConfig
 
 log = logging.getLogger(__name__)
 
-_TICK_S = 0.1
+TICK_S = 0.1
+"""Period of signs of life."""
 _SIZES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20)
 _TURNS = 5
 _LONG_S = 1.0
@@ -104,12 +110,21 @@ class LinkConfig:
         )
 
 
+class WorkerAtFault(Unavailable):
+    """A worker that can be reached, but breaks the protocol or computes nothing."""
+
+    def __init__(self, message: str, *, field: str = "", remedy: str = "") -> None:
+        super().__init__(
+            message, field=field, remedy=remedy or "see the worker's log, and start it again"
+        )
+
+
 class StageLink:
     """See the module docstring. Everything runs in the event loop in which it is made.
 
     Args:
         first: the first message, Load or Link.
-        on_report: takes what the worker says, but for signs of life.
+        on_report: takes what the worker says; a CollabError that it raises ends the link.
         on_lost: called once with the reason, unless the link was closed here.
     """
 
@@ -126,7 +141,7 @@ class StageLink:
         self._on_report, self._on_lost = on_report, on_lost
         self._outbox: asyncio.Queue[Order] = asyncio.Queue()
         self._outbox.put_nowait(first)
-        self._pulse = Pulse(round(config.silence_s / _TICK_S))
+        self._pulse = Pulse(round(config.silence_s / TICK_S))
         self._bytes_of: dict[int, int] = {}  # of passes that have not been computed, by number
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -168,7 +183,10 @@ class StageLink:
             call.cancel()
         for error in errors:
             if isinstance(error, grpc.aio.AioRpcError):
-                raise connector.error_of(error)
+                meant = connector.error_of(error)
+                if isinstance(meant, (InvalidInput, ProtocolError)):  # no message of a worker's
+                    raise WorkerAtFault(meant.args[0], field=self._client.address)
+                raise meant
             if error is not None:
                 raise error
         raise Unavailable(
@@ -180,13 +198,17 @@ class StageLink:
     async def _read(self, call: grpc.aio.StreamStreamCall) -> None:
         while (data := await call.read()) is not grpc.aio.EOF:
             self._pulse.heard()
-            report = codec.decode_report(data)
-            if isinstance(report, Failure):
-                raise report.error()
+            try:
+                report = codec.decode_report(data)
+            except CollabError as error:
+                raise WorkerAtFault(
+                    f"it sent what is no report: {error.args[0]}", field=self._client.address
+                ) from error
             if isinstance(report, Taken):
                 self._bytes_of.pop(report.number, None)
-            if not isinstance(report, Pong):
-                self._on_report(report)
+            self._on_report(report)
+            if isinstance(report, Failure):
+                raise report.error()
 
     async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
         with contextlib.suppress(asyncio.InvalidStateError):  # its reader knows the reason
@@ -200,11 +222,11 @@ class StageLink:
 
     async def _watch(self, call: grpc.aio.StreamStreamCall) -> None:
         """Ask for signs of life; raises when none come."""
-        bytes_per_tick = self._config.least_mbps * 1e6 / 8 * _TICK_S
+        bytes_per_tick = self._config.least_mbps * 1e6 / 8 * TICK_S
         while not self._pulse.tick(sum(self._bytes_of.values()) / bytes_per_tick):
             if self._outbox.empty():  # else the worker has something to answer anyway
                 self._outbox.put_nowait(Ping())
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(TICK_S)
         raise DeadlineExceeded(
             f"nothing heard for {self._config.silence_s:g} s, and states under way excuse no more",
             field=self._client.address,

@@ -201,7 +201,15 @@ class Ping:
 
 @dataclass(frozen=True)
 class Pong:
-    """A sign of life."""
+    """A sign of life, with the progress of the chain's jobs: Load is the first, each Pass another.
+
+    Attributes:
+        received, begun, computed: jobs so far; a pass counts as computed once it is sent on.
+    """
+
+    received: int = 0
+    begun: int = 0
+    computed: int = 0
 
 
 @dataclass(frozen=True)

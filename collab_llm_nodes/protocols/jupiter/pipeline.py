@@ -26,6 +26,7 @@ from collab_llm_nodes.errors import (
     DeadlineExceeded,
     InvalidInput,
     ModelError,
+    Unauthenticated,
     Unavailable,
 )
 from collab_llm_nodes.protocols.jupiter.chain import (
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 _PAUSE_S = 0.1  # before workers of which none has answered are asked again
 _ASKED_S = 2.0  # for a missing worker to answer: it will be asked again
 _END_S = 5.0  # for the thread of the upkeep
+_BARRED_S = 60.0
+"""A worker that answers, but was found at fault, is left out so long, unless it starts anew."""
 
 Workers = Callable[[], Sequence[str]]
 """Names the addresses of the workers, as they are now."""
@@ -176,6 +179,7 @@ class Pipeline:
         self._arranging = threading.Lock()
         self._chain: Chain | None = None
         self._lost: set[str] = set()
+        self._barred: dict[str, float] = {}  # time.monotonic() until then, of workers at fault
         self._here: set[str] = set()  # those that answered at the last arrangement
         self._info: WorkerInfo | None = None
         self._wanted = False  # somebody has asked for a chain
@@ -262,9 +266,13 @@ class Pipeline:
             return
         sound = chain is not None and chain.failed is None
         present = self._present()
-        answering = self._answering(self.missing if sound else self._workers())
-        back = answering - present
-        if not answering or (self._refused is not None and not back):
+        asked = self.missing if sound else self._workers()
+        answering = self._answering(asked)
+        for worker in set(self._barred).intersection(asked).difference(answering):
+            del self._barred[worker]  # it is being started anew
+        now = time.monotonic()
+        back = {w for w in answering - present if self._barred.get(w, now) <= now}
+        if not answering or (not back and (sound or self._refused is not None)):
             return
         with self._arranging:
             self._lost.difference_update(back)
@@ -369,12 +377,13 @@ class Pipeline:
             raise Unavailable("the pipeline is closed", field="workers", remedy="open another")
 
     def _arrange(self, old: Chain | None, due: float, check: Callable[[], None]) -> Chain:
-        lost = old.failed if old is not None else None
-        if isinstance(lost, WorkerLost):
-            self._lost.add(lost.device)
+        lost: list[tuple[WorkerLost, float]] = []
+        if old is not None and isinstance(old.failed, WorkerLost):
+            self._leave_out(old.failed)
+            lost.append((old.failed, old.failed_at))
         answers_due = due if old is None else min(due, time.monotonic() + self.config.alone_s)
         while True:
-            infos = self._ask_all(answers_due, check)
+            infos = self._ask_all(answers_due, check, lost[-1][0] if lost else None)
             info = _one_model(infos)
             try:
                 parts = self._plan(list(infos), info)
@@ -392,16 +401,25 @@ class Pipeline:
                 )
             except WorkerLost as error:
                 log.warning("%s", error)
-                self._lost.add(error.device)
+                self._leave_out(error)
+                lost.append((error, time.monotonic()))
+                answers_due = min(answers_due, time.monotonic() + self.config.alone_s)
                 continue
-            if old is not None and isinstance(lost, WorkerLost):
-                loss = Loss(lost.device, str(lost), old.failed_at, time.monotonic())
-                self.losses.append(loss)
-                log.warning("%s; %s go on", lost, ", ".join(part.device for part in chain.parts))
+            for why, found_at in lost:
+                self.losses.append(Loss(why.device, str(why), found_at, time.monotonic()))
+                log.warning("%s; %s go on", why, ", ".join(part.device for part in chain.parts))
             return chain
 
-    def _ask_all(self, due: float, check: Callable[[], None]) -> dict[str, WorkerInfo]:
-        """Return what the workers say that are there, one at least."""
+    def _leave_out(self, error: WorkerLost) -> None:
+        self._lost.add(error.device)
+        if error.at_fault:
+            self._barred[error.device] = time.monotonic() + _BARRED_S
+
+    def _ask_all(
+        self, due: float, check: Callable[[], None], lost: WorkerLost | None
+    ) -> dict[str, WorkerInfo]:
+        """Return what the workers say that are there, one at least; ``lost`` is the newest loss."""
+        away = str(lost) if lost is not None else "all were lost"
         while True:
             check()
             here = [worker for worker in self._workers() if worker not in self._lost]
@@ -412,18 +430,18 @@ class Pipeline:
             for worker, answer in zip(here, answers, strict=True):
                 if isinstance(answer, WorkerInfo):
                     found[worker] = answer
-                elif isinstance(answer, (Unavailable, DeadlineExceeded)):
-                    self._lost.add(worker)
-                else:
+                elif isinstance(answer, (ConfigError, Unauthenticated)):
                     raise answer
+                else:
+                    self._lost.add(worker)
+                    away = f"{worker}: {answer}"
             self._here = set(found)
             if found:
                 return found
             self._lost.clear()  # nobody is there: perhaps it is we who were away
             if time.monotonic() + _PAUSE_S >= due:
-                why = str(answers[-1]) if answers else "all were lost"
                 raise Unavailable(
-                    f"no worker answers: {why}",
+                    f"no worker answers: {away}",
                     field="workers",
                     remedy="start them (collab-llm jupiter-worker), and check their addresses",
                 )
@@ -456,6 +474,16 @@ def _one_model(infos: dict[str, WorkerInfo]) -> WorkerInfo:
                 f"{first} is version {own.version}, {other} is {info.version}",
                 field="workers",
                 remedy="install one version everywhere",
+            )
+        facts = [
+            (i.num_layers, i.context, i.vocab_size, i.width, i.eos, i.vocabulary)
+            for i in (own, info)
+        ]
+        if facts[0] != facts[1] and info.weights == own.weights:
+            raise ModelError(
+                f"{first} and {other} have the same weights, and say different things of them",
+                field="workers",
+                remedy="install one version everywhere, and start them again",
             )
         if info.weights != own.weights:
             raise ModelError(

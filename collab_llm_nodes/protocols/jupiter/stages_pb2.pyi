@@ -218,8 +218,14 @@ class Ping(_message.Message):
     def __init__(self) -> None: ...
 
 class Pong(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("received", "begun", "computed")
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    received: int
+    begun: int
+    computed: int
+    def __init__(self, received: _Optional[int] = ..., begun: _Optional[int] = ..., computed: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("code", "message", "field", "remedy")

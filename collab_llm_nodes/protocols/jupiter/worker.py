@@ -100,6 +100,7 @@ class _Chain:
         received, sent: ways of hidden states beside the streams, made by the compute thread.
         waiting: bytes of the passes that are not computed yet.
         last_number: of the passes that came.
+        jobs_received, jobs_begun, jobs_computed: as in Pong.
         broken: a pass has failed; those behind it are not computed.
     """
 
@@ -112,6 +113,9 @@ class _Chain:
     sent: GlooPath | None = None
     waiting: int = 0
     last_number: int = -1
+    jobs_received: int = 1  # the Load
+    jobs_begun: int = 0
+    jobs_computed: int = 0
     broken: bool = False
 
 
@@ -273,7 +277,7 @@ class StageWorker(StreamService[Answer]):
             self._end_chain(Busy("too many reports wait to be read", field="chain"))
             return
         if isinstance(order, Ping):
-            client.deliver(Pong())
+            client.deliver(Pong(chain.jobs_received, chain.jobs_begun, chain.jobs_computed))
             return
         if isinstance(order, Connect) and client is chain.coordinator:
             self._connect(chain, order)
@@ -324,6 +328,7 @@ class StageWorker(StreamService[Answer]):
                 field="states",
                 remedy="send fewer at a time, or raise limits.max_waiting_bytes",
             )
+        chain.jobs_received += 1
         self._compute.submit(self._run, chain, client, order, size)
 
     def _end_chain(self, reason: CollabError | None) -> None:
@@ -346,6 +351,7 @@ class StageWorker(StreamService[Answer]):
         chain.waiting -= size
         if passed_on is not None and chain.next is not None:
             chain.next.send(passed_on)
+        chain.jobs_computed += 1
 
     # In the compute thread.
 
@@ -353,12 +359,14 @@ class StageWorker(StreamService[Answer]):
         """Hold the layers of ``chain``, and tell its coordinator."""
         if chain.broken:
             return
+        chain.jobs_begun += 1
         try:
             stage = self._stage_for(chain.load)
             chain.lanes = StageLanes(stage, chain.load.lanes, self.info.eos, self._trained)
         except Exception as error:  # noqa: BLE001 - whatever it is, the coordinator is to know
             self._fail(chain, error)
             return
+        chain.jobs_computed += 1
         self.bridge.post(chain.coordinator, Loaded(stage.bytes))
 
     def _await_next(self, chain: _Chain, place: MeetingPlace) -> None:
@@ -399,6 +407,7 @@ class StageWorker(StreamService[Answer]):
         """Run one pass, and tell those who wait for it."""
         if chain.broken:
             return
+        chain.jobs_begun += 1
         last = chain.load.last == self.info.num_layers
         begin, used = time.monotonic(), time.thread_time()
         try:

@@ -6,7 +6,17 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from collab_llm_nodes.config import ANY, GIVEN, LIMIT, LOWER, MAX_TOKENS, ON, check_ranges, ranked, setting
+from collab_llm_nodes.config import (
+    ANY,
+    GIVEN,
+    LIMIT,
+    LOWER,
+    MAX_TOKENS,
+    ON,
+    check_ranges,
+    ranked,
+    setting,
+)
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
 from collab_llm_nodes.protocols.minions.prompts import STYLES
 from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits

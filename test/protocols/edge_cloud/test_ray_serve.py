@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import importlib.util
 import json
+import logging
 import os
 import queue
 import shutil
@@ -25,6 +26,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import grpc
 import pytest
 import yaml
 from fake_models import FakeEngine, as_engine, encode
@@ -48,6 +50,7 @@ from collab_llm_nodes.protocols.edge_cloud.runner import Generation
 from collab_llm_nodes.protocols.edge_cloud.service import load_config, start_server
 from collab_llm_nodes.protocols.edge_cloud.settings import VerifierConfig
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
+from collab_llm_nodes.transport import ray_serve as transport_ray
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None,
@@ -121,6 +124,63 @@ def test_a_replica_tells_of_its_state(failed: bool, draining: bool) -> None:
             await verifier.stop()
 
     asyncio.run(ask())
+
+
+class Context:
+    """What Serve gives a replica to say how a call ends."""
+
+    code: object = None
+
+    def __init__(self, **metadata: str) -> None:
+        self._metadata = list(metadata.items())
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        return self._metadata
+
+    def set_code(self, code: object) -> None:
+        self.code = code
+
+    def set_details(self, details: str) -> None:
+        assert details
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "code"),
+    [
+        ("Check", b"\xff\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
+        ("Check", b"\x0a\x7f", grpc.StatusCode.INVALID_ARGUMENT),
+        ("Check", b"\x0a\x03who", grpc.StatusCode.NOT_FOUND),
+        ("answer", b"", grpc.StatusCode.UNAUTHENTICATED),
+    ],
+)
+def test_calls_of_strangers_leave_no_traceback(
+    method: str, request_: bytes, code: grpc.StatusCode, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Serve logs whatever a replica raises, wrapped in an error of its own."""
+
+    class Wrapped(Exception):
+        def __init__(self, error: Exception) -> None:
+            self.original_exception = error
+
+    context = Context()
+    served = logging.getLogger("ray.serve")
+    served.addFilter(transport_ray._is_no_refusal)
+    try:
+        verifier = Verifier(VerifierConfig(token="s3cret"), as_engine(FakeEngine(1)), encode)
+        replica: Any = SimpleNamespace(_service=verifier)
+        replica._authenticate = lambda given: ray_serve.Replica._authenticate(replica, given)
+        call: Any = getattr(ray_serve.Replica, method)
+        asked = (request_, context) if method == "Check" else ("Describe", request_, context)
+        with pytest.raises(transport_ray.Refusal) as refused:
+            asyncio.run(call(replica, *asked))
+        assert context.code is code
+        for error in (refused.value, Wrapped(refused.value)):
+            served.error("Request failed.", exc_info=error)
+        served.error("Request failed.", exc_info=Wrapped(ValueError("a fault of ours")))
+    finally:
+        served.removeFilter(transport_ray._is_no_refusal)
+    (record,) = [r for r in caplog.records if r.name == "ray.serve"]
+    assert "a fault of ours" in str(record.exc_info)
 
 
 # --- Two replicas -------------------------------------------------------------------------------

@@ -124,8 +124,9 @@ def test_a_stages_time_lasts_until_its_device_is_done(
         assert device == torch.device("cpu")
         done.append(time.monotonic())
 
-    monkeypatch.setattr(worker, "wait_for", wait_for)
     with pipeline(2) as made:
+        made.chain(control().due)  # the workers have computed something before
+        monkeypatch.setattr(worker, "wait_for", wait_for)
         rows = int(want is not Want.NOTHING)
         result = run(made, [Step(0, 0, (1, 2, 3), want=want, rows=rows)])
     assert len(done) == len(result.spans) == 2

@@ -1,0 +1,161 @@
+"""Progress of a chain's workers, by the jobs that they count. No I/O, no clock.
+
+Signs of life come from a thread that only reads and writes. Whether a worker still computes is seen
+in its counts (``Pong``): of jobs received, begun, and computed and sent on. Its Load is the first
+job, each pass another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from collab_llm_nodes.errors import ProtocolError
+from collab_llm_nodes.protocols.jupiter.messages import Pong, Span
+
+SLOW = 6.0
+"""A pass that takes so many times as long as others of its size is not waited for."""
+_NEWEST = 0.25
+"""Weight of the newest pass in the moving average of its size."""
+_BEGIN_S = 5.0  # for a pass of the chain before to end, which nobody waits for any more
+_LOAD_S, _LOADED_PER_S = 30.0, 50e6  # imports, and bytes from the slowest disk
+_READ_PER_S, _FED_PER_S = 200e6, 10e9
+"""Slowest worker: bytes of weights that a pass reads, and bytes times rows that it computes."""
+
+
+@dataclass
+class _Worker:
+    """Counts of one worker.
+
+    Attributes:
+        waited: for each count that is to grow, its value and the ticks since it has that.
+        seconds: of a pass, on average, by the bit length of its rows.
+    """
+
+    counts: Pong = field(default_factory=Pong)
+    waited: dict[str, tuple[int, int]] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
+
+
+class _Wait(NamedTuple):
+    """A count that is to grow, whose fault it is if it does not, and after which time."""
+
+    name: str
+    value: int
+    culprit: int
+    omits: str
+    allowed_s: float
+
+
+class Progress:
+    """Finds the worker that does not go on with its jobs.
+
+    Time is counted in ticks, as in ``Pulse``: a pause of this process is nobody's delay.
+
+    Args:
+        weights: bytes of each worker's layers, roughly.
+        tick_s: time between two ticks [s].
+        grace_s: shortest time after which a worker is found [s].
+        row_s: time of one row's hidden states on the slowest link [s].
+    """
+
+    def __init__(
+        self, weights: Sequence[float], *, tick_s: float, grace_s: float, row_s: float
+    ) -> None:
+        self._weights = list(weights)
+        self._tick_s, self._grace_s, self._row_s = tick_s, grace_s, row_s
+        self._workers = [_Worker() for _ in weights]
+        self._rows = {0: 0}  # of each job that has not ended
+        self._sent = 1
+        self._results = 0
+
+    def on_sent(self, rows: int) -> None:
+        """Note that a pass of so many rows has been sent to the first worker."""
+        self._rows[self._sent] = rows
+        self._sent += 1
+
+    def on_pong(self, worker: int, counts: Pong) -> None:
+        """Take the counts of a worker.
+
+        Raises:
+            ProtocolError: they cannot be.
+        """
+        own = self._workers[worker]
+        old = own.counts
+        ascending = 0 <= counts.computed <= counts.begun <= counts.received <= self._sent
+        if not ascending or any(
+            new < before
+            for new, before in (
+                (counts.received, old.received),
+                (counts.begun, old.begun),
+                (counts.computed, old.computed),
+            )
+        ):
+            raise ProtocolError("it counts jobs that cannot be", field="pong")
+        own.counts = counts
+
+    def on_result(self, spans: Sequence[Span], took_s: float) -> None:
+        """Note that the oldest pass under way has ended.
+
+        Args:
+            spans: of each worker, as they say.
+            took_s: time since it was sent, as measured here [s].
+        """
+        self._results += 1
+        rows = self._rows.pop(self._results)
+        size = rows.bit_length()
+        for own, span in zip(self._workers, spans, strict=True):
+            new = min(max(0.0, span.end - span.begin), took_s)
+            old = own.seconds.get(size, new)
+            own.seconds[size] = old + _NEWEST * (new - old)
+
+    def tick(self) -> tuple[int, str] | None:
+        """Count a tick; return the worker that is waited for in vain, if any, and what it omits."""
+        for number, own in enumerate(self._workers):
+            before, own.waited = own.waited, {}
+            for wait in self._waits(number, own.counts):
+                value, ticks = before.get(wait.name, (wait.value, 0))
+                ticks = 1 if value != wait.value else ticks + 1
+                own.waited[wait.name] = wait.value, ticks
+                if ticks * self._tick_s > wait.allowed_s:
+                    return wait.culprit, f"it {wait.omits} within {wait.allowed_s:.3g} s"
+        return None
+
+    def _waits(self, number: int, counts: Pong) -> Iterator[_Wait]:
+        """Yield what is waited for at one worker."""
+        before = self._workers[number - 1].counts.computed if number else self._sent
+        ready = max(1, before)  # each Load comes from here
+        if counts.received < ready:
+            rows = sum(self._rows.get(job, 0) for job in range(counts.received, ready))
+            allowed_s = self._grace_s + rows * self._row_s
+            if number and counts.received:
+                omits = "computed a pass and did not send it on"
+                yield _Wait("received", counts.received, number - 1, omits, allowed_s)
+            else:
+                yield _Wait("received", counts.received, number, "took no job", allowed_s)
+        if counts.computed == counts.begun < counts.received:
+            allowed_s = self._grace_s if counts.begun else max(self._grace_s, _BEGIN_S)
+            yield _Wait("begun", counts.begun, number, "began no job", allowed_s)
+        if counts.computed < counts.begun:
+            job = counts.computed
+            omits = "ended no pass" if job else "did not load its layers"
+            yield _Wait("computed", job, number, omits, self._job_s(number, job))
+        if number == len(self._workers) - 1 and self._results < counts.computed - 1:
+            yield _Wait("results", self._results, number, "sent no result", self._grace_s)
+
+    def _job_s(self, number: int, job: int) -> float:
+        """Return the time that a job may take [s]."""
+        if not job:
+            return max(self._grace_s, _LOAD_S + self._weights[number] / _LOADED_PER_S)
+        return max(self._grace_s, self._slow_s(number, self._rows.get(job, 0)))
+
+    def _slow_s(self, number: int, rows: int) -> float:
+        """Return the time that a pass of so many rows may take [s]."""
+        seconds, size = self._workers[number].seconds, rows.bit_length()
+        if (known := min((s for s in seconds if s >= size), default=None)) is not None:
+            return SLOW * seconds[known]
+        if known := max(seconds, default=0):
+            return SLOW * seconds[known] * 2.0 ** (size - known)
+        weights = self._weights[number]
+        return self._grace_s + weights / _READ_PER_S + rows * weights / _FED_PER_S

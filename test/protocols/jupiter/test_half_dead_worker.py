@@ -1,0 +1,393 @@
+"""Workers that answer, but compute nothing or say what cannot be: found, named and left out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from jupiter_bed import alone, control, prompt, workers
+
+from collab_llm_nodes.errors import CollabError, ModelError, ProtocolError, Unavailable
+from collab_llm_nodes.protocols.jupiter import codec, pipeline
+from collab_llm_nodes.protocols.jupiter.chain import WorkerLost
+from collab_llm_nodes.protocols.jupiter.generation import Asked, answer
+from collab_llm_nodes.protocols.jupiter.link import LinkConfig
+from collab_llm_nodes.protocols.jupiter.messages import (
+    Connected,
+    Linked,
+    Loaded,
+    Pong,
+    Result,
+    Span,
+    Step,
+    Want,
+)
+from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig
+from collab_llm_nodes.protocols.jupiter.progress import Progress
+from collab_llm_nodes.protocols.jupiter.worker import StageWorker
+from collab_llm_nodes.transport.server import ServerHandle
+
+TOKENS = 12
+WATCHFUL = LinkConfig(silence_s=1.5, connect_s=20.0)
+"""A worker that answers may compute for twice as long, so a stall of a second harms nobody."""
+
+Handle = ServerHandle[StageWorker]
+Sabotage = Callable[[Handle, threading.Event], None]
+
+
+def frozen(handle: Handle, over: threading.Event) -> None:
+    """Have the thread that computes stand still."""
+    handle.service._compute.submit(over.wait)
+
+
+def silent(handle: Handle, over: threading.Event) -> None:
+    """Have what was computed sent to nobody, neither to the next worker nor to the coordinator."""
+    service: Any = handle.service
+    post = service.bridge.post
+    service.bridge.post = lambda client, message, more=False: (
+        None if isinstance(message, Result) else post(client, message, more)
+    )
+    computed = service._computed
+    service._computed = lambda chain, size, passed_on: computed(chain, size, None)
+
+
+def frozen_within_a_pass(handle: Handle, over: threading.Event) -> None:
+    """Have the next pass never end."""
+    service: Any = handle.service
+    compute = service._compute_pass
+
+    def stuck(*args: Any) -> Any:
+        over.wait()
+        return compute(*args)
+
+    service._compute_pass = stuck
+
+
+def crashing(handle: Handle, over: threading.Event) -> None:
+    """Have each pass fail as a broken driver would."""
+
+    service: Any = handle.service
+
+    def crash(*args: Any) -> Any:
+        raise RuntimeError("device-side assert")
+
+    service._compute_pass = crash
+
+
+@contextmanager
+def pipeline_of(addresses: list[str], **changed: Any) -> Iterator[Pipeline]:
+    with Pipeline(PipelineConfig(tuple(addresses), WATCHFUL, **changed)) as made:
+        yield made
+
+
+def once(then: Callable[[], object]) -> Callable[[Any], None]:
+    """Return a listener that calls ``then`` at its third token."""
+    done = threading.Event()
+
+    def on_tokens(lanes: Any) -> None:
+        if len(lanes[0].tokens) >= 3 and not done.is_set():
+            done.set()
+            then()
+
+    return on_tokens
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("sabotage", [frozen, frozen_within_a_pass, silent, crashing])
+def test_a_worker_that_answers_and_computes_nothing_is_replaced(
+    sabotage: Sabotage, which: int
+) -> None:
+    ids, over = prompt(30), threading.Event()
+    with workers(3) as (handles, addresses), pipeline_of(addresses) as made:
+        try:
+            listener = once(lambda: sabotage(handles[which], over))
+            found = answer(made, ids, Asked(TOKENS), control(), listener)
+            assert found.tokens == alone(ids, TOKENS)
+            assert [loss.device for loss in made.losses] == [addresses[which]]
+            assert made.missing == [addresses[which]]
+            assert addresses[which] in made.losses[0].why
+        finally:
+            over.set()
+
+
+@pytest.mark.parametrize("sabotage", [frozen, frozen_within_a_pass, silent])
+def test_it_is_found_in_the_first_prompt_as_well(sabotage: Sabotage) -> None:
+    ids, over = prompt(200), threading.Event()
+    with workers(2) as (handles, addresses), pipeline_of(addresses) as made:
+        try:
+            sabotage(handles[1], over)
+            found = answer(
+                made, ids, Asked(4, lengths=lambda n: (n - 50, 50) if n > 50 else (n,)), control()
+            )
+            assert found.tokens == alone(ids, 4)
+            assert made.missing == [addresses[1]]
+        finally:
+            over.set()
+
+
+def test_it_is_found_amid_a_handover() -> None:
+    """One worker dies, and one of those that are to take its layers has frozen meanwhile."""
+    ids, over = prompt(30), threading.Event()
+    with workers(3) as (handles, addresses), pipeline_of(addresses) as made:
+        try:
+
+            def strike() -> None:
+                frozen(handles[2], over)
+                threading.Thread(target=handles[0].stop).start()
+
+            found = answer(made, ids, Asked(TOKENS), control(), once(strike))
+            assert found.tokens == alone(ids, TOKENS)
+            assert made.missing == [addresses[0], addresses[2]]
+        finally:
+            over.set()
+
+
+def test_it_is_left_out_for_a_while_and_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    with workers(2) as (handles, addresses), pipeline_of(addresses, upkeep_s=0.0) as made:
+        frozen(handles[1], over)
+        chain = made.chain(control().due)
+        made.renew()
+        assert made.current is chain, "it answers, and is not tried again at once"
+        over.set()
+        monkeypatch.setattr(pipeline.time, "monotonic", lambda now=time.monotonic: now() + 120.0)
+        made.renew()
+        assert made.missing == []
+
+
+def test_workers_that_all_compute_nothing_are_told_soon() -> None:
+    over = threading.Event()
+    with workers(1) as (handles, addresses), pipeline_of(addresses, alone_s=0.5) as made:
+        try:
+            frozen(handles[0], over)
+            with pytest.raises(Unavailable, match=addresses[0]):
+                made.chain(control().due)
+        finally:
+            over.set()
+
+
+def first_of(result: Result, **changed: Any) -> Result:
+    """Return ``result`` with another first outcome."""
+    first, *others = result.outcomes
+    return replace(result, outcomes=(replace(first, **changed), *others))
+
+
+LIES: dict[str, Callable[[Result], Any]] = {
+    "no outcome": lambda r: replace(r, outcomes=()),
+    "two outcomes": lambda r: replace(r, outcomes=r.outcomes * 2),
+    "a token outside the vocabulary": lambda r: first_of(r, next=1 << 30),
+    "no token": lambda r: first_of(r, next=-1, path=()),
+    "a path outside the draft": lambda r: first_of(r, path=(77,)),
+    "a path backwards": lambda r: first_of(r, path=(2, 1)),
+    "guesses outside the vocabulary": lambda r: first_of(r, guesses=(1 << 30,) * 5),
+    "thousands of guesses": lambda r: first_of(r, guesses=(1,) * 5000),
+    "logits that nobody wants": lambda r: first_of(r, logits=b"1234"),
+    "an earlier pass": lambda r: replace(r, number=max(0, r.number - 1)),
+    "a later pass": lambda r: replace(r, number=r.number + 5),
+    "no times": lambda r: replace(r, spans=()),
+    "times of many": lambda r: replace(r, spans=r.spans * 9),
+    "infinite times": lambda r: replace(r, spans=(Span(0.0, float("inf")),) * len(r.spans)),
+    "garbage": lambda r: b"\xff\xff\xff",
+    "nothing": lambda r: b"",
+    "half of it": lambda r: codec.encode(r)[:-3],
+    "Loaded": lambda r: Loaded(1 << 60),
+    "Connected": lambda r: Connected(),
+    "Linked": lambda r: Linked(),
+    "counts that cannot be": lambda r: Pong(1 << 40, 1, 0),
+    "counts that fall": lambda r: Pong(),
+    "an internal error": lambda r: CollabError("oops"),
+    "a protocol error": lambda r: ProtocolError("oops"),
+    "an unknown error": lambda r: type("New", (CollabError,), {"code": "NEW"})("oops"),
+    "more than a message": lambda r: first_of(r, logits=bytes(70 << 20)),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_worker_that_lies_is_named_and_the_others_go_on(
+    lie: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = prompt(30)
+    with workers(2) as (handles, addresses), pipeline_of(addresses) as made:
+        service: Any = handles[1].service
+
+        def begin() -> None:
+            encode = service.encode
+
+            def lying(message: Any) -> bytes:
+                if not isinstance(message, Result):
+                    return encode(message)
+                told = LIES[lie](message)
+                return told if isinstance(told, bytes) else encode(told)
+
+            service.encode = lying
+
+        found = answer(made, ids, Asked(TOKENS), control(), once(begin))
+        assert found.tokens == alone(ids, TOKENS)
+        assert [loss.device for loss in made.losses] == [addresses[1]]
+    assert "Traceback" not in caplog.text
+
+
+def test_states_that_cannot_be_read_are_their_senders_fault() -> None:
+    ids = prompt(30)
+    with workers(3) as (handles, addresses), pipeline_of(addresses) as made:
+        service: Any = handles[0].service
+
+        def begin() -> None:
+            computed = service._computed
+            service._computed = lambda chain, size, passed_on: computed(
+                chain, size, replace(passed_on, states=b"\xff" * len(passed_on.states))
+            )
+
+        assert answer(made, ids, Asked(TOKENS), control(), once(begin)).tokens == alone(ids, TOKENS)
+        assert [loss.device for loss in made.losses] == [addresses[0]]
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [
+        ({"num_layers": 0}, None),
+        ({"width": 1 << 31}, None),
+        ({"eos": frozenset({1 << 30})}, None),
+        ({"vocabulary": "v" * 5000}, None),
+        ({"context": 7}, ModelError),
+        ({"width": 31}, ModelError),
+    ],
+)
+def test_a_worker_that_describes_what_cannot_be(
+    changed: dict[str, Any], error: type[CollabError] | None
+) -> None:
+    with workers(2) as (handles, addresses), pipeline_of(addresses) as made:
+        service: Any = handles[1].service
+        service.info = replace(service.info, **changed)
+        if error is not None:
+            with pytest.raises(error, match=addresses[1]):
+                made.chain(control().due)
+            return
+        ids = prompt(9)
+        assert answer(made, ids, Asked(4), control()).tokens == alone(ids, 4)
+        assert made.missing == [addresses[1]]
+
+
+def test_logits_that_are_no_numbers_are_the_last_workers_fault() -> None:
+    step = Step(0, 0, (1, 2), want=Want.LOGITS, rows=1)
+    with workers(1) as (handles, addresses), pipeline_of(addresses) as made:
+        chain = made.chain(control().due)
+        service: Any = handles[0].service
+        size, encode = service.info.vocab_size, service.encode
+        service.encode = lambda m: encode(
+            first_of(m, logits=b"\xff" * 4 * size) if isinstance(m, Result) else m
+        )
+        with pytest.raises(WorkerLost, match="no numbers") as lost:
+            chain.run([step], control().due)
+        assert lost.value.device == addresses[0]
+
+
+# The machine alone.
+
+
+def progress(count: int = 2) -> Progress:
+    return Progress([0.0] * count, tick_s=0.1, grace_s=1.0, row_s=0.0)
+
+
+def ticks(made: Progress) -> tuple[int, int]:
+    """Return after how many ticks which worker is found."""
+    for number in range(1, 10_000):
+        if (found := made.tick()) is not None:
+            return number, found[0]
+    raise AssertionError("nobody is found")
+
+
+def loaded(made: Progress, count: int = 2) -> Progress:
+    for i in range(count):
+        made.on_pong(i, Pong(1, 1, 1))
+    return made
+
+
+def ended(made: Progress, rows: int, seconds: float) -> None:
+    """Have a pass end that takes each worker so many seconds."""
+    made.on_sent(rows)
+    made.on_result([Span(0.0, seconds)] * 2, 2 * seconds)
+
+
+def test_nobody_is_waited_for_without_work() -> None:
+    made = loaded(progress())
+    assert all(made.tick() is None for _ in range(1000))
+
+
+@pytest.mark.parametrize(
+    ("counts", "culprit"),
+    [
+        ([(1, 1, 1), (1, 1, 1)], 0),  # it has not even taken the pass
+        ([(2, 1, 1), (1, 1, 1)], 0),
+        ([(2, 2, 1), (1, 1, 1)], 0),
+        ([(2, 2, 2), (1, 1, 1)], 0),  # computed, but not sent on
+        ([(2, 2, 2), (2, 1, 1)], 1),
+        ([(2, 2, 2), (2, 2, 1)], 1),
+        ([(2, 2, 2), (2, 2, 2)], 1),  # computed, and no result
+    ],
+)
+def test_the_worker_that_does_not_go_on_is_found(
+    counts: list[tuple[int, int, int]], culprit: int
+) -> None:
+    made = loaded(progress())
+    made.on_sent(1)
+    for i, own in enumerate(counts):
+        made.on_pong(i, Pong(*own))
+    after, found = ticks(made)
+    assert (after, found) == (11, culprit)
+
+
+def test_others_that_go_on_excuse_nobody() -> None:
+    made = loaded(progress())
+    for number in range(40):
+        made.on_sent(1)
+        made.on_pong(0, Pong(number + 2, number + 2, number + 2))
+        made.on_pong(1, Pong(number + 2, 2, 1))
+        if (found := made.tick()) is not None:
+            break
+    assert found is not None
+    assert found[0] == 1
+
+
+def test_a_pass_may_take_a_few_times_as_long_as_others_of_its_size() -> None:
+    made = loaded(progress())
+    ended(made, 1, 0.5)
+    for i in range(2):
+        made.on_pong(i, Pong(2, 2, 2))
+    made.on_sent(1)
+    made.on_pong(0, Pong(3, 3, 2))
+    after, found = ticks(made)
+    assert found == 0
+    assert 30 <= after <= 31, "six times half a second"
+
+
+def test_a_longer_pass_may_take_longer_before_one_has_been_seen() -> None:
+    made = loaded(progress())
+    ended(made, 32, 0.2)
+    for i in range(2):
+        made.on_pong(i, Pong(2, 2, 2))
+    made.on_sent(512)
+    made.on_pong(0, Pong(3, 3, 2))
+    after, _ = ticks(made)
+    assert after * 0.1 >= 16 * 6 * 0.2
+
+
+def test_what_a_worker_says_of_its_times_buys_it_nothing() -> None:
+    made = loaded(progress())
+    made.on_sent(1)
+    made.on_result([Span(0.0, 1e9)] * 2, 0.1)
+    for i in range(2):
+        made.on_pong(i, Pong(2, 2, 2))
+    made.on_sent(1)
+    assert ticks(made) == (11, 0)
+
+
+@pytest.mark.parametrize("counts", [(9, 1, 1), (1, 2, 1), (1, 1, 2), (0, 0, 0)])
+def test_counts_that_cannot_be_are_refused(counts: tuple[int, int, int]) -> None:
+    with pytest.raises(ProtocolError):
+        loaded(progress()).on_pong(0, Pong(*counts))
