@@ -17,7 +17,6 @@ import yaml
 from folders import ROOT
 
 from collab_llm_nodes.config import from_mapping
-from collab_llm_nodes.protocols.collective.settings import CollectiveConfig
 from collab_llm_nodes.sim.rooms import make_room
 from collab_llm_nodes.training.text.samples import SUB_DOMAINS
 
@@ -173,7 +172,7 @@ def test_what_thinks_and_what_moves_are_processes_of_their_own(package: Package)
 
 def test_what_launch_repeats_at_the_end_of_a_process_is_short(package: Package) -> None:
     """It logs the whole command, which one level per logger would make a kilobyte long."""
-    started = package.started(COMPOSED, "go2.launch.py", verifier="cloud:50551")
+    started = package.started(GO2, "go2.launch.py", verifier="cloud:50551")
     for arguments in started.values():
         files = {str(file) for file in parameter_files(arguments)}
         assert len(" ".join(a for a in arguments if a not in files)) < 200, arguments
@@ -279,10 +278,11 @@ def test_dashboard_recording_and_markers_are_asked_for(package: Package, file: s
 def test_further_protocols_are_served(package: Package, file: str) -> None:
     verifier = ["collab-llm"] if file == "sim.launch.py" else []
     expected = [*(COMPOSED if verifier else GO2), *verifier, "protocol_server"]
-    arguments = package.started(expected, file, protocols="echo")["protocol_server"]
+    asked = {"protocols": "echo", "log_level": "debug"}
+    arguments = package.started(expected, file, **asked)["protocol_server"]
     assert arguments[0] == "echo"
     assert "__node:=echo_server" in arguments
-    assert "echo_server:=info" in arguments
+    assert "echo_server:=debug" in arguments
     assert package.override("protocol_server", "/echo_server") == {"autostart": True}
 
 
@@ -320,7 +320,7 @@ def test_a_real_robot_moves_only_once_its_instruction_is_confirmed(
     package: Package, file: str, arguments: dict[str, str], words: list[str]
 ) -> None:
     verifier = ["collab-llm"] if file == "sim.launch.py" else []
-    expected = [*COMPOSED, *verifier, "instruct"]
+    expected = [*(COMPOSED if verifier else GO2), *verifier, "instruct"]
     started = package.started(expected, file, instruction="find it", **arguments)
     assert started["instruct"][: len(words)] == words
 
@@ -458,8 +458,11 @@ def test_bags_are_told_before_questions_are_answered(
 
 
 def test_the_file_of_collective_speculation_names_the_text_models() -> None:
+    from collab_llm_nodes.nodes.collective_server import CollectiveServerConfig  # rclpy
+
     content = yaml.safe_load((ROOT / "config" / "collective.yaml").read_text())
-    config = from_mapping(CollectiveConfig, content["/**/collective_server"]["ros__parameters"])
+    parameters = content["/**/collective_server"]["ros__parameters"]
+    config = from_mapping(CollectiveServerConfig, parameters)
     assert config.target.path == "text-target"
     assert {*config.drafts.paths} == {f"ssm-{name}" for name in SUB_DOMAINS}
 
