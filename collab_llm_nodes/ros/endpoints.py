@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import rclpy
+from rclpy.duration import Duration
 from rclpy.node import Node
 from rclpy.publisher import Publisher
 from rclpy.qos import (
@@ -45,6 +46,8 @@ _EVENTS = QoSProfile(depth=50, reliability=ReliabilityPolicy.RELIABLE)
 
 _LOOK_S = 2.0
 """Seconds between two looks at the other ends of the topics."""
+
+_NEVER_NS = 2**62
 
 # The middleware's own events would tell of the same. But the executor prepares to wait for each of
 # them anew whenever it wakes: a third of a standing graph's processor time.
@@ -249,8 +252,18 @@ class Endpoints:
 
 def _why_not(offered: QoSProfile, asked: QoSProfile) -> str:
     """Return why a publisher and a subscription do not meet; empty if they do."""
-    compatibility, reason = qos_check_compatible(offered, asked)
-    return str(reason) if compatibility == QoSCompatibility.ERROR else ""
+    compatibility, reason = qos_check_compatible(_comparable(offered), _comparable(asked))
+    return str(reason).rstrip(";") if compatibility == QoSCompatibility.ERROR else ""
+
+
+def _comparable(profile: QoSProfile) -> QoSProfile:
+    """Return ``profile`` without infinite times: those that nobody set are told as infinite by the
+    graph and as 0 by our own endpoints, which the check takes for a difference."""
+    plain = copy.copy(profile)
+    for name in ("deadline", "liveliness_lease_duration"):
+        if getattr(plain, name).nanoseconds >= _NEVER_NS:
+            setattr(plain, name, Duration())
+    return plain
 
 
 def _name_of(message_type: Any) -> str:

@@ -328,6 +328,20 @@ def test_incompatible_subscribers_are_reported_as_well(ros_graph: Any, reports: 
     reports.wait("camera_ingest: topics", Level.WARN, "observation: a subscriber asks for")
 
 
+def test_those_who_understand_one_another_are_not_reported(
+    ros_graph: Any, reports: Reports, capfd: pytest.CaptureFixture[str]
+) -> None:
+    camera = start(ros_graph, CameraIngest, source="compressed")
+    reports.user.create_subscription(Observation, "observation", print, RESULT)
+    reports.user.create_publisher(CompressedImage, "image/compressed", CAMERA)
+    endpoints = camera._endpoints
+    ros_graph.wait_for(lambda: camera.count_subscribers("observation") == 1)
+    ros_graph.wait_for(lambda: camera.count_publishers("image/compressed") == 1)
+    ros_graph.do(endpoints.look, endpoints._looked_at + 60.0)
+    assert not endpoints._mismatches
+    assert "nothing passes" not in capfd.readouterr().err
+
+
 def test_another_type_at_the_other_end_is_named(ros_graph: Any, reports: Reports) -> None:
     start(ros_graph, CameraIngest, source="compressed")
     process = Context()  # within one, the middleware refuses a second type
