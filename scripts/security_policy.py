@@ -38,7 +38,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 }
 
 LATER = {"generate_router": {("actions", "call"): {"*/generate"}}}
-"""What a node makes only when it is asked for something."""
+"""Publishers and clients that a node makes only when it is asked for something."""
 
 _PEERS = "emergency_stop/*"
 """The guards' and drivers' topics, whose names hold the number of their process (ros/peers.py)."""

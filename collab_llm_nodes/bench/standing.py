@@ -1,4 +1,4 @@
-"""What a graph takes of the processor while the robot stands and nobody asks it anything."""
+"""Processor time of a graph while the robot stands and nobody asks it anything."""
 
 from __future__ import annotations
 

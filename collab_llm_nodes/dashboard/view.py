@@ -75,7 +75,7 @@ class Figures:
 
     @property
     def usable(self) -> Figures:
-        """The same with 0 for what is no usable number."""
+        """Return a copy with 0 for each number that is not usable."""
         bad = [each.name for each in fields(self) if not usable(getattr(self, each.name))]
         return replace(self, **dict.fromkeys(bad, 0)) if bad else self
 

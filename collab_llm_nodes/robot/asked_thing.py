@@ -90,7 +90,7 @@ _EXCLUDED = re.compile(
     r"|instead of|rather than|other than)\b.*?(?=[.,;!?]|\b(?:and|but|then)\b|$)",
     re.IGNORECASE | re.DOTALL,
 )
-"""What is not asked for: "the red ball, not the blue one"."""
+"""Words before things that are not asked for: "the red ball, not the blue one"."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ GO2_TOPICS: Mapping[str, Collection[str]] = {
     request_topic("sport"): ("go2_driver", "motion_watchdog", "navigator"),
     request_topic("obstacles_avoid"): ("go2_driver", "navigator"),
 }
-"""The same for the Go2's own topics. Its own programs publish there, too, without names."""
+"""Topics of the Go2 and their owners. Its own programs publish there too, without names."""
 
 _LOOK_S = 0.5
 _NAMED, _NAMELESS = 2, 10

@@ -391,7 +391,7 @@ KNOWN_ATTACKS: dict[str, tuple[bytes, bytes]] = {
         b"\x82\xff" + (1_000_000).to_bytes(8, "big") + b"\1\2\3\4" + 1_000_000 * b"a",
     ),
 }
-"""What clients can do that have the token, as everybody on the machine has where none is set."""
+"""Attacks by clients that have the token, as everybody on the machine has where none is set."""
 
 
 @needs_nicegui

@@ -74,7 +74,7 @@ class Stage:
 
     @functools.cached_property
     def states(self) -> Any:
-        """What motion_guard would say; not where there is one."""
+        """Publish what motion_guard would say; not where there is one."""
         return self.user.create_publisher(MotionState, "motion_state", STATE)
 
     def _command(self) -> None:

@@ -1,4 +1,4 @@
-"""What the protocols log reaches ROS's log, with a level and on lines of its own."""
+"""Log records of the protocols reach ROS's log, with a level and on lines of their own."""
 
 from __future__ import annotations
 

@@ -312,7 +312,7 @@ async def hold_empty_streams(address: str, source: str, ended: threading.Event) 
 
 @pytest.mark.parametrize("attackers", [["127.0.0.66", "127.0.0.67", "127.0.0.68"], ["127.0.0.1"]])
 def test_streams_that_say_nothing_cost_others_no_answer(attackers: list[str]) -> None:
-    """Of other addresses, or of the same one."""
+    """Silent streams, of other addresses or of the same one."""
     ended = threading.Event()
     with start_server(
         VerifierConfig(address="127.0.0.1:0"), as_engine(FakeEngine(1)), encode

@@ -1,4 +1,4 @@
-"""What the choice of jobs by a program tells the remote about the documents, counted in bits.
+"""Bits about the documents that a program's choice of jobs tells the remote.
 
 A program reads the documents, and the remote sees which of its jobs exist. A hostile one can encode
 text in them: in the pairs of chunk and task, their order and number, in computed tasks or chunks,
@@ -37,7 +37,7 @@ _WHOLE = Cut("", 0)
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a program could have chosen from.
+    """The choices that a program had.
 
     Attributes:
         documents, last_chunks: texts that jobs may be about, whole or cut.

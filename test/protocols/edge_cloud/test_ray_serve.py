@@ -127,7 +127,7 @@ def test_a_replica_tells_of_its_state(failed: bool, draining: bool) -> None:
 
 
 class Context:
-    """What Serve gives a replica to say how a call ends."""
+    """Stand-in for the context by which Serve's replica says how a call ends."""
 
     code: object = None
 

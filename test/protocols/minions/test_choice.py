@@ -1,4 +1,4 @@
-"""What hostile programs tell by the choice of their jobs: no more than they are charged."""
+"""Hostile programs that tell by the choice of their jobs: no more than they are charged."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ _SECRETS = [f"{i * 0x9E3779B97F4A7C15 % (1 << 384):096x}"[::-1] for i in range(1
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_program_tells_no_more_than_its_bits(sandbox: Sandbox, attack: str) -> None:
-    """With few bits the remote reads the same about many documents; no byte of them ever."""
+    """Check that with few bits the remote reads the same about many documents, and never a byte."""
     config = paper(choice_bits=_ROUNDS * RUN_BITS, tasks=0, samples=0, rounds=_ROUNDS, attempts=1)
     wires = set()
     for secret in _SECRETS:
