@@ -139,7 +139,7 @@ class _TableEngine:
 
     def __init__(self, logits: Tensor) -> None:
         self._logits = logits
-        self.loaded = SimpleNamespace(image_processor=None)
+        self.loaded = SimpleNamespace(image_processor=None, begun_thought="")
 
     def as_engine(self) -> Engine:
         """Return this in the place of an engine."""
