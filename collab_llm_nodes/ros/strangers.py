@@ -31,6 +31,9 @@ GO2_TOPICS: Mapping[str, Collection[str]] = {
 }
 """Topics of the Go2 and their owners. Its own programs publish there too, without names."""
 
+_NAMELESS_NODES = ("_NODE_NAME_UNKNOWN_", "_CREATED_BY_BARE_DDS_APP_")
+"""Names that rmw gives to publishers whose node it does not know yet, or that have none."""
+
 _LOOK_S = 0.5
 _NAMED, _NAMELESS = 2, 10
 """Looks in a row before a stranger counts; the graph shows a topic before the name of its node."""
@@ -100,8 +103,7 @@ class Strangers:
 
 
 def _is_nameless(name: str) -> bool:
-    """Return True for what rmw calls publishers whose node it does not know, or that have none."""
-    return name.startswith("_")
+    return name in _NAMELESS_NODES
 
 
 def _needed(name: str) -> int:

@@ -1,0 +1,80 @@
+"""Foreign publishers, as the graph shows them look after look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
+
+from collab_llm_nodes.ros.strangers import Strangers
+
+NAMELESS = ("_CREATED_BY_BARE_DDS_APP_", "_NODE_NAME_UNKNOWN_")
+
+
+class Graph:
+    """A node that sees ``publishers``, by topic; ``broken``: the graph cannot be read."""
+
+    def __init__(self, name: str = "motion_guard", **publishers: list[str]) -> None:
+        self.name, self.publishers, self.broken = name, publishers, False
+        self.faults: list[Exception] = []
+        self.lines: list[str] = []
+
+    def get_name(self) -> str:
+        return self.name
+
+    def resolve_topic_name(self, topic: str) -> str:
+        return topic
+
+    def get_publishers_info_by_topic(self, topic: str) -> list[Any]:
+        if self.broken:
+            raise RuntimeError("shared memory is full")
+        names = self.publishers.get(topic, [])
+        return [SimpleNamespace(node_name=name, node_namespace="/") for name in names]
+
+    def create_timer(self, period: float, callback: Any, **options: Any) -> None:
+        self.look = callback
+
+    def get_logger(self) -> Any:
+        def log(line: str, **options: Any) -> None:
+            self.lines.append(line)
+
+        return SimpleNamespace(error=log, info=log)
+
+    def note_fault(self, error: Exception, where: str) -> None:
+        self.faults.append(error)
+
+    def report_health(self) -> None:
+        pass
+
+
+def strangers(graph: Graph, owners: Mapping[str, Any], **options: Any) -> Strangers:
+    """Return ``graph``'s view of the topics of ``owners``."""
+    node: Any = graph
+    return Strangers(node, owners, lambda: None, **options)
+
+
+def looks_until_named(graph: Graph, found: Strangers) -> int:
+    """Return how many looks it takes; 100 if nobody is ever named."""
+    for count in range(1, 100):
+        graph.look()
+        if found.trouble:
+            return count
+    return 100
+
+
+@pytest.mark.parametrize("name", ["_ros2cli_4711", "_hidden", "_", "gamepad"])
+def test_every_node_with_a_name_is_named_within_a_second(name: str) -> None:
+    graph = Graph(cmd_vel=["motion_guard", name])
+    found = strangers(graph, {"cmd_vel": ("motion_guard",)})
+    assert looks_until_named(graph, found) == 2
+    assert found.trouble == f"cmd_vel by /{name}"
+
+
+@pytest.mark.parametrize("name", NAMELESS)
+def test_a_publisher_whose_name_is_not_known_yet_is_given_time(name: str) -> None:
+    graph = Graph(cmd_vel=["motion_guard", name])
+    assert looks_until_named(graph, strangers(graph, {"cmd_vel": ("motion_guard",)})) == 10
