@@ -75,19 +75,11 @@ class Strangers:
         self._node.destroy_timer(self._looks)
 
     def _look(self) -> None:
-        present, resolve = set[tuple[str, str]](), self._node.resolve_topic_name
-        for topic, owners in self._owners.items():
-            names = {
-                f"{found.node_namespace.rstrip('/')}/{found.node_name}"
-                for found in self._node.get_publishers_info_by_topic(resolve(topic))
-                if not (self._of_robot and _is_nameless(found.node_name))
-            }
-            self.publishers[topic] = " ".join(sorted(names))
-            if self._of_robot or len(names) > 1:
-                present |= {(topic, n) for n in names if n.rpartition("/")[2] not in owners}
-        self._seen = Counter({each: self._seen[each] + 1 for each in present})
-        found = sorted(each for each, looks in self._seen.items() if looks >= _needed(each[1]))
-        trouble = "; ".join(f"{topic} by {name}" for topic, name in found)
+        try:
+            trouble = self._found()
+        except Exception as error:  # noqa: BLE001 who cannot see others must not move the robot
+            self._node.note_fault(error, "strangers")
+            trouble = f"the graph cannot be read: {type(error).__name__}: {error}"
         if trouble == self.trouble:
             return
         self.trouble = trouble
@@ -100,6 +92,22 @@ class Strangers:
             )
         self._on_change()
         self._node.report_health()
+
+    def _found(self) -> str:
+        """Return topics and strangers that count by now, in words."""
+        present, resolve = set[tuple[str, str]](), self._node.resolve_topic_name
+        for topic, owners in self._owners.items():
+            names = {
+                f"{found.node_namespace.rstrip('/')}/{found.node_name}"
+                for found in self._node.get_publishers_info_by_topic(resolve(topic))
+                if not (self._of_robot and _is_nameless(found.node_name))
+            }
+            self.publishers[topic] = " ".join(sorted(names))
+            if self._of_robot or len(names) > 1:
+                present |= {(topic, n) for n in names if n.rpartition("/")[2] not in owners}
+        self._seen = Counter({each: self._seen[each] + 1 for each in present})
+        found = sorted(each for each, looks in self._seen.items() if looks >= _needed(each[1]))
+        return "; ".join(f"{topic} by {name}" for topic, name in found)
 
 
 def _is_nameless(name: str) -> bool:

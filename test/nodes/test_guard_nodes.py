@@ -618,6 +618,25 @@ def test_a_foreign_publisher_is_named_and_nothing_moves_until_it_is_gone(
     assert f"{topic} by /lab/intruder" in told
 
 
+def test_a_guard_that_cannot_read_the_graph_refuses_motion_and_goes_on(
+    graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(topic: str) -> Any:
+        raise RuntimeError("the middleware has no memory")
+
+    node, world = start(graph)
+    world.moves()
+    monkeypatch.setattr(node, "get_publishers_info_by_topic", fail)
+    world.wait(lambda: world.state("FOREIGN_PUBLISHER"))
+    world.wait(world.stands)
+    assert "the middleware has no memory" in world.states[-1].text
+    node._endpoints._looked_at = -math.inf
+    graph.do(node.report_health)  # looks, and does not raise
+    assert node._endpoints._looked_at > 0.0
+    monkeypatch.undo()
+    world.wait(lambda: world.got(0.4))
+
+
 def test_who_takes_an_owners_place_or_has_its_name_is_no_stranger(graph: Any) -> None:
     """A camera node of one's own; a bridge that was killed is in the graph for 20 s more."""
     node, world = start(graph)

@@ -78,3 +78,17 @@ def test_every_node_with_a_name_is_named_within_a_second(name: str) -> None:
 def test_a_publisher_whose_name_is_not_known_yet_is_given_time(name: str) -> None:
     graph = Graph(cmd_vel=["motion_guard", name])
     assert looks_until_named(graph, strangers(graph, {"cmd_vel": ("motion_guard",)})) == 10
+
+
+def test_who_cannot_read_the_graph_must_not_move_the_robot() -> None:
+    graph = Graph(cmd_vel=["motion_guard"])
+    found = strangers(graph, {"cmd_vel": ("motion_guard",)})
+    graph.look()
+    assert not found.trouble
+    graph.broken = True
+    graph.look()
+    assert found.trouble == "the graph cannot be read: RuntimeError: shared memory is full"
+    assert graph.faults
+    graph.broken = False
+    graph.look()
+    assert not found.trouble
