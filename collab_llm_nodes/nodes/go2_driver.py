@@ -45,7 +45,7 @@ from collab_llm_nodes.ros.managed_node import ManagedNode
 from collab_llm_nodes.ros.peers import DRIVER, Peers
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import BUTTON, CAMERA, COMMAND, RESULT, STATE
-from collab_llm_nodes.ros.strangers import GO2_TOPICS, Strangers
+from collab_llm_nodes.ros.strangers import GO2_TOPICS, NAMELESS, Strangers
 from collab_llm_nodes.ros.unitree import (
     STATE_TOPIC,
     Services,
@@ -140,7 +140,8 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
         self._peers = Peers(
             self, DRIVER, self._on_stop_of_peer, self._on_peers, self._drivers_elsewhere
         )
-        self._strangers = Strangers(self, GO2_TOPICS, self._on_strangers, of_robot=True)
+        topics = {**GO2_TOPICS, self.config.state_topic: NAMELESS}
+        self._strangers = Strangers(self, topics, self._on_strangers)
 
     def stop(self) -> None:
         super().stop()

@@ -28,7 +28,7 @@ from sensor_msgs.msg import Joy, LaserScan, Range
 from std_msgs.msg import Bool
 from std_srvs.srv import Trigger
 
-from collab_llm.msg import LinkState, MotionState, NavigationAction, Observation
+from collab_llm.msg import LinkState, MotionState, Observation
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.nodes.motion_guard import MotionGuard, MotionGuardConfig
 from collab_llm_nodes.robot.host_lock import HostLock
@@ -581,8 +581,7 @@ def test_no_motion_topic_of_the_guard_is_forgotten(graph: Any) -> None:
         )
     }
     mine = {name for name in mine if not name.startswith("emergency_stop")}
-    others = {"scan", "range", "joy", "cmd_vel_nav", "obstacle_avoidance"}
-    assert mine == {*MOTION_TOPICS, *others} - {"navigation_action"}  # which the navigator hears
+    assert mine - MOTION_TOPICS.keys() == {"scan", "range", "joy", "cmd_vel_nav"}
 
 
 @pytest.mark.parametrize("topic", MOTION_TOPICS)
@@ -592,17 +591,17 @@ def test_a_foreign_publisher_is_named_and_nothing_moves_until_it_is_gone(
     kinds = {
         "cmd_vel": Twist,
         "motion_state": MotionState,
-        "navigation_action": NavigationAction,
         "observation": Observation,
         "link_state": LinkState,
         "odom": Odometry,
     }
     node, world = start(graph)
-    if topic == "navigation_action":  # the others have one
-        graph.node("navigation_action_parser").create_publisher(kinds[topic], topic, RESULT)
+    kind = kinds.get(topic, Bool)
+    if topic not in kinds:  # the others have a publisher
+        graph.node(MOTION_TOPICS[topic][0]).create_publisher(kind, topic, RESULT)
     world.moves()
     stranger = graph.node("intruder", namespace="/lab")
-    publisher = stranger.create_publisher(kinds[topic], f"/{topic}", RESULT)
+    publisher = stranger.create_publisher(kind, f"/{topic}", RESULT)
     world.wait(lambda: world.state("FOREIGN_PUBLISHER"))
     assert f"{topic} by /lab/intruder" in world.states[-1].text  # as the dashboard shows it
     assert not world.states[-1].allowed

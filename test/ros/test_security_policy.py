@@ -58,8 +58,9 @@ def test_only_the_owner_of_a_motion_topic_may_publish_it() -> None:
     }
     for topic, owners in {**MOTION_TOPICS, **GO2_TOPICS}.items():
         publishers = SHIPPED["topics", "publish"][topic]
-        assert publishers
-        assert publishers <= {enclave_of[o] for o in owners if o in enclave_of}
+        ours = {enclave_of[o] for o in owners if o in enclave_of}  # not of the robot's own topics
+        assert publishers <= ours
+        assert publishers or not ours
     assert SHIPPED["topics", "publish"]["cmd_vel_nav"] == {"/collab_llm/graph"}
 
 

@@ -10,16 +10,16 @@ import pytest
 
 pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
 
-from collab_llm_nodes.ros.strangers import Strangers
-
-NAMELESS = ("_CREATED_BY_BARE_DDS_APP_", "_NODE_NAME_UNKNOWN_")
+from collab_llm_nodes.protocols.registry import PROTOCOLS
+from collab_llm_nodes.ros.strangers import GO2_TOPICS, MOTION_TOPICS, NAMELESS, Strangers
 
 
 class Graph:
     """A node that sees ``publishers``, by topic; ``broken``: the graph cannot be read."""
 
     def __init__(self, name: str = "motion_guard", **publishers: list[str]) -> None:
-        self.name, self.publishers, self.broken = name, publishers, False
+        self.name, self.broken = name, False
+        self.publishers: dict[str, list[str]] = publishers
         self.faults: list[Exception] = []
         self.lines: list[str] = []
 
@@ -51,10 +51,10 @@ class Graph:
         pass
 
 
-def strangers(graph: Graph, owners: Mapping[str, Any], **options: Any) -> Strangers:
+def strangers(graph: Graph, owners: Mapping[str, Any]) -> Strangers:
     """Return ``graph``'s view of the topics of ``owners``."""
     node: Any = graph
-    return Strangers(node, owners, lambda: None, **options)
+    return Strangers(node, owners, lambda: None)
 
 
 def looks_until_named(graph: Graph, found: Strangers) -> int:
@@ -92,3 +92,32 @@ def test_who_cannot_read_the_graph_must_not_move_the_robot() -> None:
     graph.broken = False
     graph.look()
     assert not found.trouble
+
+
+def test_what_decides_about_motion_has_an_owner() -> None:
+    """From an answer to a velocity, and what allows it."""
+    answer = {"image", "image/compressed", "observation", "draft", "verdict", "early_exit"}
+    motion = {"generated_text", "navigation_action", "odom", "link_state", "obstacle_avoidance"}
+    assert set(MOTION_TOPICS) == {*answer, *motion, "cmd_vel", "motion_state"}
+    hosts = {"draft_vlm", *(f"{name}_server" for name in PROTOCOLS)}
+    assert set(MOTION_TOPICS["generated_text"]) == hosts
+
+
+@pytest.mark.parametrize("topic", [*GO2_TOPICS, "state"])
+def test_the_robots_own_programs_have_no_names_and_everybody_else_is_named(topic: str) -> None:
+    owners = {**GO2_TOPICS, "state": NAMELESS}
+    graph = Graph("go2_driver")
+    graph.publishers[topic] = [*owners[topic], *NAMELESS]
+    found = strangers(graph, owners)
+    assert looks_until_named(graph, found) == 100
+    graph.publishers[topic].append("rosbag2_player")
+    assert looks_until_named(graph, found) == 2
+    assert found.trouble == f"{topic} by /rosbag2_player"
+
+
+def test_an_imitation_of_the_robot_may_take_its_place_but_not_that_of_the_driver() -> None:
+    graph = Graph("go2_driver", state=["imitation"])
+    found = strangers(graph, {"state": NAMELESS, "request": ("go2_driver", *NAMELESS)})
+    assert looks_until_named(graph, found) == 100
+    graph.publishers["request"] = ["dance_app"]  # where the driver itself has no publisher
+    assert looks_until_named(graph, found) == 2
