@@ -428,6 +428,20 @@ def test_another_program_that_moves_the_robot_is_named_and_the_driver_stops(
     stage.wait(lambda: stage.server.velocity[0] > 0.35)
 
 
+def test_velocities_of_a_stranger_beside_the_guard_move_nothing(graph: Any) -> None:
+    guard = start(graph, MotionGuard)
+    stage = Stage(graph, {})
+    stage.drive(0.4)  # on cmd_vel, as motion_guard
+    stage.wait(stage.says(DiagnosticStatus.ERROR, "cmd_vel by /user"))
+    stage.wait(lambda: stage.driver._go2.refusing and stage.stands())
+    moves, seen = stage.count(1008), len(stage.odometry)
+    stage.wait(lambda: len(stage.odometry) > seen + 100)  # the stranger goes on
+    assert (stage.count(1008), stage.stands()) == (moves, True)
+    graph.do(guard.stop)
+    graph.do(guard.destroy_node)
+    stage.wait(lambda: stage.server.velocity[0] > 0.35)  # now it has the topic for itself
+
+
 # A robot that does not obey.
 
 
