@@ -511,8 +511,10 @@ class Go2:
         if self._tries >= self.config.unlock_tries:
             return self._stop(now)
         self.phase, self._unlocked_at, self._tries = Phase.UNLOCKING, now, self._tries + 1
-        self._sent, self._sent_at = REST, -math.inf
-        return [self.requests.make(Api.BALANCE_STAND, {}, now)]
+        # A robot that was deaf may still hear the last velocity; the watchdog waits for the next.
+        moved, self._sent, self._sent_at = self._sent != REST, REST, -math.inf
+        stop = [self.requests.make(Api.STOP_MOVE, {}, now, reply=False)] if moved else []
+        return [*stop, self.requests.make(Api.BALANCE_STAND, {}, now)]
 
     def _begin_stop(self, now: float) -> list[Call]:
         self.phase, self._stop_began, self._stop_answered = Phase.STOPPING, now, False
