@@ -83,6 +83,9 @@ def test_the_governance_for_a_go2_opens_the_robots_own_topics_and_no_others() ->
     }
     assert opened.pop("*") is False  # the last: the first that matches counts
     assert all(opened.values())
+    states = {"/sportmodestate", "/lf/sportmodestate"}  # whichever state_topic names
+    assert states <= SHIPPED["topics", "subscribe"].keys()
+    assert {f"rt{name}" for name in states} <= opened.keys()
     absolute = {
         f"rt{name}" for verb in ("publish", "subscribe") for name in SHIPPED["topics", verb]
     }
