@@ -222,8 +222,8 @@ class Endpoints:
                 self._compare(topic, "a subscriber asks for", offers, peer)
         for topic, subscriptions in _by_topic(self._received).items():
             for peer in self._node.get_publishers_info_by_topic(topic):
-                offers = [(own, peer.qos_profile, own.qos_profile) for own in subscriptions]
-                self._compare(topic, "a publisher offers", offers, peer)
+                asked = [(own, peer.qos_profile, own.qos_profile) for own in subscriptions]
+                self._compare(topic, "a publisher offers", asked, peer)
         for topic, message in self._mismatches.items():
             if before.get(topic) != message:
                 self._node.get_logger().warning(f"{message}; see docs/diagnostics.md")

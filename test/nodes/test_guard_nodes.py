@@ -629,9 +629,10 @@ def test_a_guard_that_cannot_read_the_graph_refuses_motion_and_goes_on(
     world.wait(lambda: world.state("FOREIGN_PUBLISHER"))
     world.wait(world.stands)
     assert "the middleware has no memory" in world.states[-1].text
-    node._endpoints._looked_at = -math.inf
+    assert (endpoints := node._endpoints) is not None
+    endpoints._looked_at = -math.inf
     graph.do(node.report_health)  # looks, and does not raise
-    assert node._endpoints._looked_at > 0.0
+    assert endpoints._looked_at > 0.0
     monkeypatch.undo()
     world.wait(lambda: world.got(0.4))
 
