@@ -37,8 +37,11 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "dashboard": {"port": 0},
 }
 
-LATER = {"generate_router": {("actions", "call"): {"*/generate"}}}
-"""Publishers and clients that a node makes only when it is asked for something."""
+FURTHER = {
+    "generate_router": {("actions", "call"): {"*/generate"}},  # for each protocol asked for
+    "go2_driver": {("topics", "subscribe"): {"/lf/sportmodestate"}},  # by its parameter state_topic
+}
+"""Names that a node uses only for some requests or parameters."""
 
 _PEERS = "emergency_stop/*"
 """The guards' and drivers' topics, whose names hold the number of their process (ros/peers.py)."""
@@ -66,7 +69,9 @@ def endpoints(node: Any) -> dict[tuple[str, str], set[str]]:
         ("services", "reply"): node.get_service_names_and_types_by_node,
         ("services", "request"): node.get_client_names_and_types_by_node,
     }
-    found: dict[tuple[str, str], set[str]] = defaultdict(set, LATER.get(name, {}))
+    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for use, names in FURTHER.get(name, {}).items():
+        found[use] |= names
     for (section, verb), ask in asked.items():
         for topic, _ in ask(name, space):
             action, is_action, _ = topic.partition(_ACTION)

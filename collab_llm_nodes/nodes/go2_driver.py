@@ -3,7 +3,8 @@
 The decisions are those of ``robot/go2/sport.py``. Whatever ends this node - deactivation, a
 signal, an exception - stops the robot first. Its own watchdog stops a robot whose ``cmd_vel`` falls
 silent; an emergency stop of ``motion_guard`` is obeyed whoever moves the robot. It does not move a
-robot that has another driver or two guards (``ros/peers.py``). Run it in another
+robot that has another driver or two guards (``ros/peers.py``), or while somebody else publishes
+velocities or requests (``ros/strangers.py``). Run it in another
 process than the models (``nodes/motion.py``). Should this process itself be killed, the robot would
 hold its last velocity for one second; ``motion_watchdog`` stops it sooner.
 """
@@ -45,7 +46,7 @@ from collab_llm_nodes.ros.managed_node import ManagedNode
 from collab_llm_nodes.ros.peers import DRIVER, Peers
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import BUTTON, CAMERA, COMMAND, RESULT, STATE
-from collab_llm_nodes.ros.strangers import GO2_TOPICS, Strangers
+from collab_llm_nodes.ros.strangers import GO2_TOPICS, MOTION_TOPICS, NAMELESS, Strangers
 from collab_llm_nodes.ros.unitree import (
     STATE_TOPIC,
     Services,
@@ -140,7 +141,10 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
         self._peers = Peers(
             self, DRIVER, self._on_stop_of_peer, self._on_peers, self._drivers_elsewhere
         )
-        self._strangers = Strangers(self, GO2_TOPICS, self._on_strangers, of_robot=True)
+        # The velocities, too: what a stranger sends comes here without passing the guard.
+        guards = {topic: MOTION_TOPICS[topic] for topic in ("cmd_vel", "motion_state")}
+        topics = {**guards, **GO2_TOPICS, self.config.state_topic: NAMELESS}
+        self._strangers = Strangers(self, topics, self._on_strangers)
 
     def stop(self) -> None:
         super().stop()

@@ -6,9 +6,10 @@ progress as feedback. What of them reaches the robot is ``motion_guard``'s to sa
 tells it.
 
 Which action belongs to which answer: the ``navigation_action`` about the frame asked about (capture
-stamps of asked frames only grow, so an answer that comes after its time matches nothing) and of the
-session that our own generation names in its feedback or result (others may ask about the same
-frame). An action that comes before the session is known is kept until then.
+stamps of asked frames only grow, so an answer that comes after its time matches nothing), of the
+session and with the text that our own generation names in its feedback or result. Others may ask
+about the same frame, and anybody may publish a text as an answer of our session. An action that
+comes before its text is known is kept until then.
 
 Where the prompt has a place for it (``{memory}``), the robot's memory is asked about the
 instruction when it comes. Nobody waits: what it says is in the questions to the model after that.
@@ -171,9 +172,9 @@ class _Run:
     number: int = 0  # of the generation asked for last
     generation: SentGoal | None = None
     stamp: TimeMsg = field(default_factory=TimeMsg)  # capture time of the frame asked about
-    session: str = ""  # that produces the answer; "" until it is known
+    told: set[tuple[str, str]] = field(default_factory=set)  # session and texts of the answer
     acting: tuple[TimeMsg, str] | None = None  # frame and session of the action carried out last
-    early: list[tuple[NavigationAction, ParsedAction]] = field(default_factory=list)  # before that
+    early: list[tuple[NavigationAction, ParsedAction]] = field(default_factory=list)  # not yet told
     metrics: GenerationMetrics = field(default_factory=GenerationMetrics)
     recall: SentGoal | None = None  # the question to the memory, while it is open
     memory: str = ""  # what the memory said
@@ -540,20 +541,25 @@ class Navigator(ManagedNode[NavigatorConfig]):
         if _source(msg) != run_.acting and msg.header.stamp != run_.stamp:
             return
         action = action_from(msg)
-        if _source(msg) == run_.acting or (run_.session and msg.session_id == run_.session):
+        if _source(msg) == run_.acting:  # of which it can only take back a step
             self._act(run_, msg, action)
-        elif not run_.session:
+        else:
             run_.early.append((msg, action))
+            self._act_as_told(run_)
 
-    def _know(self, run_: _Run, session: str) -> None:
-        """The answer comes from ``session``: its actions count, and those of no other."""
-        if run_.session or not session:
-            return
-        run_.session = session
+    def _know(self, run_: _Run, session: str, text: str) -> None:
+        """Note what our own generation says: its actions count, and no others."""
+        run_.told.add((session, text))
+        self._act_as_told(run_)
+
+    def _act_as_told(self, run_: _Run) -> None:
+        """Carry out the actions that were read from what our own generation has said."""
         early, run_.early = run_.early, []
         for msg, action in early:
-            if msg.session_id == session:
+            if (msg.session_id, msg.text) in run_.told:
                 self._act(run_, msg, action)
+            else:
+                run_.early.append((msg, action))
 
     def _act(self, run_: _Run, msg: NavigationAction, action: ParsedAction) -> None:
         mission = run_.mission
@@ -655,7 +661,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
 
     def _ask(self, run_: _Run, observation: Observation) -> None:
         run_.number += 1
-        run_.session, run_.early = "", []
+        run_.told, run_.early = set(), []
         run_.metrics = GenerationMetrics()
         if not self._answers:
             asked = self.config.answer.action
@@ -686,7 +692,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
     def _on_feedback(self, run_: _Run, number: int, msg: Any) -> None:
         if number == run_.number:
             run_.metrics = msg.feedback.metrics
-            self._know(run_, msg.feedback.session_id)
+            self._know(run_, msg.feedback.session_id, msg.feedback.text)
 
     @_stopping
     def _on_answer(self, run_: _Run, number: int, result: Generate.Result | None) -> None:
@@ -700,7 +706,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
             self._fail(run_, "UNAVAILABLE", f"the server of {self.config.answer.action} {why}")
         elif result.status.code == StatusMsg.OK and generation.status == _SUCCEEDED:
             run_.metrics = result.metrics
-            self._know(run_, result.session_id)
+            self._know(run_, result.session_id, result.text)
             run_.mission.on_answer_ended(wall())
             self._follow_up(run_)
         else:

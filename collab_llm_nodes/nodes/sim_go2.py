@@ -33,6 +33,7 @@ from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import COMMAND, REQUESTS, STATE
+from collab_llm_nodes.ros.strangers import MOTION_TOPICS, Strangers
 from collab_llm_nodes.sim.renderer import Renderer, to_jpeg
 from collab_llm_nodes.sim.robot import Base
 from collab_llm_nodes.sim.rooms import Pose, Room, make_room
@@ -84,6 +85,12 @@ class SimGo2(ManagedNode[SimConfig]):
         self._seen: tuple[Pose, int] | None = None  # pose and room of the cached frame
         self._rgb = np.zeros((0, 0, 3), np.uint8)
         self._jpeg = b""
+        owners = {"cmd_vel": MOTION_TOPICS["cmd_vel"]}
+        self._strangers = Strangers(self, owners, self._on_strangers)
+
+    def stop(self) -> None:
+        super().stop()
+        self._strangers.close()
 
     # Lifecycle.
 
@@ -198,9 +205,14 @@ class SimGo2(ManagedNode[SimConfig]):
         command = (twist.linear.x, twist.angular.z)
         if not all(map(math.isfinite, command)):
             raise InvalidInput("not finite", field="cmd_vel", remedy="check who publishes it")
+        if self._strangers.trouble:  # as go2_driver
+            return
         self._command, self._commanded_at = command, self.time
         if self.config.lockstep and self._moving():
             self._step()
+
+    def _on_strangers(self) -> None:
+        self._command = (0.0, 0.0)
 
     @guarded
     def _on_pacer(self) -> None:

@@ -118,6 +118,14 @@ class LimitsConfig:
         0.2, "Top speed [m/s]; the default is for a first run.", low=0.05, high=2.0
     )
     angular_speed: float = fixed(0.5, "Top turn rate [rad/s], likewise.", low=0.1, high=3.0)
+    least_linear_speed: float = fixed(
+        0.1,
+        "Where speed is reduced (draft_only, an obstacle ahead), no lower than this [m/s]: legged"
+        " robots ignore less.",
+        low=0.0,
+        high=0.5,
+    )
+    least_angular_speed: float = fixed(0.2, "Likewise for turns [rad/s].", low=0.0, high=1.0)
     linear_acceleration: float = fixed(
         2.5, "Growth of speed [m/s^2]; it may fall at once.", low=0.1, high=10.0
     )
@@ -127,6 +135,18 @@ class LimitsConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+
+    def reduced_linear(self, share: float) -> float:
+        """Return the top speed reduced to ``share``, of which 0 is a stop."""
+        return _reduced(self.linear_speed, share, self.least_linear_speed)
+
+    def reduced_angular(self, share: float) -> float:
+        """Return the top turn rate reduced to ``share``."""
+        return _reduced(self.angular_speed, share, self.least_angular_speed)
+
+
+def _reduced(top: float, share: float, least: float) -> float:
+    return min(top, max(share * top, least)) if share > 0.0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -148,7 +168,10 @@ class GuardConfig:
         choices=("hold", "draft_only", "ignore"),
     )
     unverified_share: float = fixed(
-        0.3, "draft_only: share of the top speeds without the verifier.", low=0.05, high=1.0
+        0.3,
+        "draft_only: share of the top speeds without the verifier, but not below limits.least_*.",
+        low=0.05,
+        high=1.0,
     )
     dry_run: bool = fixed(False, "Let nothing move: every velocity becomes zero.")
     stop_repeat: float = fixed(
@@ -231,9 +254,10 @@ class Guard:
         if stops:
             return self._set(ZERO, wall, stops)
         limits, share = self.config.limits, self._share(wall)
-        forward = min(limits.linear_speed * share, self.speed_limit(wall))
-        wanted = max(-limits.linear_speed * share, min(forward, linear))
-        turn = max(-limits.angular_speed * share, min(limits.angular_speed * share, angular))
+        forward, back = self.speed_limit(wall), limits.reduced_linear(share)
+        wanted = max(-back, min(forward, linear))
+        most = limits.reduced_angular(share)
+        turn = max(-most, min(most, angular))
         return self._set(
             Velocity(
                 self._linear.follow(wanted, limits.linear_acceleration, now),
@@ -366,7 +390,7 @@ class Guard:
         for source, gap in self._gaps.items():
             if self._use(source) != "off" and not self._silent(source, wall):
                 share = min(share, config.obstacle.speed_share(gap))
-        return config.limits.linear_speed * share
+        return config.limits.reduced_linear(share)
 
     def watchers(self, wall: float) -> tuple[str, ...]:
         """Return what stops the robot before obstacles now: scan, range, the robot itself."""

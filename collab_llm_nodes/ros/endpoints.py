@@ -16,7 +16,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import rclpy
 from rclpy.duration import Duration
@@ -40,6 +40,8 @@ try:
     from rclpy.event_handler import PublisherEventCallbacks, SubscriptionEventCallbacks
 except ImportError:  # ROS 2 Humble
     from rclpy.qos_event import PublisherEventCallbacks, SubscriptionEventCallbacks
+
+T = TypeVar("T")
 
 _EVENTS = QoSProfile(depth=50, reliability=ReliabilityPolicy.RELIABLE)
 """Calls of services, for those who record them."""
@@ -214,28 +216,38 @@ class Endpoints:
         if now < self._looked_at + _LOOK_S:
             return
         self._looked_at, before, self._mismatches = now, self._mismatches, {}
-        for publisher, traffic in self._published.items():
-            for peer in self._node.get_subscriptions_info_by_topic(traffic.topic):
-                wrong = _why_not(publisher.qos_profile, peer.qos_profile)
-                self._compare(traffic.topic, "a subscriber asks for", wrong, publisher, peer)
-        for subscription, traffic in self._received.items():
-            for peer in self._node.get_publishers_info_by_topic(traffic.topic):
-                wrong = _why_not(peer.qos_profile, subscription.qos_profile)
-                self._compare(traffic.topic, "a publisher offers", wrong, subscription, peer)
+        for topic, publishers in _by_topic(self._published).items():
+            for peer in self._node.get_subscriptions_info_by_topic(topic):
+                offers = [(own, own.qos_profile, peer.qos_profile) for own in publishers]
+                self._compare(topic, "a subscriber asks for", offers, peer)
+        for topic, subscriptions in _by_topic(self._received).items():
+            for peer in self._node.get_publishers_info_by_topic(topic):
+                asked = [(own, peer.qos_profile, own.qos_profile) for own in subscriptions]
+                self._compare(topic, "a publisher offers", asked, peer)
         for topic, message in self._mismatches.items():
             if before.get(topic) != message:
                 self._node.get_logger().warning(f"{message}; see docs/diagnostics.md")
 
     def _compare(
-        self, topic: str, other: str, wrong: str, ours: Publisher | Subscription, peer: Any
+        self, topic: str, other: str, offers: list[tuple[Any, QoSProfile, QoSProfile]], peer: Any
     ) -> None:
-        """Note what keeps messages from passing between ``ours`` and ``peer``."""
-        if peer.topic_type != (kind := _name_of(ours.msg_type)):
-            wrong = f"another type ({peer.topic_type}, not {kind})"
-        elif wrong:
-            wrong = f"incompatible QoS ({wrong})"
-        if wrong:
-            self._mismatches[topic] = f"{topic}: {other} {wrong}, nothing passes between us"
+        """Note what keeps messages from passing between ``peer`` and each of ours.
+
+        Args:
+            topic: theirs.
+            other: what ``peer`` does, in words.
+            offers: our publishers or subscriptions, each with the profiles offered and asked for.
+            peer: the other end, as the graph has it.
+        """
+        wrong = ""
+        for own, offered, asked in offers:
+            if peer.topic_type != (kind := _name_of(own.msg_type)):
+                wrong = f"another type ({peer.topic_type}, not {kind})"
+            elif why := _why_not(offered, asked):
+                wrong = f"incompatible QoS ({why})"
+            else:
+                return
+        self._mismatches[topic] = f"{topic}: {other} {wrong}, nothing passes between us"
 
     def _introspect(self, service: Service, introspection: str) -> None:
         try:
@@ -248,6 +260,14 @@ class Endpoints:
             ) from None
         state = getattr(ServiceIntrospectionState, introspection.upper())
         service.configure_introspection(self._node.get_clock(), _EVENTS, state)
+
+
+def _by_topic(endpoints: Mapping[T, Traffic]) -> dict[str, list[T]]:
+    """Return our endpoints of each topic, of which a node may have several."""
+    topics: dict[str, list[T]] = {}
+    for own, traffic in endpoints.items():
+        topics.setdefault(traffic.topic, []).append(own)
+    return topics
 
 
 def _why_not(offered: QoSProfile, asked: QoSProfile) -> str:

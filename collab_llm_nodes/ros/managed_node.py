@@ -207,12 +207,12 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
 
     def report_health(self) -> None:
         """Look at the topics' other ends, and publish the diagnostics now if anybody wants them."""
-        if self._endpoints is not None:
-            self._endpoints.look(time.monotonic())
-        if not self._diagnostics.wanted:
-            return
         now = time.monotonic()
         try:
+            if self._endpoints is not None:
+                self._endpoints.look(now)
+            if not self._diagnostics.wanted:
+                return
             statuses = [self._diagnostics.whole(self.diagnose(), self.common.diagnostics, now)]
             if self.active and self._endpoints is not None:
                 statuses += self.details(now)

@@ -13,26 +13,48 @@ from typing import Any
 
 from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.managed_node import ManagedNode
-from collab_llm_nodes.ros.unitree import request_topic
+from collab_llm_nodes.ros.unitree import request_topic, response_topic
 
-MOTION_TOPICS: Mapping[str, Collection[str]] = {
+NAMELESS = ("_NODE_NAME_UNKNOWN_", "_CREATED_BY_BARE_DDS_APP_")
+"""Names that rmw gives to publishers whose node it does not know yet, or that have none, such as
+the Go2's own programs."""
+
+MOTION_TOPICS: Mapping[str, tuple[str, ...]] = {
     "cmd_vel": ("motion_guard",),
     "motion_state": ("motion_guard",),
     "navigation_action": ("navigation_action_parser",),
-    "observation": ("camera_ingest",),
+    "generated_text": (
+        "draft_vlm",
+        "collective_server",
+        "dragon_server",
+        "edge_cloud_server",
+        "jupiter_server",
+        "minion_server",
+        "minions_server",
+    ),
+    "draft": ("draft_vlm",),
+    "verdict": ("cloud_verifier_bridge",),
+    "early_exit": ("cloud_verifier_bridge",),
     "link_state": ("cloud_verifier_bridge",),
+    "observation": ("camera_ingest",),
+    "image": ("sim_go2",),
+    "image/compressed": ("sim_go2",),
     "odom": ("go2_driver", "sim_go2"),
+    "obstacle_avoidance": ("go2_driver",),
 }
 """Topics on which motion depends, and the nodes of which one publishes it."""
 
-GO2_TOPICS: Mapping[str, Collection[str]] = {
-    request_topic("sport"): ("go2_driver", "motion_watchdog", "navigator"),
-    request_topic("obstacles_avoid"): ("go2_driver", "navigator"),
+GO2_TOPICS: Mapping[str, tuple[str, ...]] = {
+    request_topic("sport"): ("go2_driver", "motion_watchdog", "navigator", *NAMELESS),
+    request_topic("obstacles_avoid"): ("go2_driver", "navigator", *NAMELESS),
+    response_topic("sport"): NAMELESS,
+    response_topic("obstacles_avoid"): NAMELESS,
+    response_topic("videohub"): NAMELESS,
 }
-"""Topics of the Go2 and their owners. Its own programs publish there too, without names."""
+"""Topics of the Go2 and their owners, except its state, whose topic is a parameter."""
 
 _LOOK_S = 0.5
-_NAMED, _NAMELESS = 2, 10
+_LOOKS, _NAMELESS_LOOKS = 2, 10
 """Looks in a row before a stranger counts; the graph shows a topic before the name of its node."""
 
 
@@ -41,11 +63,9 @@ class Strangers:
 
     Args:
         node: who looks.
-        owners: topics, and the names of the nodes that may publish it.
+        owners: topics, and the names of the nodes that may publish it. A single other node may
+            take the owner's place, unless ``node`` is an owner itself.
         on_change: called when ``trouble`` has changed.
-        of_robot: the topics are the robot's own. Its programs publish there without the name of a
-            node, and are no strangers; a single node that is no owner is one. Of other topics a
-            single node may take the owner's place.
 
     Attributes:
         trouble: topics and strangers, in words; or "".
@@ -57,11 +77,8 @@ class Strangers:
         node: ManagedNode[Any],
         owners: Mapping[str, Collection[str]],
         on_change: Callable[[], None],
-        *,
-        of_robot: bool = False,
     ) -> None:
         self._node, self._owners, self._on_change = node, owners, on_change
-        self._of_robot = of_robot
         self.trouble = ""
         self.publishers: dict[str, str] = {}
         self._seen: Counter[tuple[str, str]] = Counter()
@@ -72,19 +89,11 @@ class Strangers:
         self._node.destroy_timer(self._looks)
 
     def _look(self) -> None:
-        present, resolve = set[tuple[str, str]](), self._node.resolve_topic_name
-        for topic, owners in self._owners.items():
-            names = {
-                f"{found.node_namespace.rstrip('/')}/{found.node_name}"
-                for found in self._node.get_publishers_info_by_topic(resolve(topic))
-                if not (self._of_robot and _is_nameless(found.node_name))
-            }
-            self.publishers[topic] = " ".join(sorted(names))
-            if self._of_robot or len(names) > 1:
-                present |= {(topic, n) for n in names if n.rpartition("/")[2] not in owners}
-        self._seen = Counter({each: self._seen[each] + 1 for each in present})
-        found = sorted(each for each, looks in self._seen.items() if looks >= _needed(each[1]))
-        trouble = "; ".join(f"{topic} by {name}" for topic, name in found)
+        try:
+            trouble = self._found()
+        except Exception as error:  # noqa: BLE001 who cannot see others must not move the robot
+            self._node.note_fault(error, "strangers")
+            trouble = f"the graph cannot be read: {type(error).__name__}: {error}"
         if trouble == self.trouble:
             return
         self.trouble = trouble
@@ -98,11 +107,21 @@ class Strangers:
         self._on_change()
         self._node.report_health()
 
-
-def _is_nameless(name: str) -> bool:
-    """Return True for what rmw calls publishers whose node it does not know, or that have none."""
-    return name.startswith("_")
+    def _found(self) -> str:
+        """Return topics and strangers that count by now, in words."""
+        present, resolve = set[tuple[str, str]](), self._node.resolve_topic_name
+        for topic, owners in self._owners.items():
+            names = {
+                f"{found.node_namespace.rstrip('/')}/{found.node_name}"
+                for found in self._node.get_publishers_info_by_topic(resolve(topic))
+            }
+            self.publishers[topic] = " ".join(sorted(names))
+            if len(names) > 1 or self._node.get_name() in owners:
+                present |= {(topic, n) for n in names if n.rpartition("/")[2] not in owners}
+        self._seen = Counter({each: self._seen[each] + 1 for each in present})
+        found = sorted(each for each, looks in self._seen.items() if looks >= _needed(each[1]))
+        return "; ".join(f"{topic} by {name}" for topic, name in found)
 
 
 def _needed(name: str) -> int:
-    return _NAMELESS if _is_nameless(name.rpartition("/")[2]) else _NAMED
+    return _NAMELESS_LOOKS if name.rpartition("/")[2] in NAMELESS else _LOOKS

@@ -46,6 +46,11 @@ def request_topic(service: str) -> str:
     return f"/api/{service}/request"
 
 
+def response_topic(service: str) -> str:
+    """Return the topic of the answers of ``service``."""
+    return f"/api/{service}/response"
+
+
 class Services:
     """Requests for some functions of the robot, and their answers.
 
@@ -80,7 +85,7 @@ class Services:
             )
             self._subscriptions.append(
                 node.create_subscription(
-                    messages.Response, f"/api/{name}/response", self._on_response, _REQUESTS
+                    messages.Response, response_topic(name), self._on_response, _REQUESTS
                 )
             )
 

@@ -407,22 +407,39 @@ def test_a_stop_is_no_success_while_the_driver_does_not_confirm_it(graph: Any) -
         stage.wait(confirmed)
 
 
-@pytest.mark.parametrize("service", ["sport", "obstacles_avoid"])
+@pytest.mark.parametrize(
+    ("service", "name"),
+    [("sport", "dance_app"), ("obstacles_avoid", "dance_app"), ("sport", "_ros2cli_4711")],
+)
 def test_another_program_that_moves_the_robot_is_named_and_the_driver_stops(
-    graph: Any, service: str
+    graph: Any, service: str, name: str
 ) -> None:
     from unitree_api.msg import Request
 
     stage = Stage(graph, {})
     start(graph, MotionWatchdog)
-    graph.node("_bare").create_publisher(Request, f"/api/{service}/request", 10)
+    graph.node("_CREATED_BY_BARE_DDS_APP_").create_publisher(Request, f"/api/{service}/request", 10)
     stage.walks()
-    stranger = graph.node("dance_app")
+    stranger = graph.node(name)
     publisher = stranger.create_publisher(Request, f"/api/{service}/request", 10)
-    stage.wait(stage.says(DiagnosticStatus.ERROR, f"/api/{service}/request by /dance_app"))
+    stage.wait(stage.says(DiagnosticStatus.ERROR, f"/api/{service}/request by /{name}"))
     stage.wait(lambda: stage.driver._go2.refusing and stage.stands())
     graph.do(stranger.destroy_publisher, publisher)
     stage.wait(lambda: stage.server.velocity[0] > 0.35)
+
+
+def test_velocities_of_a_stranger_beside_the_guard_move_nothing(graph: Any) -> None:
+    guard = start(graph, MotionGuard)
+    stage = Stage(graph, {})
+    stage.drive(0.4)  # on cmd_vel, as motion_guard
+    stage.wait(stage.says(DiagnosticStatus.ERROR, "cmd_vel by /user"))
+    stage.wait(lambda: stage.driver._go2.refusing and stage.stands())
+    moves, seen = stage.count(1008), len(stage.odometry)
+    stage.wait(lambda: len(stage.odometry) > seen + 100)  # the stranger goes on
+    assert (stage.count(1008), stage.stands()) == (moves, True)
+    graph.do(guard.stop)
+    graph.do(guard.destroy_node)
+    stage.wait(lambda: stage.server.velocity[0] > 0.35)  # now it has the topic for itself
 
 
 # A robot that does not obey.

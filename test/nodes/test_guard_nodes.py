@@ -28,7 +28,7 @@ from sensor_msgs.msg import Joy, LaserScan, Range
 from std_msgs.msg import Bool
 from std_srvs.srv import Trigger
 
-from collab_llm.msg import LinkState, MotionState, NavigationAction, Observation
+from collab_llm.msg import LinkState, MotionState, Observation
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.nodes.motion_guard import MotionGuard, MotionGuardConfig
 from collab_llm_nodes.robot.host_lock import HostLock
@@ -581,8 +581,7 @@ def test_no_motion_topic_of_the_guard_is_forgotten(graph: Any) -> None:
         )
     }
     mine = {name for name in mine if not name.startswith("emergency_stop")}
-    others = {"scan", "range", "joy", "cmd_vel_nav", "obstacle_avoidance"}
-    assert mine == {*MOTION_TOPICS, *others} - {"navigation_action"}  # which the navigator hears
+    assert mine - MOTION_TOPICS.keys() == {"scan", "range", "joy", "cmd_vel_nav"}
 
 
 @pytest.mark.parametrize("topic", MOTION_TOPICS)
@@ -592,17 +591,17 @@ def test_a_foreign_publisher_is_named_and_nothing_moves_until_it_is_gone(
     kinds = {
         "cmd_vel": Twist,
         "motion_state": MotionState,
-        "navigation_action": NavigationAction,
         "observation": Observation,
         "link_state": LinkState,
         "odom": Odometry,
     }
     node, world = start(graph)
-    if topic == "navigation_action":  # the others have one
-        graph.node("navigation_action_parser").create_publisher(kinds[topic], topic, RESULT)
+    kind = kinds.get(topic, Bool)
+    if topic not in kinds:  # the others have a publisher
+        graph.node(MOTION_TOPICS[topic][0]).create_publisher(kind, topic, RESULT)
     world.moves()
     stranger = graph.node("intruder", namespace="/lab")
-    publisher = stranger.create_publisher(kinds[topic], f"/{topic}", RESULT)
+    publisher = stranger.create_publisher(kind, f"/{topic}", RESULT)
     world.wait(lambda: world.state("FOREIGN_PUBLISHER"))
     assert f"{topic} by /lab/intruder" in world.states[-1].text  # as the dashboard shows it
     assert not world.states[-1].allowed
@@ -616,6 +615,26 @@ def test_a_foreign_publisher_is_named_and_nothing_moves_until_it_is_gone(
     told = capfd.readouterr().err
     assert "does not move" in told
     assert f"{topic} by /lab/intruder" in told
+
+
+def test_a_guard_that_cannot_read_the_graph_refuses_motion_and_goes_on(
+    graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(topic: str) -> Any:
+        raise RuntimeError("the middleware has no memory")
+
+    node, world = start(graph)
+    world.moves()
+    monkeypatch.setattr(node, "get_publishers_info_by_topic", fail)
+    world.wait(lambda: world.state("FOREIGN_PUBLISHER"))
+    world.wait(world.stands)
+    assert "the middleware has no memory" in world.states[-1].text
+    assert (endpoints := node._endpoints) is not None
+    endpoints._looked_at = -math.inf
+    graph.do(node.report_health)  # looks, and does not raise
+    assert endpoints._looked_at > 0.0
+    monkeypatch.undo()
+    world.wait(lambda: world.got(0.4))
 
 
 def test_who_takes_an_owners_place_or_has_its_name_is_no_stranger(graph: Any) -> None:

@@ -126,6 +126,7 @@ def forges(*messages: NavigationAction) -> Callable[..., Any]:
         await robot.until(publisher.get_subscription_count)
         for message in messages:
             message.header.stamp, message.session_id = goal.request.header.stamp, session
+            message.text = "stop"
             publisher.publish(message)
         heard = robot.navigator.callback_errors
         if all(message in BAD_ACTIONS for message in messages):

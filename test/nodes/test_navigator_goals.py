@@ -56,11 +56,13 @@ def test_actions_of_other_sessions_about_the_same_frame_move_nothing(graph: Any)
         robot.say(goal, "other", "the next action is move forward 75 cm.")
         await robot.until(lambda: any(a.session_id == "other" for a in actions))
         goal.publish_feedback(Generate.Feedback(header=goal.request.header, session_id="own"))
-        await robot.until(lambda: robot.navigator._run.session == "own")
+        await robot.until(lambda: robot.navigator._run.told)
         robot.say(goal, "another", "the next action is turn left 30 degree.")
-        robot.say(goal, "own", "the next action is stop.")
+        robot.say(goal, "own", stop)
         goal.succeed()
-        return Generate.Result(header=goal.request.header, session_id="own")
+        return Generate.Result(header=goal.request.header, session_id="own", text=stop)
+
+    stop = "the next action is stop."
 
     robot = Robot(graph, [disturbed])
     actions = graph.collect(robot.user, NavigationAction, "navigation_action", RESULT)
@@ -70,15 +72,37 @@ def test_actions_of_other_sessions_about_the_same_frame_move_nothing(graph: Any)
     assert len(actions) == 3
 
 
-def test_an_action_before_the_first_feedback_counts_once_its_session_is_known(graph: Any) -> None:
+def test_a_text_that_our_own_generation_did_not_say_moves_nothing(graph: Any) -> None:
+    """Stamp and session of an answer are on ``generated_text``, for everybody to copy."""
+
+    async def preceded(robot: Robot, goal: Any) -> Generate.Result:
+        answer = {"header": goal.request.header, "session_id": "own"}
+        goal.publish_feedback(Generate.Feedback(**answer, text="the next"))
+        await robot.until(lambda: robot.navigator._run.told)
+        robot.say(goal, "own", "move forward 75 cm")
+        await robot.until(lambda: actions)
+        robot.say(goal, "own", "stop")
+        await robot.until(lambda: len(actions) == 2)
+        goal.succeed()
+        return Generate.Result(**answer, text="stop")
+
+    robot = Robot(graph, [preceded])
+    actions = graph.collect(robot.user, NavigationAction, "navigation_action", RESULT)
+    assert robot.navigate().status.code == Status.OK
+    assert [action.kind for action in actions] == [NavigationAction.FORWARD, NavigationAction.STOP]
+    assert not robot.moved()
+
+
+def test_an_action_before_the_first_feedback_counts_once_its_text_is_known(graph: Any) -> None:
     async def ahead(robot: Robot, goal: Any) -> Generate.Result:
-        robot.say(goal, "own", "the next action is turn left 30 degree.")
+        said = {"session_id": "own", "text": "the next action is turn left 30 degree."}
+        robot.say(goal, "own", said["text"])
         await robot.until(lambda: robot.navigator._run.early)
         assert not robot.moved()
-        goal.publish_feedback(Generate.Feedback(header=goal.request.header, session_id="own"))
+        goal.publish_feedback(Generate.Feedback(header=goal.request.header, **said))
         await robot.until(robot.moved)
         goal.succeed()
-        return Generate.Result(header=goal.request.header, session_id="own")
+        return Generate.Result(header=goal.request.header, **said)
 
     robot = Robot(graph, [ahead, "stop"])
     assert robot.navigate().steps == 2
@@ -277,7 +301,8 @@ def test_a_streamed_action_that_is_taken_back_stops_the_robot(graph: Any) -> Non
         text = GeneratedText(header=goal.request.header, session_id="s", text=order, verified=True)
         text.for_motion = goal.request.for_motion
         robot.texts.publish(text)
-        goal.publish_feedback(Generate.Feedback(header=goal.request.header, session_id="s"))
+        feedback = Generate.Feedback(header=goal.request.header, session_id="s", text=order)
+        goal.publish_feedback(feedback)
         await robot.until(robot.moved)
         text.text, text.final = order + " and do not stop", True
         robot.texts.publish(text)

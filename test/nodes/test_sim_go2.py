@@ -59,6 +59,22 @@ class Room:
         graph.wait_for(lambda: self.user.count_subscribers("cmd_vel"))
 
 
+def test_velocities_of_a_stranger_move_nothing(graph: Any) -> None:
+    room = Room(graph, seed=3)
+    guard = graph.node("motion_guard")
+    guard.create_publisher(Twist, "cmd_vel", COMMAND)
+    twist = Twist()
+    twist.angular.z = 0.5
+    room.user.create_timer(0.05, lambda: room.commands.publish(twist))
+    graph.wait_for(lambda: room.odometry and room.odometry[-1].twist.twist.angular.z > 0.3)
+    graph.wait_for(lambda: room.odometry[-1].twist.twist.angular.z == 0.0)
+    seen = len(room.odometry)
+    graph.wait_for(lambda: len(room.odometry) > seen + 20)
+    assert not any(o.twist.twist.angular.z for o in room.odometry[seen:])
+    graph.do(guard.destroy_node)
+    graph.wait_for(lambda: room.odometry[-1].twist.twist.angular.z > 0.3)
+
+
 def seconds(stamp: Time) -> float:
     return float(stamp.sec + stamp.nanosec * 1e-9)
 

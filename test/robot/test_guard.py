@@ -9,9 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.robot.executor import ZERO, Velocity
 from collab_llm_nodes.robot.guard import (
@@ -279,6 +281,24 @@ def test_the_link_is_policy() -> None:
         sent = robot.command(Velocity(0.7, 1.4))
         assert (sent.linear, sent.angular) == pytest.approx((expected.linear, expected.angular))
         assert ("LINK_DOWN" in robot.reasons) == (policy == "hold")
+
+
+def test_no_reduction_goes_below_what_a_go2_obeys() -> None:
+    config = yaml.safe_load(config_file("go2.yaml").read_text(encoding="utf-8"))
+    shipped = config["/**/motion_guard"]["ros__parameters"]["limits"]
+    least = config["/**/navigator"]["ros__parameters"]["mission"]["executor"]
+    floor = Velocity(least["least_linear_speed"], least["least_angular_speed"])
+    for gap, linear in ((math.inf, floor.linear), (0.41, floor.linear), (0.4, 0.0)):
+        robot = Robot(link_policy="draft_only", limits=LimitsConfig(**shipped), obstacle=CORRIDOR)
+        robot.guard.on_link(False, 0.0, robot.wall)
+        robot.guard.on_gap(Source.SCAN, gap, 0.0, robot.wall)
+        assert robot.guard.speed_limit(robot.wall) == linear
+        assert robot.command(Velocity(9.0, 9.0)) == Velocity(linear, floor.angular)
+        assert robot.command(Velocity(-9.0, -9.0)) == Velocity(-floor.linear, -floor.angular)
+    slow = LimitsConfig(linear_speed=0.05, angular_speed=0.1)  # who wants it slower gets it
+    robot = Robot(link_policy="draft_only", limits=slow)
+    robot.guard.on_link(False, 0.0, robot.wall)
+    assert robot.command(Velocity(9.0, 9.0)) == Velocity(0.05, 0.1)
 
 
 # Limits.

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
+from fake_sport_server import BALANCE, LOCKED
 from hypothesis import given
 from hypothesis import strategies as st
+from sport_bench import Bench
 
-from collab_llm_nodes.robot.go2.sport import Api
+from collab_llm_nodes.robot.go2.sport import Api, Command
 from collab_llm_nodes.robot.go2.watchdog import SILENCE_S, Watchdog
 
 AHEAD, REST = '{"x": 0.2, "y": 0.0, "z": 0.0}', '{"x": 0.0, "y": 0.0, "z": 0.0}'
@@ -65,6 +70,24 @@ def test_whoever_stands_may_be_silent() -> None:
     world.ask(Api.AVOID_MOVE, '{"x": 0.5, "y": 0.0, "yaw": 0.0, "mode": 1}')  # one increment
     world.go(3.0)
     assert not world.stops
+
+
+@pytest.mark.parametrize("deaf_for", [0.9, 3.0, math.inf])
+@pytest.mark.parametrize("machine", [BALANCE, LOCKED])
+def test_a_driver_that_unlocks_the_joints_has_not_fallen_silent(
+    machine: int, deaf_for: float
+) -> None:
+    """It pauses for a second after each BalanceStand."""
+    bench, watchdog = Bench(machine=machine), Watchdog()
+    bench.robot.deaf_until = bench.now + deaf_for
+    bench.command = Command(0.4)
+    for _ in range(1200):
+        seen = len(bench.sent)
+        bench.run(0.01)
+        for at, call in bench.sent[seen:]:
+            watchdog.on_request(call.api.value, call.id, call.parameter, at)
+        assert not watchdog.tick(bench.now)
+    assert bench.times(Api.BALANCE_STAND)
 
 
 def test_a_driver_that_is_back_moves_the_robot_again() -> None:

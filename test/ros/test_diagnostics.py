@@ -342,6 +342,22 @@ def test_those_who_understand_one_another_are_not_reported(
     assert "nothing passes" not in capfd.readouterr().err
 
 
+def test_a_peer_that_one_of_two_subscriptions_hears_is_not_reported(
+    ros_graph: Any, reports: Reports, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An emergency stop is heard reliably and not; a best-effort one comes by the second."""
+    guard = start(ros_graph, MotionGuard)
+    best_effort = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
+    publisher = reports.user.create_publisher(Bool, "emergency_stop", best_effort)
+    ros_graph.wait_for(lambda: guard.count_publishers("emergency_stop") == 1)
+    endpoints = guard._endpoints
+    ros_graph.do(endpoints.look, endpoints._looked_at + 60.0)
+    assert not endpoints._mismatches
+    assert "nothing passes" not in capfd.readouterr().err
+    publisher.publish(Bool(data=True))
+    ros_graph.wait_for(lambda: "EMERGENCY_STOP" in guard.diagnose()[2]["reasons"])
+
+
 def test_another_type_at_the_other_end_is_named(ros_graph: Any, reports: Reports) -> None:
     start(ros_graph, CameraIngest, source="compressed")
     process = Context()  # within one, the middleware refuses a second type

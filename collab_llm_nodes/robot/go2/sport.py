@@ -335,7 +335,7 @@ class Go2:
         self._stop_began = self._stop_sent = -math.inf
         self._stop_answered, self._stop_first = False, 0
         self._doubled = ""  # another driver or guard of this robot
-        self._strangers = ""  # who else sends requests to it
+        self._strangers = ""  # who else moves it
         self._overruled = False  # by whoever locked the joints during a motion
         self._complaint: Answer | None = None
         self._done: dict[Api, int] = {}  # number of the last call that was
@@ -425,7 +425,7 @@ class Go2:
             words = "the robot's nodes were started twice: end one of the graphs"
             return Trouble("STARTED_TWICE", f"{words} ({self._doubled})")
         if self._strangers:
-            words = f"somebody else sends requests to the robot: end it ({self._strangers})"
+            words = f"somebody else moves the robot: end it ({self._strangers})"
             return Trouble("FOREIGN_PUBLISHER", words)
         if self._heard_at == -math.inf:
             return Trouble("NO_STATE", "the robot has not been heard: network, CYCLONEDDS_URI?")
@@ -511,8 +511,10 @@ class Go2:
         if self._tries >= self.config.unlock_tries:
             return self._stop(now)
         self.phase, self._unlocked_at, self._tries = Phase.UNLOCKING, now, self._tries + 1
-        self._sent, self._sent_at = REST, -math.inf
-        return [self.requests.make(Api.BALANCE_STAND, {}, now)]
+        # A robot that was deaf may still hear the last velocity; the watchdog waits for the next.
+        moved, self._sent, self._sent_at = self._sent != REST, REST, -math.inf
+        stop = [self.requests.make(Api.STOP_MOVE, {}, now, reply=False)] if moved else []
+        return [*stop, self.requests.make(Api.BALANCE_STAND, {}, now)]
 
     def _begin_stop(self, now: float) -> list[Call]:
         self.phase, self._stop_began, self._stop_answered = Phase.STOPPING, now, False
