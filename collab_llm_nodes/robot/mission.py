@@ -197,6 +197,11 @@ class Permission:
     text: str = ""
     speed_limit: float = math.inf
 
+    @property
+    def link_lost(self) -> bool:
+        """Return True if the lost link is one of the reasons."""
+        return "LINK_DOWN" in self.reasons
+
 
 NO_GUARD = Permission(
     False,
@@ -204,9 +209,6 @@ NO_GUARD = Permission(
     text="motion_guard is silent, and only it passes velocities on to the robot: start it, or set"
     " require_guard to false and remap cmd_vel_nav to what moves the robot",
 )
-
-_LINK_LOST = ("LINK_DOWN",)
-"""Reasons of a refusal because of the link alone."""
 
 _ASK_KNOWN = "name a thing that the model knows and sees, or set mission.check_thing to false"
 _ASK_CONTINUOUS = "does its source restart, correct itself, or scale wrongly? It must be continuous"
@@ -298,7 +300,7 @@ class Mission:
         self._permission = NO_GUARD if guarded else Permission()
         self._permitted_at = -math.inf  # heard from motion_guard, machine's time
         self._began = wall
-        self._refused_since: float | None = wall if guarded else None
+        self._refused_since = wall  # by reasons of the present kind: with the link, or without
 
     @property
     def answering(self) -> bool:
@@ -325,7 +327,7 @@ class Mission:
             return False
         if stamp < self._not_before or stamp <= self.asked:
             return False
-        if self._refused_since is not None and self._permission.reasons != _LINK_LOST:
+        if not (self._permission.allowed or self._permission.link_lost):
             self._phase_since = wall  # frames do come; to ask is how a link is found again
             return False
         self.asked = stamp
@@ -366,7 +368,7 @@ class Mission:
             self.steps += 1
             self.end("OK")
             return False
-        if self._refused_since is not None:
+        if not self._permission.allowed:
             self._look_again(now, wall)
             return False
         if self._pose is None or wall - self._pose_seen > self.config.odometry_timeout:
@@ -395,14 +397,14 @@ class Mission:
 
     def on_motion_state(self, permission: Permission, now: float, wall: float) -> None:
         """Take whether, and how fast, the robot may move from now on."""
-        self._permission, self._permitted_at = permission, wall
+        self._permit(permission, wall)
+        self._permitted_at = wall
         self._executor.limit = permission.speed_limit
         if permission.emergency_stop:
             self.end("EMERGENCY_STOP", permission.text)
         elif not permission.allowed:
-            self._refuse(now, wall)
+            self._end_step(now, wall)
         else:
-            self._refused_since = None
             ahead = self.action is not None and self.action.kind is Kind.FORWARD
             if self.phase is Phase.ACT and ahead and permission.speed_limit <= 0.0:
                 self._interrupt(now, wall, counts=True)  # something is in the way
@@ -455,9 +457,9 @@ class Mission:
         if self.phase is Phase.ENDED:
             return
         self._listen_to_the_guard(now, wall)
-        refused = wall - (wall if self._refused_since is None else self._refused_since)
+        refused = 0.0 if self._permission.allowed else wall - self._refused_since
         patience = c.refusal_timeout if self._sees else c.observation_timeout
-        link_lost = self._permission.reasons == _LINK_LOST
+        link_lost = self._permission.link_lost
         if wall > self._deadline:
             self.end("DEADLINE_EXCEEDED", f"not done within {c.deadline:g} s")
         elif self.phase is Phase.OBSERVE and not self._answering and waited > patience:
@@ -511,14 +513,22 @@ class Mission:
         if not self._guarded or wall - self._permitted_at <= self.config.guard_timeout:
             return
         if self._permitted_at > -math.inf:
-            self._permission = NO_GUARD
-            self._refuse(now, wall)
+            self._permit(NO_GUARD, wall)
+            self._end_step(now, wall)
         elif wall - self._began > self.config.guard_timeout:
             self.end("MOTION_REFUSED", NO_GUARD.text)
 
-    def _refuse(self, now: float, wall: float) -> None:
-        if self._refused_since is None:
+    def _permit(self, permission: Permission, wall: float) -> None:
+        """Set the permission; time refusals with the link among their reasons, and others, apart.
+
+        A short fault neither ends nor shortens the wait for a lost link, nor the reverse.
+        """
+        before, self._permission = self._permission, permission
+        if (before.allowed, before.link_lost) != (permission.allowed, permission.link_lost):
             self._refused_since = wall
+
+    def _end_step(self, now: float, wall: float) -> None:
+        """End the step under way, because motion is refused."""
         if self.phase is Phase.ACT:
             self._interrupt(now, wall, counts=False)
 
