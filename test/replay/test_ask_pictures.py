@@ -98,6 +98,22 @@ def test_pictures_of_a_camera_alone_are_asked_about(
     assert (asked.models[0].draft, asked.models[0].target) == ("nav-draft", "nav-target")
 
 
+@pytest.mark.parametrize("given", [("--image", "/image"), ("--every", "1"), ("--every", "0")])
+def test_options_of_ask_are_refused_without_it(given: tuple[str, str]) -> None:
+    refused = CliRunner().invoke(app, ["replay", str(ROOM), *given])
+    assert refused.exit_code == 2
+    assert f"{given[0][2:]}: has no effect here" in refused.output
+    assert "--ask" in refused.output
+
+
+@pytest.mark.parametrize("given", [("--texts",), ("--speed", "2")])
+def test_options_of_a_comparison_are_refused_with_ask(asked: Asked, given: tuple[str, ...]) -> None:
+    refused = ask(ROOM, *given)
+    assert refused.exit_code == 2
+    assert f"{given[0][2:]}: has no effect here" in refused.output
+    assert not asked.settings
+
+
 def test_of_several_cameras_one_must_be_named(tmp_path: Path, asked: Asked) -> None:
     bag = write_runs(tmp_path, [("/left/image", raw()), ("/right/image", compressed())])
     refused = ask(bag)
