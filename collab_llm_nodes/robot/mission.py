@@ -243,6 +243,32 @@ def check_instruction(instruction: str, config: MissionConfig) -> None:
         )
 
 
+def asked_thing(instruction: str, config: MissionConfig) -> AskedThing | None:
+    """Return the thing that answers are compared with; None if they are not."""
+    return AskedThing(instruction) if config.check_thing else None
+
+
+def refusal(
+    action: ParsedAction, config: MissionConfig, asked: AskedThing | None
+) -> tuple[str, str]:
+    """Return the status and the words by which a mission refuses ``action``; empty if it does not.
+
+    Args:
+        asked: the thing asked for, see ``asked_thing``.
+    """
+    try:
+        check_step(action, config.max_distance, config.max_angle)
+    except InvalidInput as error:
+        action = replace(
+            action, kind=Kind.NONE, value=0.0, code=Code.OUT_OF_RANGE, reason=str(error)
+        )
+    if action.code is not Code.OK:
+        return _STATUS_OF.get(action.code, "UNREADABLE"), _words(action)
+    if asked and (objection := asked.objection(action)):
+        return "NOT_FOUND", f"{objection}: {_ASK_KNOWN}"
+    return "", ""
+
+
 class Mission:
     """See the module docstring. Feed events; read ``phase``, ``velocity`` and ``ending``.
 
@@ -269,7 +295,7 @@ class Mission:
     ) -> None:
         """``steps``: who carries them out. ``guarded``: no motion without ``on_motion_state``."""
         self.config = config
-        self._asked_thing = AskedThing(instruction) if config.check_thing else None
+        self._asked_thing = asked_thing(instruction, config)
         self.phase = Phase.OBSERVE
         self.velocity = ZERO
         self.ending: Ending | None = None
@@ -347,17 +373,9 @@ class Mission:
         """
         if not self.awaits_action or action.code is Code.FAILED:
             return False  # FAILED: the generation's own result says more
-        try:
-            check_step(action, self.config.max_distance, self.config.max_angle)
-        except InvalidInput as error:
-            action = replace(
-                action, kind=Kind.NONE, value=0.0, code=Code.OUT_OF_RANGE, reason=str(error)
-            )
-        if action.code is not Code.OK:
-            self.on_failure(_STATUS_OF.get(action.code, "UNREADABLE"), _refusal(action), now, wall)
-            return False
-        if self._asked_thing and (objection := self._asked_thing.objection(action)):
-            self.on_failure("NOT_FOUND", f"{objection}: {_ASK_KNOWN}", now, wall)
+        refused, why = refusal(action, self.config, self._asked_thing)
+        if refused:
+            self.on_failure(refused, why, now, wall)
             return False
         if action.kind is Kind.STOP and not verified:
             unsure = "stop, says the draft model alone: the target has not verified it"
@@ -393,7 +411,7 @@ class Mission:
             self._executor.cancel()
             self._abandon(wall)
             self._enter(Phase.OBSERVE, wall)
-            self.on_failure(_STATUS_OF.get(action.code, "UNREADABLE"), _refusal(action), now, wall)
+            self.on_failure(_STATUS_OF.get(action.code, "UNREADABLE"), _words(action), now, wall)
 
     def on_motion_state(self, permission: Permission, now: float, wall: float) -> None:
         """Take whether, and how fast, the robot may move from now on."""
@@ -603,5 +621,5 @@ def _shortened(action: ParsedAction, limits: UnverifiedConfig) -> ParsedAction:
     return replace(action, value=math.copysign(min(abs(action.value), limit), action.value))
 
 
-def _refusal(action: ParsedAction) -> str:
+def _words(action: ParsedAction) -> str:
     return f"{action.reason or REASONS[action.code]}: {action.text[:200]!r}"
