@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from lz4.frame import LZ4FrameDecompressor
 from rosbags.interfaces import Connection, Qos
 from rosbags.rosbag2 import Writer
 from rosbags.rosbag2.metadata import parse_qos
@@ -244,10 +243,8 @@ def _unpacked(chunk: bytes) -> bytes | None:
         name = chunk[32 : 32 + name_size].decode()
         packed = chunk[40 + name_size :]
         _check_size(size, len(packed), name)
-        if name == "zstd":
+        if name == "zstd":  # lz4 cannot expand to more than 255 times
             packed, name = zstd.ZstdDecompressor().decompress(packed, size + 1), ""
-        elif name == "lz4":
-            packed, name = LZ4FrameDecompressor().decompress(packed, size + 1), ""
         return decompress(packed, name, size, crc)
     except Exception:  # noqa: BLE001 each way of compression has errors of its own
         return None
