@@ -11,7 +11,7 @@ import typer
 
 from collab_llm_nodes.cli.options import JsonOption, writable
 from collab_llm_nodes.cli.output import console, fail, told_without_ros, write_json
-from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.errors import CollabError, ConfigError
 
 app = typer.Typer()
 bag_app = typer.Typer(help="Do something with bags.", no_args_is_help=True)
@@ -82,11 +82,12 @@ def replay(
         typer.Option(help="Ask this instruction about the pictures of any bag instead."),
     ] = None,
     image: Annotated[
-        str, typer.Option(help="With --ask: topic of the pictures, if there are several.")
-    ] = "",
+        str | None, typer.Option(help="With --ask: topic of the pictures, if there are several.")
+    ] = None,
     every: Annotated[
-        float, typer.Option(help="With --ask: a picture every so many seconds.", min=0.0)
-    ] = 1.0,
+        float | None,
+        typer.Option(help="With --ask: a picture every so many seconds; 1 if not given.", min=0.0),
+    ] = None,
     texts: Annotated[
         bool, typer.Option("--texts", help="Another text is a difference, not only another action.")
     ] = False,
@@ -109,6 +110,10 @@ def replay(
     from collab_llm_nodes.replay.replayers import Models
 
     try:
+        if ask is None:
+            _refuse_given({"image": image, "every": every}, 'add --ask "instruction"')
+        else:
+            _refuse_given({"texts": texts or None, "speed": speed or None}, "leave out --ask")
         models = Models(model, target_model, verifier, device, dtype)
         file = Path(config) if config else None
         if file is not None and not file.is_file():
@@ -116,7 +121,11 @@ def replay(
         with told_without_ros():
             if ask is not None:
                 question = Question(
-                    ask, image, every, file or config_file("embedded.yaml"), namespace
+                    ask,
+                    image or "",
+                    1.0 if every is None else every,
+                    file or config_file("embedded.yaml"),
+                    namespace,
                 )
                 results = run_ask(bag, question, models, nodes=nodes, console=console)
                 write_json(json_file, results)
@@ -135,6 +144,17 @@ def replay(
         fail(error, 2)
     write_json(json_file, results)
     raise typer.Exit(0 if results["same"] else 1)
+
+
+def _refuse_given(options: dict[str, object], remedy: str) -> None:
+    """Refuse options that would change nothing here.
+
+    Raises:
+        ConfigError: one is not None.
+    """
+    for name, value in options.items():
+        if value is not None:
+            raise ConfigError("has no effect here", field=name, remedy=f"leave it out, or {remedy}")
 
 
 @bag_app.command()

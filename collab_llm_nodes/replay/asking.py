@@ -1,7 +1,7 @@
 """``collab-llm replay --ask``: an instruction, asked about the pictures of any bag.
 
 Each picture is asked about by itself, without a history of actions. No navigator takes part, so
-nothing moves.
+nothing moves; what it would refuse, by the same configuration, is shown as refused.
 """
 
 from __future__ import annotations
@@ -16,11 +16,19 @@ from rich.console import Console
 
 from collab_llm_nodes.errors import ConfigError, InvalidInput, printable
 from collab_llm_nodes.replay.bag import Bag, goes_back, open_bag
+from collab_llm_nodes.replay.compare import Reply
 from collab_llm_nodes.replay.recording import Recording, Step, as_expected
 from collab_llm_nodes.replay.replayers import Models, in_process, through_nodes
+from collab_llm_nodes.robot.asked_thing import AskedThing
 from collab_llm_nodes.robot.grammar import REASONS, Code, GrammarConfig, parse
-from collab_llm_nodes.robot.mission import MissionConfig, check_instruction
+from collab_llm_nodes.robot.mission import (
+    MissionConfig,
+    asked_thing,
+    check_instruction,
+    refusal,
+)
 from collab_llm_nodes.robot.prompt import DEFAULT_TEMPLATE, user_text
+from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
 from collab_llm_nodes.ros.images import encode_jpeg, read_compressed, to_rgb
 
 _RAW = "sensor_msgs/msg/Image"
@@ -80,13 +88,26 @@ def run_ask(
     Raises:
         CollabError: bag, configuration or a model cannot be used, or no picture can be asked about.
     """
-    check_instruction(question.instruction, MissionConfig())
     settings = Recording(bag, (), _parameters(question.config), "")
+    mission = settings.settings(MissionConfig, "navigator", "mission")
+    check_instruction(question.instruction, mission)
+    asked = asked_thing(question.instruction, mission)
     models = models.named(settings)
     answers: list[dict[str, Any]] = []
     left_out: list[InvalidInput] = []
     with open_bag(bag) as opened:
         topic = _picture_topic(opened, question)
+        report = {
+            "bag": bag.name,
+            "topic": topic,
+            "instruction": question.instruction,
+            "models": asdict(models),
+            "nodes": nodes,
+            "answers": answers,
+        }
+        if asks_to_stop(question.instruction, _stop_words(settings)):
+            console.print("the instruction asks to stop: the robot stops, and asks no model")
+            return report
         answered = (
             through_nodes(settings, models, base=question.config)
             if nodes
@@ -106,7 +127,7 @@ def run_ask(
                     answer = {"left_out": str(error)}
                     told = f"left out: {error}"
                 else:
-                    answer = _answer(reply.text, reply.action.code, str(reply.action), settings)
+                    answer = _answer(reply, settings, mission, asked)
                     text = printable(" ".join(reply.text.split()))
                     told = f'"{text}" -> {answer["action"] or "no action: " + answer["reason"]}'
                 answers.append({**_when(picture), **answer})
@@ -124,27 +145,42 @@ def run_ask(
         highlight=False,
         soft_wrap=True,
     )
-    return {
-        "bag": bag.name,
-        "topic": topic,
-        "instruction": question.instruction,
-        "models": asdict(models),
-        "nodes": nodes,
-        "answers": answers,
-    }
+    return report
 
 
 def _when(picture: _Picture) -> dict[str, Any]:
     return {"epoch": picture.epoch, "stamp_ns": picture.stamp, "time_s": picture.time_s}
 
 
-def _answer(text: str, code: Code, action: str, settings: Recording) -> dict[str, Any]:
-    """Return an answer for the report; ``action`` is empty where there is none."""
-    if code is Code.OK:
-        return {"text": text, "action": action, "reason": ""}
-    grammar = settings.settings(GrammarConfig, "navigation_action_parser", "grammar")
-    reason = parse(text, grammar).reason or REASONS[code]
-    return {"text": text, "action": "", "reason": f"{code.name}, {printable(reason)}"}
+def _answer(
+    reply: Reply, settings: Recording, mission: MissionConfig, asked: AskedThing | None
+) -> dict[str, Any]:
+    """Return an answer for the report, with its action or why there is none."""
+    read = parse(
+        reply.text, settings.settings(GrammarConfig, "navigation_action_parser", "grammar")
+    )
+    if reply.action.code is not Code.OK:
+        refused, why = reply.action.code.name, read.reason or REASONS[reply.action.code]
+    else:
+        refused, why = refusal(read, mission, asked)
+    action = "" if refused else str(reply.action)
+    return {
+        "text": reply.text,
+        "action": action,
+        "reason": f"{refused}, {printable(why)}" if refused else "",
+    }
+
+
+def _stop_words(settings: Recording) -> tuple[str, ...]:
+    """Return the navigator's words for a stop.
+
+    Raises:
+        ConfigError: they are none.
+    """
+    words = settings.parameters.get("navigator", {}).get("stop_words", STOP_WORDS)
+    known = tuple(map(str, words)) if isinstance(words, list | tuple) else ()
+    check_stop_words(known)
+    return known
 
 
 def _step(picture: _Picture, kind: str, question: Question, settings: Recording) -> Step:

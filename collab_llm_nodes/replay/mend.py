@@ -42,6 +42,11 @@ from collab_llm_nodes.replay.bag import (
 
 log = logging.getLogger(__name__)
 
+_PIECE = 1 << 20
+"""Bytes that are unpacked at once."""
+_MOST_TIMES = 100
+_MOST_UNPACKED = 1 << 28
+"""Bytes to which a bag may always be unpacked; larger ones by ``_MOST_TIMES`` at most."""
 _SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _DATA_END = 0x03, 0x04, 0x05, 0x06, 0x0F
 
 
@@ -88,16 +93,43 @@ def _unpacked_files(path: Path, folder: Path) -> list[Path]:
     Of a file that is cut short, as much as there is of it.
     """
     packed = packed_files(path)
+    packed_size = sum(file.stat().st_size for file in packed)
+    size = 0
     for file in packed:
-        decompressor = zstd.ZstdDecompressor()
-        with (
-            file.open("rb") as read,
-            (folder / file.stem).open("wb") as written,
-            contextlib.suppress(zstd.ZstdError, EOFError),  # damaged, or something follows it
-        ):
-            while piece := read.read(1 << 20):
-                written.write(decompressor.decompress(piece))
+        with (folder / file.stem).open("wb") as written:
+            for piece in _pieces(file):
+                size += len(piece)
+                _check_size(size, packed_size, file)
+                written.write(piece)
     return [folder / file.stem for file in packed] or storage_files(path)
+
+
+def _pieces(file: Path) -> Iterator[bytes]:
+    """Yield the content of a compressed file in small pieces, as far as it can be unpacked."""
+    decompressor = zstd.ZstdDecompressor()
+    with (
+        file.open("rb") as read,
+        contextlib.suppress(zstd.ZstdError, EOFError),  # damaged, or something follows it
+    ):
+        while packed := read.read(_PIECE):
+            yield decompressor.decompress(packed, _PIECE)
+            while not (decompressor.needs_input or decompressor.eof):
+                yield decompressor.decompress(b"", _PIECE)
+
+
+def _check_size(size: int, packed_size: int, what: object) -> None:
+    """Refuse to unpack more than a recording holds: a few bytes may stand for terabytes.
+
+    Raises:
+        InvalidInput: ``size`` is too large for what is packed in ``packed_size``.
+    """
+    most = max(_MOST_UNPACKED, _MOST_TIMES * packed_size)
+    if size > most:
+        raise InvalidInput(
+            f"{what} unpacks {packed_size} bytes to over {most}: no recording compresses so far",
+            field="mend",
+            remedy="if it is one, unpack it (zstd -d) and mend the result",
+        )
 
 
 def _mend(path: Path, files: list[Path], out: Path) -> int:
@@ -205,11 +237,15 @@ def _records(data: bytes | mmap.mmap, position: int) -> Iterator[tuple[int, byte
 
 
 def _unpacked(chunk: bytes) -> bytes | None:
-    """The records in a chunk; None if what it holds cannot be unpacked."""
+    """The records in a chunk; None if what it holds cannot be unpacked, or is too much."""
     try:
         size, crc, name_size = struct.unpack_from("<QII", chunk, 16)
         name = chunk[32 : 32 + name_size].decode()
-        return decompress(chunk[40 + name_size :], name, size, crc)
+        packed = chunk[40 + name_size :]
+        _check_size(size, len(packed), name)
+        if name == "zstd":  # lz4 cannot expand to more than 255 times
+            packed, name = zstd.ZstdDecompressor().decompress(packed, size + 1), ""
+        return decompress(packed, name, size, crc)
     except Exception:  # noqa: BLE001 each way of compression has errors of its own
         return None
 

@@ -14,6 +14,8 @@ chair", it sees "the red cone" and drives there. Its own words say so:
     the red ball      nothing               no
 
 A thing agrees if the instruction has its name, or a synonym of it, and no quality contradicts.
+What the instruction excludes ("the ball, not the blue one") agrees with nothing, and what it only
+says where the thing is ("the ball next to the red cone") is not asked for (``parts.py``).
 Of several things one must agree. If something is said not to be in view, it agrees with a search
 for it, but not with a motion to another thing that is.
 """
@@ -29,6 +31,7 @@ from collab_llm_nodes.knowledge.naming import Named, singular
 from collab_llm_nodes.robot.diary import without_order
 from collab_llm_nodes.robot.grammar import Kind, ParsedAction
 from collab_llm_nodes.robot.observations import FUNCTION_WORDS, QUALITIES, THINGS
+from collab_llm_nodes.robot.parts import parts_of
 
 _WORD_OR_MARK = re.compile(r"\w+(?:['\N{RIGHT SINGLE QUOTATION MARK}]\w+)?|[^\w\s]")
 _LONGEST = 80  # characters of what was asked for, in a message
@@ -85,17 +88,16 @@ _KNOWN = {*map(_canonical, THINGS.split())}
 _QUALITY = rf"(?:{'|'.join(QUALITIES.split())})\b"
 _LISTED = re.compile(rf"\b({_QUALITY}),\s*(?={_QUALITY})", re.IGNORECASE)
 """A comma between qualities of one thing: "the red, round ball"."""
-_EXCLUDED = re.compile(
-    r"\b(?:not|no|never|don['\N{RIGHT SINGLE QUOTATION MARK}]t|avoid|ignore|except|without|unlike"
-    r"|instead of|rather than|other than)\b.*?(?=[.,;!?]|\b(?:and|but|then)\b|$)",
-    re.IGNORECASE | re.DOTALL,
-)
-"""Words before things that are not asked for: "the red ball, not the blue one"."""
+_SIDES = frozenset({"front", "back", "left", "right", "top", "bottom", "middle", "center"})
+"""Parts of a thing by which a place is described: "the left of the ball"."""
 
 
 @dataclass(frozen=True)
 class _Thing:
-    """A thing as it is named; ``words`` are those beside ``name``: qualities, mostly."""
+    """A thing as it is named; ``words`` are those beside ``name``: qualities, mostly.
+
+    Without a name it is any thing.
+    """
 
     name: str
     words: frozenset[str]
@@ -106,33 +108,51 @@ class AskedThing:
     """The thing that an instruction names, to compare answers with."""
 
     def __init__(self, instruction: str) -> None:
-        wanted = _EXCLUDED.sub("", _LISTED.sub(r"\1 ", instruction))
-        self._asked: list[_Thing] = []
+        asked, excluded = parts_of(_LISTED.sub(r"\1 ", instruction), _QUALITIES | _KNOWN)
+        self._asked, self._excluded = _things_in(asked), _things_in(excluded)
+        if self._excluded and not self._asked and _ANYTHING.intersection(asked.split()):
+            self._asked = [_Thing("", frozenset())]  # "anything but the red cone"
         self._said = quoted(instruction)
-        for alternative in Named(wanted).things:
-            names = [[_canonical(word) for word in name] for name in alternative]
-            # "the ball that is red", "something red"
-            apart = {w for name in names if _QUALITIES.issuperset(name) for w in name}
-            names = [name for name in names if not _QUALITIES.issuperset(name)]
-            for name in names or [["anything"]]:
-                self._asked += _readings(name, apart)
-            if len(alternative) == 1 and names and names[0][-1] in _KNOWN:
-                self._said = f"the {' '.join(alternative[0])}"
-        found = {word for thing in self._asked for word in (thing.name, *thing.words)}
-        self._asked += _without_article(wanted, found)
+        for (*others, name), *more in Named(asked).things:
+            if not more and _canonical(name) in _KNOWN:
+                self._said = f"the {' '.join((*others, name))}"
 
     def objection(self, action: ParsedAction) -> str:
         """Return what contradicts the instruction in the answer that ``action`` is read from.
 
-        Empty if a thing that it names agrees.
+        Empty if a thing that it names agrees with what is wanted, and more so than with what is
+        excluded.
         """
         seen, missed = _things_of(without_order(action.text, action.span[0]))
         # Whoever turns may search; whoever drives or stops does so because of what it sees.
         judged = [*seen, *missed] if action.kind is Kind.TURN or not seen else seen
-        if any(_agree(asked, thing) for asked in self._asked for thing in judged):
+        if any(_match(self._asked, t) > _match(self._excluded, t) for t in judged):
             return ""
         named = ", ".join(dict.fromkeys(f"the {thing.said}" for thing in judged))[:_LONGEST]
         return f"asked for {self._said}, the answer names {named or 'no thing'}"
+
+
+def _things_in(text: str) -> list[_Thing]:
+    """Return the things that a part of an instruction names, in all their readings."""
+    things = list[_Thing]()
+    for alternative in Named(text).things:
+        names = [[_canonical(word) for word in name] for name in alternative]
+        # "the ball that is red", "something red"
+        apart = {w for name in names if _QUALITIES.issuperset(name) for w in name}
+        names = [name for name in names if not _QUALITIES.issuperset(name)]
+        for name in names or [["anything"]]:
+            things += _readings(name, apart)
+    found = {word for thing in things for word in (thing.name, *thing.words)}
+    things += _without_article(text, found)
+    return [thing for thing in things if thing.name not in _SIDES]
+
+
+def _match(things: Iterable[_Thing], seen: _Thing) -> int:
+    """Return the most words beside the name that one of ``things`` shares with ``seen``.
+
+    -1: none of them agrees.
+    """
+    return max((len(t.words & seen.words) for t in things if _agree(t, seen)), default=-1)
 
 
 def _readings(words: list[str], apart: Iterable[str]) -> Iterator[_Thing]:
@@ -162,6 +182,8 @@ def _without_article(wanted: str, found: Set[str]) -> Iterator[_Thing]:
 def _agree(asked: _Thing, seen: _Thing) -> bool:
     """Return True if nothing says that the two are different things."""
     wanted = asked.words - _ANY_QUALITY
+    if not asked.name:
+        return True
     if asked.name in _ANYTHING:
         return bool(wanted & seen.words)
     if asked.name != seen.name or any(_differ(wanted & c, seen.words & c) for c in _CLASSES):

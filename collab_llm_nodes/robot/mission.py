@@ -197,6 +197,11 @@ class Permission:
     text: str = ""
     speed_limit: float = math.inf
 
+    @property
+    def link_lost(self) -> bool:
+        """Return True if the lost link is one of the reasons."""
+        return "LINK_DOWN" in self.reasons
+
 
 NO_GUARD = Permission(
     False,
@@ -204,9 +209,6 @@ NO_GUARD = Permission(
     text="motion_guard is silent, and only it passes velocities on to the robot: start it, or set"
     " require_guard to false and remap cmd_vel_nav to what moves the robot",
 )
-
-_LINK_LOST = ("LINK_DOWN",)
-"""Reasons of a refusal because of the link alone."""
 
 _ASK_KNOWN = "name a thing that the model knows and sees, or set mission.check_thing to false"
 _ASK_CONTINUOUS = "does its source restart, correct itself, or scale wrongly? It must be continuous"
@@ -241,6 +243,32 @@ def check_instruction(instruction: str, config: MissionConfig) -> None:
         )
 
 
+def asked_thing(instruction: str, config: MissionConfig) -> AskedThing | None:
+    """Return the thing that answers are compared with; None if they are not."""
+    return AskedThing(instruction) if config.check_thing else None
+
+
+def refusal(
+    action: ParsedAction, config: MissionConfig, asked: AskedThing | None
+) -> tuple[str, str]:
+    """Return the status and the words by which a mission refuses ``action``; empty if it does not.
+
+    Args:
+        asked: the thing asked for, see ``asked_thing``.
+    """
+    try:
+        check_step(action, config.max_distance, config.max_angle)
+    except InvalidInput as error:
+        action = replace(
+            action, kind=Kind.NONE, value=0.0, code=Code.OUT_OF_RANGE, reason=str(error)
+        )
+    if action.code is not Code.OK:
+        return _STATUS_OF.get(action.code, "UNREADABLE"), _words(action)
+    if asked and (objection := asked.objection(action)):
+        return "NOT_FOUND", f"{objection}: {_ASK_KNOWN}"
+    return "", ""
+
+
 class Mission:
     """See the module docstring. Feed events; read ``phase``, ``velocity`` and ``ending``.
 
@@ -267,7 +295,7 @@ class Mission:
     ) -> None:
         """``steps``: who carries them out. ``guarded``: no motion without ``on_motion_state``."""
         self.config = config
-        self._asked_thing = AskedThing(instruction) if config.check_thing else None
+        self._asked_thing = asked_thing(instruction, config)
         self.phase = Phase.OBSERVE
         self.velocity = ZERO
         self.ending: Ending | None = None
@@ -298,7 +326,7 @@ class Mission:
         self._permission = NO_GUARD if guarded else Permission()
         self._permitted_at = -math.inf  # heard from motion_guard, machine's time
         self._began = wall
-        self._refused_since: float | None = wall if guarded else None
+        self._refused_since = wall  # by reasons of the present kind: with the link, or without
 
     @property
     def answering(self) -> bool:
@@ -325,7 +353,7 @@ class Mission:
             return False
         if stamp < self._not_before or stamp <= self.asked:
             return False
-        if self._refused_since is not None and self._permission.reasons != _LINK_LOST:
+        if not (self._permission.allowed or self._permission.link_lost):
             self._phase_since = wall  # frames do come; to ask is how a link is found again
             return False
         self.asked = stamp
@@ -345,17 +373,9 @@ class Mission:
         """
         if not self.awaits_action or action.code is Code.FAILED:
             return False  # FAILED: the generation's own result says more
-        try:
-            check_step(action, self.config.max_distance, self.config.max_angle)
-        except InvalidInput as error:
-            action = replace(
-                action, kind=Kind.NONE, value=0.0, code=Code.OUT_OF_RANGE, reason=str(error)
-            )
-        if action.code is not Code.OK:
-            self.on_failure(_STATUS_OF.get(action.code, "UNREADABLE"), _refusal(action), now, wall)
-            return False
-        if self._asked_thing and (objection := self._asked_thing.objection(action)):
-            self.on_failure("NOT_FOUND", f"{objection}: {_ASK_KNOWN}", now, wall)
+        refused, why = refusal(action, self.config, self._asked_thing)
+        if refused:
+            self.on_failure(refused, why, now, wall)
             return False
         if action.kind is Kind.STOP and not verified:
             unsure = "stop, says the draft model alone: the target has not verified it"
@@ -366,7 +386,7 @@ class Mission:
             self.steps += 1
             self.end("OK")
             return False
-        if self._refused_since is not None:
+        if not self._permission.allowed:
             self._look_again(now, wall)
             return False
         if self._pose is None or wall - self._pose_seen > self.config.odometry_timeout:
@@ -391,18 +411,18 @@ class Mission:
             self._executor.cancel()
             self._abandon(wall)
             self._enter(Phase.OBSERVE, wall)
-            self.on_failure(_STATUS_OF.get(action.code, "UNREADABLE"), _refusal(action), now, wall)
+            self.on_failure(_STATUS_OF.get(action.code, "UNREADABLE"), _words(action), now, wall)
 
     def on_motion_state(self, permission: Permission, now: float, wall: float) -> None:
         """Take whether, and how fast, the robot may move from now on."""
-        self._permission, self._permitted_at = permission, wall
+        self._permit(permission, wall)
+        self._permitted_at = wall
         self._executor.limit = permission.speed_limit
         if permission.emergency_stop:
             self.end("EMERGENCY_STOP", permission.text)
         elif not permission.allowed:
-            self._refuse(now, wall)
+            self._end_step(now, wall)
         else:
-            self._refused_since = None
             ahead = self.action is not None and self.action.kind is Kind.FORWARD
             if self.phase is Phase.ACT and ahead and permission.speed_limit <= 0.0:
                 self._interrupt(now, wall, counts=True)  # something is in the way
@@ -455,9 +475,9 @@ class Mission:
         if self.phase is Phase.ENDED:
             return
         self._listen_to_the_guard(now, wall)
-        refused = wall - (wall if self._refused_since is None else self._refused_since)
+        refused = 0.0 if self._permission.allowed else wall - self._refused_since
         patience = c.refusal_timeout if self._sees else c.observation_timeout
-        link_lost = self._permission.reasons == _LINK_LOST
+        link_lost = self._permission.link_lost
         if wall > self._deadline:
             self.end("DEADLINE_EXCEEDED", f"not done within {c.deadline:g} s")
         elif self.phase is Phase.OBSERVE and not self._answering and waited > patience:
@@ -511,14 +531,22 @@ class Mission:
         if not self._guarded or wall - self._permitted_at <= self.config.guard_timeout:
             return
         if self._permitted_at > -math.inf:
-            self._permission = NO_GUARD
-            self._refuse(now, wall)
+            self._permit(NO_GUARD, wall)
+            self._end_step(now, wall)
         elif wall - self._began > self.config.guard_timeout:
             self.end("MOTION_REFUSED", NO_GUARD.text)
 
-    def _refuse(self, now: float, wall: float) -> None:
-        if self._refused_since is None:
+    def _permit(self, permission: Permission, wall: float) -> None:
+        """Set the permission; time refusals with the link among their reasons, and others, apart.
+
+        A short fault neither ends nor shortens the wait for a lost link, nor the reverse.
+        """
+        before, self._permission = self._permission, permission
+        if (before.allowed, before.link_lost) != (permission.allowed, permission.link_lost):
             self._refused_since = wall
+
+    def _end_step(self, now: float, wall: float) -> None:
+        """End the step under way, because motion is refused."""
         if self.phase is Phase.ACT:
             self._interrupt(now, wall, counts=False)
 
@@ -593,5 +621,5 @@ def _shortened(action: ParsedAction, limits: UnverifiedConfig) -> ParsedAction:
     return replace(action, value=math.copysign(min(abs(action.value), limit), action.value))
 
 
-def _refusal(action: ParsedAction) -> str:
+def _words(action: ParsedAction) -> str:
     return f"{action.reason or REASONS[action.code]}: {action.text[:200]!r}"

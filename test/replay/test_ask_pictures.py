@@ -98,6 +98,22 @@ def test_pictures_of_a_camera_alone_are_asked_about(
     assert (asked.models[0].draft, asked.models[0].target) == ("nav-draft", "nav-target")
 
 
+@pytest.mark.parametrize("given", [("--image", "/image"), ("--every", "1"), ("--every", "0")])
+def test_options_of_ask_are_refused_without_it(given: tuple[str, str]) -> None:
+    refused = CliRunner().invoke(app, ["replay", str(ROOM), *given])
+    assert refused.exit_code == 2
+    assert f"{given[0][2:]}: has no effect here" in refused.output
+    assert "--ask" in refused.output
+
+
+@pytest.mark.parametrize("given", [("--texts",), ("--speed", "2")])
+def test_options_of_a_comparison_are_refused_with_ask(asked: Asked, given: tuple[str, ...]) -> None:
+    refused = ask(ROOM, *given)
+    assert refused.exit_code == 2
+    assert f"{given[0][2:]}: has no effect here" in refused.output
+    assert not asked.settings
+
+
 def test_of_several_cameras_one_must_be_named(tmp_path: Path, asked: Asked) -> None:
     bag = write_runs(tmp_path, [("/left/image", raw()), ("/right/image", compressed())])
     refused = ask(bag)
@@ -192,6 +208,73 @@ def test_what_the_navigator_would_refuse_is_refused(
     assert refused.exit_code == 2
     assert "instruction: " in refused.output
     assert not asked.steps
+
+
+CONE = "I see the red cone straight ahead. The next action is move forward 75 cm."
+
+
+def with_navigator(tmp_path: Path, parameters: str) -> Path:
+    file = tmp_path / "navigator.yaml"
+    file.write_text(f"/**/navigator: {{ros__parameters: {parameters}}}\n", encoding="utf-8")
+    return file
+
+
+def test_another_thing_than_asked_is_no_action(tmp_path: Path, asked: Asked) -> None:
+    """The default configuration checks it, as the robot's does."""
+    bag, report = write_runs(tmp_path, [("/image", raw())]), tmp_path / "report.json"
+    asked.answer = CONE
+    ran = ask(bag, "--json", report, instruction="find the red chair")
+    assert (
+        "-> no action: NOT_FOUND, asked for the red chair, the answer names the red" in ran.output
+    )
+    assert "1 sampled pictures of /image answered, 0 with an action" in ran.output
+    assert json.loads(report.read_text(encoding="utf-8"))["answers"][0]["action"] == ""
+    assert "-> move forward 75 cm" in ask(bag, instruction="find the red cone").output
+    unchecked = with_navigator(tmp_path, "{mission: {check_thing: false}}")
+    ran = ask(bag, "--config", unchecked, instruction="find the red chair")
+    assert "-> move forward 75 cm" in ran.output
+
+
+@pytest.mark.parametrize(
+    ("limit", "action"),
+    [("max_distance: 0.25", "move forward 50 cm"), ("max_angle: 15.0", "turn left 30 degree")],
+)
+def test_a_step_beyond_the_limits_of_the_mission_is_no_action(
+    tmp_path: Path, asked: Asked, limit: str, action: str
+) -> None:
+    bag = write_runs(tmp_path / "bags", [("/image", raw())])
+    asked.answer = f"The ball is on the left. The next action is {action}."
+    assert f"-> {action}" in ask(bag).output
+    limited = with_navigator(tmp_path, f"{{mission: {{{limit}}}}}")
+    assert "-> no action: UNREADABLE, " in ask(bag, "--config", limited).output
+
+
+@pytest.mark.parametrize("instruction", ["stop", "Halt, please!", "don't move"])
+def test_an_instruction_to_stop_asks_no_model(
+    tmp_path: Path, asked: Asked, instruction: str
+) -> None:
+    bag, report = write_runs(tmp_path, [("/image", raw())]), tmp_path / "report.json"
+    ran = ask(bag, "--json", report, instruction=instruction)
+    assert ran.exit_code == 0
+    assert "asks to stop" in ran.output
+    assert json.loads(report.read_text(encoding="utf-8"))["answers"] == []
+    assert not asked.settings
+    own = with_navigator(tmp_path, "{stop_words: [basta]}")
+    assert ask(bag, "--config", own, instruction="basta").exit_code == 0
+    assert not asked.settings
+    none = with_navigator(tmp_path, "{stop_words: []}")
+    refused = ask(bag, "--config", none, instruction="basta")
+    assert (refused.exit_code, "stop_words" in refused.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "instruction", ["find the red chair", "stay away from the red cone and find the chair"]
+)
+def test_the_embedded_pair_is_held_where_it_names_another_thing(instruction: str) -> None:
+    ran = ask(ROOM, "--every", 15, instruction=instruction)
+    assert ran.exit_code == 0, ran.output
+    assert "NOT_FOUND, asked for" in ran.output
+    assert "0 with an action" in ran.output
 
 
 def test_the_embedded_pair_answers_about_a_recorded_room(tmp_path: Path) -> None:

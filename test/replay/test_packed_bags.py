@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import yaml
 from folders import ROOM
 
 from collab_llm_nodes.errors import InvalidInput
-from collab_llm_nodes.replay.bag import zstd
+from collab_llm_nodes.replay.bag import MAGIC, zstd
 from collab_llm_nodes.replay.mend import mend
 from collab_llm_nodes.replay.recording import read_recording
 
@@ -56,6 +58,35 @@ def test_a_compressed_file_that_is_cut_short_is_mended_as_far_as_it_goes(packed:
     mended, count = mend(packed)
     assert count > 0
     read_recording(mended)
+
+
+@pytest.mark.parametrize("files", [1, 3])
+def test_a_few_bytes_that_stand_for_gigabytes_are_refused(tmp_path: Path, files: int) -> None:
+    bag = tmp_path / "bomb"
+    bag.mkdir()
+    for number in range(files):
+        packer = zstd.ZstdCompressor()
+        mebibyte = bytes(1 << 20)
+        pieces = [packer.compress(mebibyte) for _ in range(1200 // files)]
+        (bag / f"bomb_{number}.db3.zstd").write_bytes(b"".join([*pieces, packer.flush()]))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InvalidInput, match="no recording compresses so far"):
+        mend(bag)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
+    assert not bag.with_name("bomb_mended").exists()
+
+
+@pytest.mark.parametrize("declared", [0, 1 << 20, 1 << 30, 1 << 62])
+def test_a_chunk_that_stands_for_gigabytes_is_left_out(tmp_path: Path, declared: int) -> None:
+    packer = zstd.ZstdCompressor()
+    packed = b"".join([*(packer.compress(bytes(1 << 20)) for _ in range(400)), packer.flush()])
+    head = struct.pack("<QQQII", 0, 0, declared, 0, 4) + b"zstd" + struct.pack("<Q", len(packed))
+    file = tmp_path / "bomb.mcap"
+    file.write_bytes(MAGIC + struct.pack("<BQ", 0x06, len(head) + len(packed)) + head + packed)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InvalidInput, match="no message"):
+        mend(file)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
 
 
 @pytest.mark.parametrize("text", ["", "[]", "a: 1"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from functools import cache
 
@@ -124,6 +125,112 @@ def test_other_words_for_the_same_thing_agree(instruction: str, reason: str) -> 
 @pytest.mark.parametrize("action", ["move forward 50 cm", "stop"])
 def test_another_thing_is_objected_to(instruction: str, reason: str, action: str) -> None:
     assert objection(instruction, reason, action)
+
+
+EXCLUSIONS = [
+    "stay away from the red cone and find the chair",
+    "stay away from the red cone and find a cone that is blue",
+    "find a cone that is not red",
+    "find the cone that isn't red",
+    "find the cone that isn\N{RIGHT SINGLE QUOTATION MARK}t red",
+    "find a non-red cone",
+    "find a cone of any colour but red",
+    "find a cone that is neither blue nor red",
+    "find a cone that is not blue or red",
+    "anything but the red cone",
+    "find every cone except the red one",
+    "keep clear of the red cone and find the cone",
+    "leave the red cone alone and go to the cone",
+    "forget about the red cone, find the ball",
+    "skip the red cone",
+    "beware of the red cone and find the blue cone",
+    "avoid the blue ball and the red cone and find the box",
+    "avoid the blue ball, the red cone, and find the box",
+    "the cone other than the red cone",
+    "find the cone, never the red one",
+    "don't go to the red cone, go to the ball",
+    "instead of the red cone go to the ball",
+    "go to the ball without touching the red cone",
+    "the red cone is off limits, find the cone",
+    "i do not want the red cone, i want the ball",
+    "stop following the red cone",
+]
+REFERENCES = [
+    *(
+        f"find the ball {place} the red cone"
+        for place in ("next to", "behind", "in front of", "near", "to the left of", "on", "with")
+    ),
+    "find the ball between the blue box and the red cone",
+    "find the ball beside the blue box and behind the red cone",
+    "find the ball. it is next to the red cone",
+    "find the ball that the red cone hides",
+    "the owner of the red cone",
+    "the red cone's owner",
+    "find something near the red cone",
+    "find forklift behind red cone",
+    "go from the red cone to the ball",
+    "go around the red cone to the ball",
+]
+
+
+@pytest.mark.parametrize("instruction", [*EXCLUSIONS, *REFERENCES])
+def test_what_is_excluded_or_only_referred_to_is_objected_to(instruction: str) -> None:
+    assert objection(instruction, "i see the red cone straight ahead")
+
+
+@pytest.mark.parametrize(
+    ("instruction", "seen"),
+    [
+        ("stay away from the red cone and find the chair", "chair"),
+        ("find a ball that is not blue", "red ball"),
+        ("find a non-blue ball", "red ball"),
+        ("find the ball other than the blue ball", "red ball"),
+        ("find anything but the red cone", "blue ball"),
+        ("leave the room and find the red ball", "red ball"),
+        ("instead of the red cone go to the ball", "blue ball"),
+        ("i do not want the red cone, i want the ball", "blue ball"),
+        ("nothing but the red ball", "red ball"),
+        ("why don't you go to the red ball", "red ball"),
+        ("don't forget to find the red ball", "red ball"),
+        ("don't stop until you reach the red ball", "red ball"),
+        ("if you don't mind, find the red ball", "red ball"),
+        ("find the red ball, it is not far", "red ball"),
+        ("find the red ball and do not touch it", "red ball"),
+        ("find the ball between the red cone and the blue box", "green ball"),
+        ("go next to the red ball", "red ball"),
+        ("go between the red cone and the blue box", "blue box"),
+        ("drive to the left of the red ball", "red ball"),
+        ("stand in front of the red ball", "red ball"),
+        ("halt beside the red ball", "red ball"),
+        ("go past the red cone", "red cone"),
+        ("go past the red cone to the ball", "blue ball"),
+        ("find one of the red balls", "red ball"),
+        ("stop one meter before the red ball", "red ball"),
+        ("in the kitchen find the red ball", "red ball"),
+        ("in front of you is the red ball, go to it", "red ball"),
+        ("look at the red ball, then go to the blue box", "red ball"),
+        ("look at the red ball, then go to the blue box", "blue box"),
+        ("go to the dog's ball", "blue ball"),
+    ],
+)
+def test_what_is_asked_for_beside_exclusions_and_references_agrees(
+    instruction: str, seen: str
+) -> None:
+    assert not objection(instruction, f"i see the {seen} straight ahead")
+
+
+def test_of_what_is_wanted_and_what_is_excluded_the_nearer_one_counts() -> None:
+    asked = AskedThing("find the red ball, not the ball by the door")
+    assert not asked.objection(read("i see the red ball ahead"))
+    assert not asked.objection(read("the blue ball is left of the red ball"))
+    assert asked.objection(read("i see the blue ball ahead"))
+    assert asked.objection(read("i see the ball ahead"))
+
+
+def test_a_long_instruction_is_read_in_proportion_to_its_length() -> None:
+    begun = time.perf_counter()
+    AskedThing("not the any of the red " * 400)
+    assert time.perf_counter() - begun < 2.0
 
 
 def test_a_search_may_name_what_is_seen_meanwhile() -> None:

@@ -8,6 +8,8 @@ import pytest
 from driving import CONFIG, Drive, moving
 
 from collab_llm_nodes.robot.executor import ZERO
+from collab_llm_nodes.robot.guard import Guard, GuardConfig, Source
+from collab_llm_nodes.robot.mission import Permission
 
 OUTAGE = replace(CONFIG, deadline=300.0, outage_timeout=20.0, refusal_timeout=5.0)
 
@@ -88,3 +90,47 @@ def test_a_camera_that_restarts_costs_time_only_and_one_that_does_not_is_reporte
     assert drive.step("turn left 15 degree")
     drive.run(2.0 + OUTAGE.refusal_timeout)
     assert drive.code() == "NO_OBSERVATION"
+
+
+@pytest.mark.parametrize(
+    ("fault", "begin", "end"),
+    [
+        ("camera", 40.0, 40.6),
+        ("odometry", 1.0, 40.0),
+        ("odometry", 40.0, 61.0),
+        ("scan", 59.0, 62.0),
+        ("obstacle", 0.0, 70.0),
+        ("guard", 40.0, 44.0),
+    ],
+)
+def test_other_faults_in_an_outage_do_not_lose_the_mission(
+    fault: str, begin: float, end: float
+) -> None:
+    """The link is down for 60 s, half of ``outage_timeout`` and twice ``refusal_timeout``."""
+    drive = moving(replace(CONFIG, deadline=300.0, refusal_timeout=30.0, outage_timeout=120.0))
+    guard = Guard(GuardConfig())
+    start, asked = drive.wall, 0
+    while (t := drive.wall - start) < 61.5:
+        now = {fault} if begin <= t < end else set()
+        guard.on_link(t >= 60.0, 0.0, drive.wall)
+        if "odometry" not in now:
+            guard.on_odometry(0.0, True, drive.wall)
+        if "camera" not in now:
+            guard.on_camera(0.0, drive.wall)
+        if "scan" not in now:
+            gap = 0.2 if "obstacle" in now else 5.0
+            guard.on_gap(Source.SCAN, gap, 0.0, drive.wall)
+        if "guard" not in now:
+            state = guard.state(drive.wall)
+            told = Permission(
+                state.allowed, state.emergency_stop, state.reasons, state.text, state.speed_limit
+            )
+            drive.mission.on_motion_state(told, drive.now, drive.wall)
+        if "camera" not in now and drive.observe():
+            asked += 1
+            drive.mission.on_answer_ended(drive.wall)
+            drive.mission.on_failure("DEADLINE_EXCEEDED", "why", drive.now, drive.wall)
+        drive.run(0.05)
+        assert drive.code() == "", (t, drive.message())
+        assert drive.mission.velocity == ZERO
+    assert asked > 80, "to ask is how a link is found again"
