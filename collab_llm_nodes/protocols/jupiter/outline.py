@@ -55,7 +55,10 @@ def route(question: str, max_tokens: int | None = None) -> Route:
         return Route(MATHEMATICS)
     if _ACCOUNT.search(question) and _count_records(question) >= LEAST_RECORDS:
         return Route(RECORDS)
-    sentences = _sentences(_last_paragraph(question))
+    paragraph = _last_paragraph(question)
+    sentences = _sentences(paragraph)
+    if _LOOKS_AND_TELLS.match(paragraph):
+        return Route(ORDER)
     acts = sum(_ACTS.search(sentence) is not None for sentence in sentences)
     if acts and (2 * acts >= len(sentences) or len(sentences) < _SENTENCES_OF_A_TALK):
         return Route(ORDER)
@@ -164,10 +167,13 @@ _BROAD = re.compile(
     re.IGNORECASE,
 )
 """Wording that asks for more than one thing to be said."""
+_ADDRESS = (
+    r"^\W*(?:(?:please|kindly|just|robot|now|then|next|first|ok(?:ay)?|hey),?\s+"
+    r"|(?:can|could|will|would) you\s+|(?:I want|I need|I(?:'d| would) like) you to\s+"
+    r"|(?:go|come|try) (?:and|to)\s+)*"
+)
 _ACTS = re.compile(
-    r"^\W*(?:(?:please|robot|now|then|next|first|ok(?:ay)?|hey),?\s+"
-    r"|(?:can|could|will|would) you\s+)*"
-    r"(?:go (?!over|through|into|on\b)"
+    _ADDRESS + r"(?:go (?!over|through|into|on\b)"
     r"|(?:drive|move|walk|run|roll|head|navigate|return|come|travel) (?!me through|up with|on\b)"
     r"|turn (?:left|right|around|back|to|toward|on|off)|follow (?:me|him|her|them|the|that)"
     r"|look (?:around|left|right|up|down|behind|under|out)|(?:take|lead|guide) me (?:to|there|home)"
@@ -176,6 +182,27 @@ _ACTS = re.compile(
     r"|\bwhat (?:(?:do|did|can) )?you (?:see|saw|hear|heard|notice|spot)\b",
     re.IGNORECASE,
 )
+_LOOKS_AND_TELLS = re.compile(
+    _ADDRESS
+    + r"(?:look|see|check|inspect|examine|observe|watch|listen|scan|search|find|locate|spot|count"
+    r"|measure|detect|survey|explore|investigate|monitor|photograph|film|smell|touch|feel|read"
+    r"|climb|approach|enter|leave|cross|circle|visit|ascend|descend|step|crawl|jump|pass|reach|proceed"
+    r"|open|close|push|pull|press|lift|knock|take the|get (?:to|into|out|closer|near)"
+    r"|(?:go|drive|move|walk|run|roll|head|navigate|return|come|travel|turn|follow)"
+    r"(?! (?:over|through|on|me through|up with)\b))\s"
+    # What is looked at is a thing, no topic.
+    r"(?!(?:(?:at|for|into|out)\s)?(?:\w+\s){0,2}"
+    r"(?:causes|reasons|effects|impacts?|consequences|roles?|history|origins?|importance|significance"
+    r"|(?:dis)?advantages|benefits|drawbacks|pros|ways|steps|methods|strategies|tips|ideas?|concepts?"
+    r"|principles|theor(?:y|ies)|arguments|challenges|factors|differences?|similarities|relationship"
+    r"|topics?|themes?)\b)"
+    r".{0,200}?(?:[,;.!]|\b(?:and|then|to))\s+"
+    r"(?:(?:and|then|also|please|can you|could you),?\s+){0,3}"
+    r"(?:tell|explain|describe|discuss|compare|list|name|say|give|report|show|suggest|recommend"
+    r"|advise|summari[sz]e|outline|write|let me know|come back|answer)\b",
+    _FLAGS,
+)
+"""Orders to look or go somewhere and to describe or explain something there."""
 _LIST_NUMBER = re.compile(r"\s*\d{1,2}[.)]\s")
 _SENTENCE = re.compile(r"[^.?!\n]+[.?!]*")
 _WORDS_OF_A_FACT = 16

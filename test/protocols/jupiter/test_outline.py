@@ -74,6 +74,14 @@ How do you say hello in French? | Give me a synonym for happy. | Correct the gra
 Rewrite this sentence: he go home. | Set a timer for 5 minutes | Tell me a joke. | What time is it?
 List the days of the week. | Write a haiku about autumn. | Choose a number between 1 and 10.
 Which is larger, 9.11 or 9.9? | Where did you last see the red ball? | What's the weather like?
+Check the hallway for obstacles and explain what you find. | Count the chairs and explain it.
+Inspect the pump and tell me the causes of the noise. | Climb the stairs and give me an overview.
+Find the red ball and describe the way there. | Look at the sofa and tell me why it is blue.
+Could you please check the door, then describe how it is damaged? | Scan the room; list the risks.
+Go and look at the pump. Tell me the reasons. | I want you to enter and explain why.
+Read the label on the box and explain the risks. | Listen at the door to tell me why it is loud.
+Open the cupboard and suggest ways to tidy it. | Watch the cat and describe how it moves.
+Examine the bicycle and give me tips to repair it. | Approach the table and compare the two cups.
 """
 BROAD = """
 What are the pros and cons of remote work? | Compare cats and dogs as pets. | Tell me about whales.
@@ -82,6 +90,9 @@ Walk me through the steps of baking bread. | Come up with ideas for a party. | H
 Go through the causes of the war. | What are the differences between tea and coffee?
 How do I convert a loft into a bedroom? | What is the best way to get rust off a drawer?
 Suggest three strategies for learning a language. | Write an essay on climate change.
+Find the main causes of the war and explain them. | Look at the pros of tea and discuss them.
+Explore the benefits of yoga and describe them. | Describe how a robot finds a ball and picks it up.
+Explain how to inspect a pump and give examples. | Walk me through the steps and give me tips.
 Plan a weekend in Rome. | Write the recipe for tomato soup. | What if the moon were closer?
 """
 
