@@ -131,6 +131,12 @@ def _is_in_sentence(text: str, begin: int, end: int) -> bool:
     return bool(_SENTENCE_BEFORE.fullmatch(before) and _SENTENCE_AFTER.match(after))
 
 
+def is_thought_tag(token: str) -> bool:
+    """Return True for a token such as ``</think>``, which marks a thought and nothing else."""
+    marker = _MARKER.fullmatch(token)
+    return bool(marker and marker.lastgroup and "|" not in token)
+
+
 def opened_thought(prompt: str) -> str:
     """Return the opening marker if ``prompt``, as a chat template made it, ends in a thought.
 

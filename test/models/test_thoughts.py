@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from collections.abc import Callable
@@ -297,8 +298,10 @@ def test_an_earlier_answer_with_thoughts_is_no_attack() -> None:
     loaded = tiny_model("llama")
     tokenizer = AutoTokenizer.from_pretrained(tiny_folder("llama"))
     tokenizer.add_tokens(["<think>", "</think>"])
+    model = copy.deepcopy(loaded.model)
+    model.resize_token_embeddings(len(tokenizer))
     tokenizer.chat_template = THINKING.replace("<think>\n", "{% if x %}<think>{% endif %}")
-    thinking = replace(loaded, tokenizer=tokenizer)
+    thinking = replace(loaded, tokenizer=tokenizer, model=model)
     said = "<think>\nhm\n</think>\n\nhello"
 
     def ids(answer: str) -> list[int]:
@@ -309,3 +312,7 @@ def test_an_earlier_answer_with_thoughts_is_no_attack() -> None:
         encode(Prompt("<think>"), thinking)
     assert "<think>" in thinking.control_tokens
     assert thinking.tokenizer.decode(ids(said)) == thinking.tokenizer.decode(ids("hello"))
+    mention = "Set <think> to true."
+    assert mention in thinking.tokenizer.decode(ids(mention))
+    with pytest.raises(InvalidInput, match="control token"):
+        ids(f"hello{tokenizer.eos_token}")
