@@ -67,15 +67,18 @@ class Reported(Exception):
         self.body = body
 
 
-def read_completion(content: bytes) -> tuple[str, Finish, Usage | None]:
+def read_completion(content: bytes, secret: str = "") -> tuple[str, Finish, Usage | None]:
     """Return text, finish and usage of a response; usage is None where the server tells none.
+
+    Args:
+        secret: masked where an error repeats the response.
 
     Raises:
         BrokenOff: the response or the answer is incomplete.
         ProtocolError: ``content`` is no chat completion.
         Reported: it is an error.
     """
-    response = _decoded(content)
+    response = _decoded(content, secret)
     choices = response.get("choices")
     found = (
         [each for each in choices if isinstance(each, dict)] if isinstance(choices, list) else []
@@ -110,9 +113,14 @@ def whole_characters(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def words_of(body: object) -> str:
-    """Return what a server says about an error, in any of the usual places; bounded."""
+def words_of(body: object, secret: str = "") -> str:
+    """Return what a server says about an error, in any of the usual places; bounded.
+
+    Args:
+        secret: replaced by ``***``, before a cut could leave a part of it.
+    """
     words = "; ".join(dict.fromkeys(_words(body, 0)))
+    words = words.replace(secret, "***") if secret else words
     words = " ".join(whole_characters(words).split())
     return words if len(words) <= _MOST_WORDS else f"{words[:_MOST_WORDS]}..."
 
@@ -140,7 +148,7 @@ def kind_of(body: object, depth: int = 0) -> str:
 
 def _words(body: object, depth: int) -> Iterator[str]:
     if isinstance(body, str):
-        yield body[: 8 * _MOST_WORDS]
+        yield body
     elif isinstance(body, list) and depth < _MOST_DEPTH:
         for item in body[:_MOST_DEPTH]:
             yield from _words(item, depth + 1)
@@ -156,19 +164,19 @@ def _words(body: object, depth: int) -> Iterator[str]:
             yield from _words(metadata.get("raw"), depth + 1)
 
 
-def _decoded(content: bytes) -> dict[str, Any]:
+def _decoded(content: bytes, secret: str) -> dict[str, Any]:
     """Return the object in a response."""
     try:
         response = json.loads(content)
     except (ValueError, RecursionError) as error:
-        begun = words_of(content[: 4 * _MOST_WORDS].decode(errors="replace"))
+        begun = words_of(content.decode(errors="replace"), secret)
         if isinstance(error, json.JSONDecodeError) and (
             error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated")
         ):
             raise BrokenOff(f"the server's answer ends too early: {begun!r}") from None
         raise _wrong(f"it is no JSON: {begun!r}") from None
     if not isinstance(response, dict):
-        raise _wrong(f"it is no object: {words_of(response)!r}")
+        raise _wrong(f"it is no object: {words_of(response, secret)!r}")
     return response
 
 

@@ -392,10 +392,7 @@ class RemoteChat:
         create = self._client.chat.completions.with_raw_response.create
         try:
             response = await within(create(**body), self._config.attempt_s)
-            content: bytes = response.content
-            if self._token:  # errors repeat what a server says, and it may say anything
-                content = content.replace(self._token.encode(), b"***")
-            return read_completion(content)
+            return read_completion(response.content, self._token)
         except Reported as error:
             return self._refused(status_of(error.body), error.body, response.headers)
         except ProtocolError as error:
@@ -428,8 +425,8 @@ class RemoteChat:
         Args:
             status: HTTP status other than 200; 0 if the server names none.
         """
-        words = words_of(body).replace(self._token or "\0", "***")
-        told = f"{status or 'with an error'}: {words}"
+        words = words_of(body)  # as they are: they may name a field that the key resembles
+        told = f"{status or 'with an error'}: {words_of(body, self._token)}"
         kind = kind_of(body)
         if status in (401, 403):
             return _Failure(

@@ -22,7 +22,7 @@ from collab_llm_nodes.errors import InvalidInput, ModelError
 from collab_llm_nodes.models.architectures import context_length
 from collab_llm_nodes.models.failures import translated
 from collab_llm_nodes.models.pictures import MAX_SCANS, Picture, decode
-from collab_llm_nodes.models.thoughts import opened_thought
+from collab_llm_nodes.models.thoughts import is_thought_tag, opened_thought
 from collab_llm_nodes.models.turns import MAX_TURNS, Turn, check_texts, fold_system, texts
 
 if TYPE_CHECKING:  # loading itself tries prompts
@@ -271,10 +271,12 @@ def check_prompt(prompt: Prompt, limits: PromptLimits, field: str = "text") -> N
 
 
 def _refuse_control_tokens(prompt: Prompt, loaded: LoadedModel) -> None:
-    # Spelled out, these would end a turn, begin another's, or pose as image features.
+    # Spelled out, these would end a turn, begin another's, or pose as image features. The tags of a
+    # thought do none of that, and an earlier answer may mention them.
+    answers = {f"turns[{i}].content" for i, t in enumerate(prompt.turns) if t.role == "assistant"}
     for token in loaded.control_tokens:
         for field, text in texts(prompt.text, prompt.turns):
-            if token in text:
+            if token in text and not (field in answers and is_thought_tag(token)):
                 raise InvalidInput(
                     f"contains the control token {token!r}", field=field, remedy="remove it"
                 )

@@ -7,6 +7,12 @@ are not read. Thoughts of one form may nest.
 - Without the closing marker (the answer was cut off) all that follows is a thought.
 - Without the opening marker (the chat template wrote it into the prompt) all before is a thought.
 - A marker within quotes or backticks is a mention of it, not a marker.
+
+An answer may also quote or explain such markers. There are two readings, therefore:
+
+- :func:`answer_of` removes only the thoughts before the answer. An opening marker counts where the
+  answer would begin, and no marker counts within a JSON string.
+- :func:`blank_thoughts` removes whatever may be a thought, for readers that move a robot.
 """
 
 from __future__ import annotations
@@ -41,6 +47,19 @@ _FORMS = (
 )
 _FLAT = frozenset({len(_FORMS) - 3})
 """Forms whose thoughts do not nest: each channel ends the one before."""
+_JSON_STRING = (
+    r"""[{\[,:]\s*(?:"[^"\\]*(?:\\.[^"\\]*)*"|'[^'\\]*(?:\\.[^'\\]*)*')(?=\s*(?:[]},:]|\Z))"""
+)
+_ASIDE = r"(?:reason|reflection|scratchpad)"
+"""Tags that are as often part of an answer in XML."""
+_NO_MARKER = re.compile(
+    rf"{_JSON_STRING}|<\s*/?\s*{_ASIDE}\b[^<>]{{0,64}}>", re.IGNORECASE | re.DOTALL
+)
+_LEADING_ASIDE = re.compile(
+    rf"\s*<\s*({_ASIDE})\b[^<>]{{0,64}}>.*?<\s*/\s*\1\s*>", re.IGNORECASE | re.DOTALL
+)
+_SENTENCE_BEFORE = re.compile(r"[^\s.?!] |.?\(")
+_SENTENCE_AFTER = re.compile(r" [a-z]|[.,;:?!)]")
 _MARKER = re.compile(
     r"(?<![^\s([{:,=])[`\"'](?:<[^<>]{0,40}>|\[/?think(?:ing)?\])[`\"']|"
     + "|".join(
@@ -52,26 +71,36 @@ _MARKER = re.compile(
 
 
 def answer_of(text: str) -> str:
-    """Return the answer in what a model has written, without its thoughts."""
-    answer = _replaced(text, "")
-    return text if answer == text else answer.strip()
+    """Return the answer in what a model has written, without the thoughts before it."""
+    seen = _NO_MARKER.sub(lambda found: "x" * len(found[0]), text)
+    parts, last = [], 0
+    for begin, end in find_thoughts(seen, skip_mentions=True):
+        # An answer in one of gpt-oss's channels ends where the next channel begins.
+        in_channel = text.endswith("<|message|>", 0, last)
+        if text[last:begin].strip() and not in_channel:
+            break
+        parts.append(text[last:begin])
+        last = end
+    if aside := _LEADING_ASIDE.match(text, last):
+        last = aside.end()
+    return "".join([*parts, text[last:]]).strip() if last else text
 
 
 def blank_thoughts(text: str) -> str:
-    """Return ``text`` with spaces in place of its thoughts, so that indices stay valid."""
-    return _replaced(text, " ")
-
-
-def _replaced(text: str, character: str) -> str:
+    """Return ``text`` with spaces for whatever may be a thought, so that indices stay valid."""
     parts, last = [], 0
     for begin, end in find_thoughts(text):
-        parts += [text[last:begin], character * (end - begin)]
+        parts += [text[last:begin], " " * (end - begin)]
         last = end
     return "".join([*parts, text[last:]])
 
 
-def find_thoughts(text: str) -> list[tuple[int, int]]:
-    """Return the begin and end of each thought, markers included. Linear in the text's length."""
+def find_thoughts(text: str, *, skip_mentions: bool = False) -> list[tuple[int, int]]:
+    """Return the begin and end of each thought, markers included. Linear in the text's length.
+
+    Args:
+        skip_mentions: a closing marker amid a sentence, without an opening one, closes nothing.
+    """
     found: list[tuple[int, int]] = []
     form, depth, begin, opened = "", 0, 0, 0
     for marker in _MARKER.finditer(text):
@@ -79,6 +108,8 @@ def find_thoughts(text: str) -> list[tuple[int, int]]:
         if not action or (depth and own != form):
             continue
         if action == "closes":
+            if skip_mentions and not depth and _is_in_sentence(text, *marker.span()):
+                continue
             depth -= 1
             if depth < 0:
                 found, begin, depth = [], 0, 0
@@ -93,6 +124,17 @@ def find_thoughts(text: str) -> list[tuple[int, int]]:
     if depth:
         found.append((begin, len(text)))
     return found
+
+
+def _is_in_sentence(text: str, begin: int, end: int) -> bool:
+    before, after = text[max(0, begin - 2) : begin], text[end : end + 2]
+    return bool(_SENTENCE_BEFORE.fullmatch(before) and _SENTENCE_AFTER.match(after))
+
+
+def is_thought_tag(token: str) -> bool:
+    """Return True for a token such as ``</think>``, which marks a thought and nothing else."""
+    marker = _MARKER.fullmatch(token)
+    return bool(marker and marker.lastgroup and "|" not in token)
 
 
 def opened_thought(prompt: str) -> str:

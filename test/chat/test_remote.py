@@ -494,6 +494,39 @@ def test_the_servers_words_are_bounded_and_harmless() -> None:
         assert len(str(result)) < 1000
 
 
+@pytest.mark.parametrize("key", ["ollama", "choices", "e", '"', "content"])
+def test_an_answer_may_have_the_words_of_the_key(key: str) -> None:
+    said = 'Run `ollama serve` and "see" the choices of content'
+    with FakeCompletions([response(completion(said))]) as server:
+        chat = RemoteChat(RemoteConfig(server.url, "large", token=key))
+        (result,) = chat.ask([question()], Control())
+        chat.close()
+    assert replied(result).text == said
+
+
+def test_a_refused_field_is_found_where_the_key_has_its_name() -> None:
+    refused = response({"error": {"message": "temperature is not supported"}}, 400)
+    with FakeCompletions([refused, response(completion())]) as server:
+        chat = RemoteChat(RemoteConfig(server.url, "large", token="temperature", retries=QUICK))
+        (result,) = chat.ask([question()], Control())
+        chat.close()
+    assert replied(result).text == "yes"
+    assert "temperature" not in server.seen[1].body
+
+
+@pytest.mark.parametrize("before", [386, 390, 394, 398])
+@pytest.mark.parametrize(
+    "form",
+    ["{}", '{{"choices": [{{"message": "{}', '"{}"', '{{"error": "{}"}}'],
+    ids=["no JSON", "broken off", "no object", "an error"],
+)
+def test_an_error_repeats_no_part_of_the_key(form: str, before: int) -> None:
+    result, _ = ask([response(form.format("y" * before + f" {KEY}").encode())])
+    assert isinstance(result, CollabError)
+    assert "y" * 300 in str(result)
+    assert KEY[:4] not in str(result)
+
+
 def test_the_servers_pause_is_kept() -> None:
     result, _ = ask([response(b"", 429, Retry_After="0.3"), response(completion())])
     assert replied(result).seconds >= 0.3

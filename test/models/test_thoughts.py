@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -114,6 +116,53 @@ def test_what_is_no_thought_stays_as_it_is(text: str) -> None:
         assert answer_of(text) == blank_thoughts(text) == text
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Use the <reason> tag, then close it.",
+        "Set <think> to true in config.json, then restart.",
+        "Wrap it in <think> and </think>, and nothing else.",
+        "Begin with <think> and end\nwith </think>\nin a line of its own.",
+        "The </think> tag ends it (</think>), and [/THINK] is Mistral's.",
+        "End it with </think>, or [/think].",
+        "The token <|channel|> begins a channel of gpt-oss.",
+        "An example:\n\n```\n<thinking>\nhm\n</thinking>\nyes\n```\nThat is all.",
+        "<event><reason>low battery</reason></event>",
+        "<event><thought>low battery</thought></event>",
+        "The form: </reason> and </scratchpad>\nare closed.",
+        "<reason> is a tag.",
+        '{"citation": "<event><reason>low battery</reason></event>", "answer": "b"}',
+        '{"citation": "14:02 </think> restarted", "answer": "b"}',
+        '{"citation":"say \\"</think>\\" twice\\\\","answer":["<think>","[/THINK]"]}',
+        '```json\n{"<think>": "a</think>b", "c": 1}\n```',
+        "{'citation': 'a </think> b', 'answer': '<|channel|>final c'}",
+        '{"explanation": "e", "citation": "<think>hm</think> x"}',
+    ],
+)
+def test_markers_that_an_answer_mentions_are_part_of_it(text: str) -> None:
+    assert answer_of(text) == text
+    for before in ("<think>hm</think>", "<think>so, hm </think> ", "[THINK]hm[/THINK]\n"):
+        assert answer_of(f"{before}{text}") == text
+    if found := last_object(text):
+        assert last_object(f"hm\n</think>\n\n{text}") == found
+
+
+def test_a_cited_line_does_not_silence_its_worker() -> None:
+    line = "14:02 <think>low</think> battery </think>"
+    said = json.dumps({"explanation": "e", "citation": line, "answer": "14:02"})
+    output = worker_output(Reply(said, Finish.STOP).text, quotes=False, max_characters=100)
+    assert output is not None
+    assert (output.citation, output.answer) == (line, "14:02")
+
+
+@pytest.mark.parametrize("tag", ["reason", "reflection", "scratchpad", "Reason"])
+def test_some_tags_are_thoughts_only_in_pairs_before_the_answer(tag: str) -> None:
+    assert answer_of(f"<{tag}>hm</{tag}>\nyes") == "yes"
+    assert answer_of(f"<think>hm</think>\n<{tag}>hm</{tag}>\nyes") == "yes"
+    for text in (f"yes <{tag}>hm</{tag}>", f"<{tag}>hm", f"hm</{tag}>yes"):
+        assert answer_of(text) == text
+
+
 @given(st.text(alphabet='<>/[]|think \n`"channelfi', max_size=200))
 def test_any_text_is_read(text: str) -> None:
     spans = find_thoughts(text)
@@ -125,13 +174,16 @@ def test_any_text_is_read(text: str) -> None:
 @pytest.mark.parametrize(
     "piece",
     ["<think>", "</think>", "<think>a</think>", "<", "<think ", "\n", " ", "[think]", "`<", "a",
-     "<|channel|>", "<|channel|>final ", "< ", "here's my response:"],
+     "<|channel|>", "<|channel|>final ", "< ", "here's my response:", "<reason>", '"',
+     ',"', ':"\\\\', "</reason>", "<think>a</think><reason>",
+     "a </think> b", ", '", "<|channel|>final<|message|>"],
 )  # fmt: skip
 def test_the_time_is_linear_in_the_text(piece: str) -> None:
     def took(characters: int) -> float:
         text = piece * (characters // len(piece))
         begun = time.process_time()
         blank_thoughts(text)
+        answer_of(text)
         return time.process_time() - begun
 
     short = min(took(1 << 15) for _ in range(3))
@@ -174,16 +226,34 @@ def test_no_reader_looks_into_a_thought(form: str, reader: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-@pytest.mark.parametrize("json", [False, True])
-def test_an_action_in_a_thought_never_moves_the_robot(form: str, json: bool) -> None:
-    action = '{"action": "move forward 50 cm"}' if json else "The next action is stop."
-    config = GrammarConfig(json=json)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_action_in_a_thought_never_moves_the_robot(form: str, as_json: bool) -> None:
+    action = '{"action": "move forward 50 cm"}' if as_json else "The next action is stop."
+    config = GrammarConfig(json=as_json)
     text = form.format(thought=action, answer="I see a door.")
     assert parse(text, config).code is not Code.OK
     assert parse(text, config).text == text
     if form != "{thought}</think>":  # see the begun thought below
         streaming = StreamingParser(config)
         assert all(streaming.push(c) is None for c in text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I see a door. <think>The next action is stop.</think>",
+        "I see a door.\n<think>The next action is stop.",
+        "I see a door. <scratchpad>The next action is stop.",
+        "<reason>The next action is stop.",
+        "<reason>The next action is stop.</reason> I see a door.",
+        "The next action is stop. </reflection> I see a door.",
+        "I wonder </think> what: <reasoning>stop</reasoning>",
+        '{"seen": "a door"} <think>{"action": "stop"}</think>',
+    ],
+)
+def test_an_action_moves_the_robot_only_where_nothing_makes_it_a_thought(text: str) -> None:
+    for as_json in (False, True):
+        assert parse(text, GrammarConfig(json=as_json)).code is not Code.OK
 
 
 def test_the_span_of_an_action_is_that_in_the_whole_text() -> None:
@@ -228,8 +298,10 @@ def test_an_earlier_answer_with_thoughts_is_no_attack() -> None:
     loaded = tiny_model("llama")
     tokenizer = AutoTokenizer.from_pretrained(tiny_folder("llama"))
     tokenizer.add_tokens(["<think>", "</think>"])
+    model = copy.deepcopy(loaded.model)
+    model.resize_token_embeddings(len(tokenizer))
     tokenizer.chat_template = THINKING.replace("<think>\n", "{% if x %}<think>{% endif %}")
-    thinking = replace(loaded, tokenizer=tokenizer)
+    thinking = replace(loaded, tokenizer=tokenizer, model=model)
     said = "<think>\nhm\n</think>\n\nhello"
 
     def ids(answer: str) -> list[int]:
@@ -240,3 +312,7 @@ def test_an_earlier_answer_with_thoughts_is_no_attack() -> None:
         encode(Prompt("<think>"), thinking)
     assert "<think>" in thinking.control_tokens
     assert thinking.tokenizer.decode(ids(said)) == thinking.tokenizer.decode(ids("hello"))
+    mention = "Set <think> to true."
+    assert mention in thinking.tokenizer.decode(ids(mention))
+    with pytest.raises(InvalidInput, match="control token"):
+        ids(f"hello{tokenizer.eos_token}")

@@ -12,6 +12,7 @@ to act: what is found there is told after going there. A short question has to a
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,7 +56,10 @@ def route(question: str, max_tokens: int | None = None) -> Route:
         return Route(MATHEMATICS)
     if _ACCOUNT.search(question) and _count_records(question) >= LEAST_RECORDS:
         return Route(RECORDS)
-    sentences = _sentences(_last_paragraph(question))
+    paragraph = _last_paragraph(question)
+    sentences = _sentences(paragraph)
+    if _LOOKS_AND_TELLS.match(paragraph):
+        return Route(ORDER)
     acts = sum(_ACTS.search(sentence) is not None for sentence in sentences)
     if acts and (2 * acts >= len(sentences) or len(sentences) < _SENTENCES_OF_A_TALK):
         return Route(ORDER)
@@ -164,10 +168,13 @@ _BROAD = re.compile(
     re.IGNORECASE,
 )
 """Wording that asks for more than one thing to be said."""
+_ADDRESS = (
+    r"^\W*(?:(?:please|kindly|just|robot|now|then|next|first|ok(?:ay)?|hey),?\s+"
+    r"|(?:can|could|will|would) you\s+|(?:I want|I need|I(?:'d| would) like) you to\s+"
+    r"|(?:go|come|try) (?:and|to)\s+)*"
+)
 _ACTS = re.compile(
-    r"^\W*(?:(?:please|robot|now|then|next|first|ok(?:ay)?|hey),?\s+"
-    r"|(?:can|could|will|would) you\s+)*"
-    r"(?:go (?!over|through|into|on\b)"
+    _ADDRESS + r"(?:go (?!over|through|into|on\b)"
     r"|(?:drive|move|walk|run|roll|head|navigate|return|come|travel) (?!me through|up with|on\b)"
     r"|turn (?:left|right|around|back|to|toward|on|off)|follow (?:me|him|her|them|the|that)"
     r"|look (?:around|left|right|up|down|behind|under|out)|(?:take|lead|guide) me (?:to|there|home)"
@@ -176,6 +183,27 @@ _ACTS = re.compile(
     r"|\bwhat (?:(?:do|did|can) )?you (?:see|saw|hear|heard|notice|spot)\b",
     re.IGNORECASE,
 )
+_LOOKS_AND_TELLS = re.compile(
+    _ADDRESS
+    + r"(?:look|see|check|inspect|examine|observe|watch|listen|scan|search|find|locate|spot|count"
+    r"|measure|detect|survey|explore|investigate|monitor|photograph|film|smell|touch|feel|read"
+    r"|climb|approach|enter|leave|cross|circle|visit|ascend|descend|step|crawl|jump|pass|reach|proceed"
+    r"|open|close|push|pull|press|lift|knock|take the|get (?:to|into|out|closer|near)"
+    r"|(?:go|drive|move|walk|run|roll|head|navigate|return|come|travel|turn|follow)"
+    r"(?! (?:over|through|on|me through|up with)\b))\s"
+    # What is looked at is a thing, no topic.
+    r"(?!(?:(?:at|for|into|out)\s)?(?:\w+\s){0,2}"
+    r"(?:causes|reasons|effects|impacts?|consequences|roles?|history|origins?|importance|significance"
+    r"|(?:dis)?advantages|benefits|drawbacks|pros|ways|steps|methods|strategies|tips|ideas?|concepts?"
+    r"|principles|theor(?:y|ies)|arguments|challenges|factors|differences?|similarities|relationship"
+    r"|topics?|themes?)\b)"
+    r".{0,200}?(?:[,;.!]|\b(?:and|then|to))\s+"
+    r"(?:(?:and|then|also|please|can you|could you),?\s+){0,3}"
+    r"(?:tell|explain|describe|discuss|compare|list|name|say|give|report|show|suggest|recommend"
+    r"|advise|summari[sz]e|outline|write|let me know|come back|answer)\b",
+    _FLAGS,
+)
+"""Orders to look or go somewhere and to describe or explain something there."""
 _LIST_NUMBER = re.compile(r"\s*\d{1,2}[.)]\s")
 _SENTENCE = re.compile(r"[^.?!\n]+[.?!]*")
 _WORDS_OF_A_FACT = 16
@@ -236,23 +264,38 @@ def guided_turns(directive: str, turns: Sequence[Turn]) -> tuple[Turn, ...]:
     return (Turn("system", directive), *turns)
 
 
-_BULLETS = r"[-*+\u2022\u2023\u2013\u2014]"
-_BEFORE = rf"(?:{_BULLETS}\s+)?(?:\#{{1,6}}\s*)?(?:\*\*|__)?\(?(?:(?:point|step)\s+)?"
+_BULLETS = r"[-*+\u2022\u2023\u25aa\u25cf\u25e6\u2013\u2014]"
+_DASHES = r"\-\u2013\u2014"
+_EMPHASIS = r"(?:\*\*|__|[*_])?"
+_SIGNS = (  # digits in circles, in brackets, with a full stop; and keycaps
+    r"(?:[\u2460-\u2468\u2474-\u247c\u2488-\u2490\u24f5-\u24fd\u2776-\u277e\u2780-\u2788\u278a-\u2792]"
+    r"|\d\ufe0f?\u20e3)"
+)
+_BEFORE = rf"(?:{_BULLETS}\s+)?(?:\#{{1,6}}\s*)?{_EMPHASIS}[(\[]?(?:(?:point|step)\s+)?"
 _ITEM = re.compile(
-    rf"(?P<indent>\s*)(?:{_BEFORE}(?:(?P<number>\d{{1,2}})(?:[.)](?!\d)|:\s)"
-    rf"|(?P<letter>[IVX]{{1,4}}|[A-H])[.)]\s)|{_BULLETS}\s)\s*(?P<title>\S.*?)\s*",
+    rf"(?P<indent>\s*)(?:{_BEFORE}(?:(?P<sign>{_SIGNS})[.):]?"
+    rf"|(?P<number>\d{{1,2}}){_EMPHASIS}(?:[.)\]]{{1,2}}(?!\d)|:(?=[\s*_])|\s?[{_DASHES}]\s)"
+    rf"|(?P<letter>[IVX]{{1,4}}|[A-H]){_EMPHASIS}[.)\]](?=[\s*_]))|{_BULLETS}\s)"
+    r"\s*(?P<title>\S.*?)\s*",
     re.IGNORECASE,
 )
 _MAY_BECOME_ITEM = re.compile(
-    rf"\s*(?:{_BEFORE}(?:(?:\d{{1,2}}|[IVX]{{1,4}}|[A-H])(?:[.):].*)?)?|{_BULLETS}(?:\s.*)?"
-    r"|(?:p|po|poi|poin|point|s|st|ste|step)\s?|[-*_=]+|`{1,3}\w*|~{1,3}\w*)",
+    rf"\s*(?:{_BEFORE}(?:(?:\d{{1,2}}|[IVX]{{1,4}}|[A-H])[*_]{{0,2}}\s?"
+    rf"(?:[.)\]:{_DASHES}\ufe0f\u20e3].*)?|{_SIGNS}.*)?|{_BULLETS}(?:\s.*)?"
+    r"|(?:p|po|poi|poin|point|s|st|ste|step)\s?|[-*_=]+|`{1,3}\w*|~{1,3}\w*|(?:\||\#|\*\*|__).*)",
     re.IGNORECASE,
 )
+_HEADING = re.compile(
+    r" {0,3}(?:(?P<marks>\#{1,6})\s+|(?=(?:\*\*|__)[^*_]+(?:\*\*|__):?\s*\Z))(?P<title>\S.*)"
+)
+_TABLE_RULE = re.compile(r"\s*\|[-:|\s]+")
 _RULE = re.compile(r"\s*(?:[-*_=]{3,}|`{3}\w*|~{3}\w*)\s*")
 _ROMAN = ("I", "II", "III", "IV", "V", "VI", "VII", "VIII")
 _LINE = re.compile(r"\s*(\d{1,2})[.)]\s*(\S.*?)\s*")
 _HEAD_CHARACTERS = 240
 """Longest text before the first point, such as "Sure! Here is an outline:" and a heading."""
+_PART_CHARACTERS = 240
+"""Longest text between a point and the next one."""
 
 
 @dataclass(frozen=True)
@@ -276,18 +319,68 @@ class Outline:
 def read_outline(text: str, *, complete: bool = False) -> Outline:
     """Return the outline in what the model has written so far.
 
-    Points are lines ``1. a few words``, counted by figures or letters, or bullets. Left out are
-    thoughts, a short introduction with headings, and lines that elaborate on a point: indented
-    ones, and bullets under a number. Any other line after the first point ends the outline, as do a
-    wrong number, a title for the second time, and the last point allowed.
+    Points are lines ``1. a few words``, counted by figures or letters, bullets, rows of a table, or
+    headings. Left out are thoughts, a short introduction with headings, and the parts of a point:
+    indented lines, bullets under a number, and a short text, if the first points have one. Any
+    other line after the first point ends the outline, as do a wrong number, a title for the second
+    time, and the last point allowed.
 
     Args:
         complete: the model has ended; a last line without a line feed counts.
     """
     lines = answer_of(text).expandtabs(4).split("\n")
     rest = lines.pop() if not complete else ""
+    listed = _read_list(_rows_as_items(lines), rest, complete)
+    if not listed.usable:
+        headed = _read_list(_headings_as_items(lines), rest, complete)
+        if len(headed.points) > 1:
+            return headed
+    return listed
+
+
+def _rows_as_items(lines: Sequence[str]) -> list[str]:
+    """Return ``lines`` with the rows of tables as items of a list, and without their heads."""
+    found, in_body = [], False
+    for line in lines:
+        if not line.lstrip().startswith("|"):
+            found.append(line)
+            in_body = False
+        elif _TABLE_RULE.fullmatch(line):
+            in_body = True
+        else:
+            first, _, others = line.strip().strip("|").partition("|")
+            number = re.fullmatch(r"[\s*_]*(\d{1,2})[.)\s*_]*", first)
+            if number:
+                found.append(f"{number[1]}. {others.partition('|')[0].strip()}")
+            elif in_body:
+                found.append(f"- {first.strip()}")
+    return found
+
+
+def _headings_as_items(lines: Sequence[str]) -> list[str]:
+    """Return ``lines`` from the first of several like headings on, as a numbered list of these.
+
+    What stands below them is indented. A line in bold counts as the lowest heading.
+    """
+    headings = [_HEADING.fullmatch(line) for line in lines]
+    levels = [len(found["marks"] or "#" * 7) if found else 9 for found in headings]
+    level = min((level for level in set(levels) - {9} if levels.count(level) > 1), default=0)
+    found: list[str] = []
+    number = 0
+    for line, heading, own in zip(lines, headings, levels, strict=True):
+        if heading and own == level:
+            number += 1
+            found.append(f"{number}. {heading['title']}")
+        elif number:
+            found.append(line if own < level else f"    {line}")
+    return found
+
+
+def _read_list(lines: Sequence[str], rest: str, complete: bool) -> Outline:
+    """Return the outline in complete ``lines``, of which ``rest`` is the one under way."""
     points: list[Point] = []
-    kind, indent, head = "", 0, 0
+    kind, indent, head, part = "", 0, 0, 0
+    has_texts = False
     for line in lines:
         if not line.strip() or _RULE.fullmatch(line):
             continue
@@ -303,6 +396,11 @@ def read_outline(text: str, *, complete: bool = False) -> Outline:
             or re.match(rf"\s*{len(points)}\.\d", line)
         ):
             continue  # a part of the point before
+        elif item is None and not _HEADING.fullmatch(line) and _may_be_text(points, has_texts):
+            part += len(line)
+            has_texts = True
+            if part <= _PART_CHARACTERS:
+                continue
         titles = {point.title.casefold() for point in points}
         number = len(points) + 1
         if (
@@ -314,13 +412,24 @@ def read_outline(text: str, *, complete: bool = False) -> Outline:
         ):
             return Outline(tuple(points), ended=True)
         points.append(Point(number, _plain(item["title"])))
+        part = 0
     # The line under way may be cut off as soon as it cannot become a point, or a part of one.
     if points:
         over = _indent(rest) <= indent + 1 and not _MAY_BECOME_ITEM.fullmatch(rest)
+        if _may_be_text(points, has_texts):
+            over = part + len(rest) > _PART_CHARACTERS
     else:
         over = head + len(rest) > _HEAD_CHARACTERS
     full = len(points) == MOST_POINTS
     return Outline(tuple(points), ended=complete or over or full)
+
+
+def _may_be_text(points: Sequence[Point], has_texts: bool) -> bool:
+    """Return True if a line without a number may be a part of the last point.
+
+    After enough points without such lines it is where the answer goes on.
+    """
+    return has_texts or len(points) < LEAST_POINTS
 
 
 def _indent(line: str) -> int:
@@ -329,11 +438,13 @@ def _indent(line: str) -> int:
 
 def _kind(item: re.Match[str]) -> str:
     """Return what an item of a list begins with."""
-    return "number" if item["number"] else "letter" if item["letter"] else "bullet"
+    return "number" if item["number"] or item["sign"] else "letter" if item["letter"] else "bullet"
 
 
 def _is_number(item: re.Match[str], number: int) -> bool:
     """Tell whether an item may be the one of that number; bullets have none."""
+    if item["sign"]:
+        return unicodedata.digit(item["sign"][0]) == number
     if item["number"]:
         return int(item["number"]) == number
     names = (chr(ord("A") + number - 1), *_ROMAN[number - 1 : number])
@@ -342,7 +453,7 @@ def _is_number(item: re.Match[str], number: int) -> bool:
 
 def _plain(title: str) -> str:
     """Return a title without Markdown's emphasis, and without a colon at its end."""
-    return re.sub(r"\*\*|__|^[*_]|[*_]$", "", title).rstrip(": ") or title
+    return re.sub(r"\*\*|__|^[*_]|[*_]$", "", title).strip().rstrip(": ") or title
 
 
 def read_point(text: str) -> tuple[str, bool]:

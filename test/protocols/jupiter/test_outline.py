@@ -74,6 +74,14 @@ How do you say hello in French? | Give me a synonym for happy. | Correct the gra
 Rewrite this sentence: he go home. | Set a timer for 5 minutes | Tell me a joke. | What time is it?
 List the days of the week. | Write a haiku about autumn. | Choose a number between 1 and 10.
 Which is larger, 9.11 or 9.9? | Where did you last see the red ball? | What's the weather like?
+Check the hallway for obstacles and explain what you find. | Count the chairs and explain it.
+Inspect the pump and tell me the causes of the noise. | Climb the stairs and give me an overview.
+Find the red ball and describe the way there. | Look at the sofa and tell me why it is blue.
+Could you please check the door, then describe how it is damaged? | Scan the room; list the risks.
+Go and look at the pump. Tell me the reasons. | I want you to enter and explain why.
+Read the label on the box and explain the risks. | Listen at the door to tell me why it is loud.
+Open the cupboard and suggest ways to tidy it. | Watch the cat and describe how it moves.
+Examine the bicycle and give me tips to repair it. | Approach the table and compare the two cups.
 """
 BROAD = """
 What are the pros and cons of remote work? | Compare cats and dogs as pets. | Tell me about whales.
@@ -82,6 +90,9 @@ Walk me through the steps of baking bread. | Come up with ideas for a party. | H
 Go through the causes of the war. | What are the differences between tea and coffee?
 How do I convert a loft into a bedroom? | What is the best way to get rust off a drawer?
 Suggest three strategies for learning a language. | Write an essay on climate change.
+Find the main causes of the war and explain them. | Look at the pros of tea and discuss them.
+Explore the benefits of yoga and describe them. | Describe how a robot finds a ball and picks it up.
+Explain how to inspect a pump and give examples. | Walk me through the steps and give me tips.
 Plan a weekend in Rome. | Write the recipe for tomato soup. | What if the moon were closer?
 """
 
@@ -187,6 +198,23 @@ LISTED = {
     "sub-bullets at the margin": "{1. }\n- a\n{2. }\n- b\n{3. }\n",
     "bullets in bullets": "{- }\n  - a\n{- }\n  1. b\n{- }\n",
     "parts": "{1. }\n1.1 a\n{2. }\n  2.1. b\n{3. }\n",
+    "a text under each": "{1. }\nSome text.\n{2. }\nMore text.\nAnd more.\n\n{3. }\nA last one.\n",
+    "a text under the first": "{1. }\nSome text.\n{2. }\n{3. }\n",
+    "a text under a bullet": "{- }\nSome text.\n{- }\n{- }\n",
+    "dashes": "{1 - }\n{2 - }\n{3 \u2013 }\n",
+    "square brackets": "{[1] }\n{[2] }\n{[3] }\n",
+    "emphasised figures": "**1.** {}\n**2**. {}\n*3.* {}\n",
+    "emphasised figures with a colon": "**1:** {}\n__2:__ {}\n**Step 3:** {}\n",
+    "emphasised letters": "**A.** {}\n**B)** {}\n**C**. {}\n",
+    "circled digits": "{\u2460 }\n{\u2461}\n{\u2462. }\n",
+    "other circled digits": "{\u2776 }\n{\u24f6 }\n{\u278c }\n",
+    "digits in brackets": "{\u2474 }\n{\u2475 }\n{\u2476 }\n",
+    "keycaps": "{1\ufe0f\u20e3 }\n**{2\ufe0f\u20e3 }**\n{3\u20e3 }\n",
+    "headings alone": "{### }\n{### }\n{### }\n",
+    "headings with texts": "# Tea\n\n{## }\nSome text.\n\n{## }\n- a\n- b\n### c\n{## }\n1. d\n",
+    "lines in bold": "Sure.\n\n**{}**\nSome text.\n\n**{}**\nMore text.\n\n__{}__\n",
+    "a table": "| No. | Point |\n|---|:-:|\n{| 1 | } |\n{| 2. | } |\n{| **3** | } |\n",
+    "a table without numbers": "| Point | Text |\n|:--|--|\n{| } | a |\n{| } | b |\n| **{}** | |\n",
     "rules and fences": "```markdown\n{1. }\n---\n{2. }\n***\n{3. }\n```\n",
     "a thought": "<think>\n1. hm\n2. no\n</think>\n\n{1. }\n{2. }\n{3. }\n",
 }
@@ -202,7 +230,46 @@ def test_lists_are_read_in_any_usual_form(form: str) -> None:
         text = f"{text[:start]}{text[start + 1 : end]}{title}{text[end + 1 :]}"
     assert [point.title for point in read_outline(text, complete=True).points] == titles
     assert not any(read_outline(text[:end]).ended for end in range(len(text) + 1))
-    assert read_outline(f"{text}\nNow the").ended
+    behind = "Now the answer." + "z" * (
+        240 if "text" in form or "#" in form or "bold" in form else 0
+    )
+    assert read_outline(f"{text}\n{behind}").ended
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1. Greet the guest\n" + "Tea is brewed with hot water.\n" * 20,
+        "1. Greet\nA text.\n2. Offer\n3. Ask\n" + "Tea is brewed with hot water.\n" * 20,
+        "### Greet\n" + "Tea is brewed with hot water.\n" * 20,
+        "| a | b |\n" + "Tea is brewed with hot water.\n" * 20,
+    ],
+)
+def test_a_text_under_a_point_is_short(text: str) -> None:
+    ended = next(end for end in range(len(text)) if read_outline(text[:end]).ended)
+    assert ended < 320
+
+
+def test_headings_around_a_list_are_no_points() -> None:
+    found = read_outline("## Outline\n1. A\n2. B\n3. C\n## Answer\n", complete=True)
+    assert [point.title for point in found.points] == ["A", "B", "C"]
+
+
+@pytest.mark.parametrize(
+    "piece", ["|", "|-", "-", "*", "**a", "# ", "#", "1", "1 ", "\u2460", " ", "[(", "_", "1. **"]
+)
+@pytest.mark.timeout(20)
+def test_long_lines_are_read_at_once(piece: str) -> None:
+    for text in (piece * 3000, f"|{piece * 3000}x", f"1. A\n{piece * 3000}x\n"):
+        read_outline(text)
+        read_outline(text, complete=True)
+
+
+@given(st.text(alphabet="1234.)-|#*_ \n\u2460\u2461ab\ufe0f\u20e3", max_size=120))
+def test_any_text_is_read_as_an_outline(text: str) -> None:
+    points = read_outline(text, complete=True).points
+    assert [point.number for point in points] == [*range(1, len(points) + 1)]
+    assert all(point.title for point in points)
 
 
 def test_prose_is_given_up_soon() -> None:
