@@ -110,6 +110,11 @@ class CameraConfig:
             raise ConfigError("has no appsink", field="url", remedy="end the pipeline in ! appsink")
 
     @property
+    def path(self) -> Path:
+        """Path of a file, a folder or a device."""
+        return Path(os.path.expanduser(self.url))  # of a user unknown here it leaves the ~
+
+    @property
     def place(self) -> str:
         """The source, as everybody may see it."""
         if self.source == "videohub":
@@ -270,7 +275,7 @@ class PictureFolder:
     """
 
     def __init__(self, config: CameraConfig, on_skip: Callable[[str, str], None]) -> None:
-        folder = Path(config.url)
+        folder = config.path
         if not folder.is_dir():
             raise Unavailable(f"there is no folder {folder}", field="url")
         files = [each for each in folder.iterdir() if each.is_file() and each.name[0] != "."]
@@ -349,7 +354,7 @@ def open_source(config: CameraConfig) -> Any:
     """
     cv2 = _cv2()
     if config.source == "v4l2":
-        capture = cv2.VideoCapture(_device(config.url), cv2.CAP_V4L2)
+        capture = cv2.VideoCapture(_device(config), cv2.CAP_V4L2)
     elif config.source in ("multicast", "gstreamer"):
         capture = cv2.VideoCapture(_pipeline(config), cv2.CAP_GSTREAMER)
     else:
@@ -357,14 +362,15 @@ def open_source(config: CameraConfig) -> Any:
         _connect_directly()
         limit = int(config.open_timeout * 1000)
         limits = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, limit, cv2.CAP_PROP_READ_TIMEOUT_MSEC, limit]
-        capture = cv2.VideoCapture(config.url, cv2.CAP_FFMPEG, limits)
+        source = str(config.path) if config.source == "file" else config.url
+        capture = cv2.VideoCapture(source, cv2.CAP_FFMPEG, limits)
     if not capture.isOpened():
         raise Unavailable(f"cannot open {config.place!r}", remedy="is it a video, and nobody's?")
     return capture
 
 
-def _device(url: str) -> str:
-    path = Path(f"/dev/video{url}" if url.isdigit() else url)
+def _device(config: CameraConfig) -> str:
+    path = Path(f"/dev/video{config.url}") if config.url.isdigit() else config.path
     if not path.exists():
         raise Unavailable(
             f"there is no {path}", field="url", remedy="`ls /dev/video*` after plugging it in"
@@ -409,9 +415,9 @@ _PORTS = {"rtsp": 554, "rtsps": 322, "http": 80, "https": 443, "rtmp": 1935}
 def _check_reach(config: CameraConfig) -> None:
     """OpenCV says only that it could not open; these are the usual reasons."""
     if config.source == "file":
-        if not Path(config.url).is_file():
-            remedy = "source: folder" if Path(config.url).is_dir() else ""
-            raise Unavailable(f"there is no file {config.url}", field="url", remedy=remedy)
+        if not config.path.is_file():
+            remedy = "source: folder" if config.path.is_dir() else ""
+            raise Unavailable(f"there is no file {config.path}", field="url", remedy=remedy)
         return
     try:
         parts = urlsplit(config.url)
