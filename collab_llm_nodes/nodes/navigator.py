@@ -80,20 +80,16 @@ _PATIENCE_S = 5.0
 class AnswerConfig:
     """The questions to the model, and who answers them."""
 
-    action: str = setting(
-        "edge_cloud/generate", "Action that is asked, of a protocol's own server.", read_only=True
-    )
-    protocol: str = setting("edge_cloud", "Collaboration protocol.")
-    prompt: str = setting(
+    action: str = fixed("edge_cloud/generate", "Action that is asked, of a protocol's own server.")
+    protocol: str = fixed("edge_cloud", "Collaboration protocol.")
+    prompt: str = fixed(
         DEFAULT_TEMPLATE,
         "What the model is asked, with {instruction} and {history}; a model that was not trained"
         " for navigation must be told how to end: 'The next action is ...'. With {memory}, the"
         " robot's memory is asked first.",
     )
-    memory: str = setting(
-        "dragon/generate", "Action that is asked what the robot remembers.", read_only=True
-    )
-    memory_question: str = setting(
+    memory: str = fixed("dragon/generate", "Action that is asked what the robot remembers.")
+    memory_question: str = fixed(
         "Where did you last see what this is about: {instruction}?",
         "What the memory is asked, once for each instruction.",
     )
@@ -130,26 +126,21 @@ class NavigatorConfig:
     health: NavigatorHealth = NavigatorHealth()
     mission: MissionConfig = field(default_factory=MissionConfig)
     answer: AnswerConfig = field(default_factory=AnswerConfig)
-    rate: float = setting(
-        20.0, "Commands per second, robot's clock.", low=1.0, high=200.0, read_only=True
-    )
-    output: str = setting(
+    rate: float = fixed(20.0, "Commands per second, robot's clock.", low=1.0, high=200.0)
+    output: str = fixed(
         "velocity",
         "Who carries a step out: velocity = the navigator, by cmd_vel_nav; nav2 = its actions"
         " drive_on_heading and spin; increments = the Go2's obstacle avoidance; none = nobody: a"
         " dry run, which shows the steps and needs neither odometry nor motion_guard.",
         choices=("velocity", *OUTPUTS, "none"),
-        read_only=True,
     )
     require_guard: bool = fixed(
         True,
         "No motion unless motion_guard says so. False: where another node takes cmd_vel_nav.",
     )
-    stamped: bool = setting(
-        False, "cmd_vel_nav is a TwistStamped (newer navigation stacks).", read_only=True
-    )
-    base_frame: str = setting("base_link", "Frame of stamped commands.")
-    stop_words: tuple[str, ...] = setting(
+    stamped: bool = fixed(False, "cmd_vel_nav is a TwistStamped (newer navigation stacks).")
+    base_frame: str = fixed("base_link", "Frame of stamped commands.")
+    stop_words: tuple[str, ...] = fixed(
         STOP_WORDS, "Instructions that end the one under way, and are not asked about."
     )
     odometry_max_age: float = fixed(

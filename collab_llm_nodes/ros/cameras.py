@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from builtin_interfaces.msg import Time as TimeMsg
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import check_ranges, fixed, setting
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, Unavailable
 from collab_llm_nodes.robot.go2.sport import Answer, Api, Requests
 from collab_llm_nodes.ros.clock import STEADY, wall
@@ -50,26 +50,22 @@ _NEEDS_URL = {
 class CameraConfig:
     """Parameters of ``camera_ingest``."""
 
-    source: str = setting(
+    source: str = fixed(
         "image",
         "Where frames come from. Topics: image (raw), compressed (image/compressed). The Go2's"
         " camera: multicast (H.264, needs GStreamer) or videohub (JPEG by request, needs"
         " unitree_api). Others: v4l2, rtsp, file (a video), folder (JPEG and PNG files by name),"
         " gstreamer.",
         choices=(*TOPICS, "multicast", "videohub", *_NEEDS_URL),
-        read_only=True,
     )
-    url: str = setting(
+    url: str = fixed(
         "",
         "v4l2: device; rtsp: URL; file, folder: path; gstreamer: pipeline that ends in appsink;"
         " multicast: address:port. A parameter can be read by everybody in the graph; a password in"
         " it is masked elsewhere.",
-        read_only=True,
     )
-    interface: str = setting(
-        "", "multicast: network interface towards the robot, such as eth0.", read_only=True
-    )
-    loop: bool = setting(False, "file, folder: begin again at its end.", read_only=True)
+    interface: str = fixed("", "multicast: network interface towards the robot, such as eth0.")
+    loop: bool = fixed(False, "file, folder: begin again at its end.")
     max_rate: float = setting(
         10.0,
         "Observations per second at most; 0 = all frames. folder: pictures per second, 0 = 30"
@@ -77,14 +73,14 @@ class CameraConfig:
         low=0.0,
         high=1000.0,
     )
-    quality: int = setting(92, "JPEG quality where frames are encoded here.", low=1, high=100)
-    max_width: int = setting(
+    quality: int = fixed(92, "JPEG quality where frames are encoded here.", low=1, high=100)
+    max_width: int = fixed(
         0, "Wider frames are scaled down to this; 0 = never [px].", low=0, high=8192
     )
-    silent_after: float = setting(
+    silent_after: float = fixed(
         1.0, "No frame for this long is reported, machine's time [s].", low=0.05, high=600.0
     )
-    start_grace: float = setting(
+    start_grace: float = fixed(
         10.0,
         "Wait for the first frame for this long before its absence is an error [s].",
         low=0.0,
