@@ -416,8 +416,22 @@ class Dashboard(ManagedNode[DashboardConfig]):
         self._view.goal = replace(self._view.goal, state="ended", error=error)
 
     def _confirm(self) -> None:
+        if not self._view.goal.busy:
+            self._view.goal = Goal()
         if self._confirms.service_is_ready():
-            self._confirms.call_async(Trigger.Request())
+            answered = self._confirms.call_async(Trigger.Request())
+            answered.add_done_callback(partial(self._on_confirmed, self._pending))
+        else:
+            self._refuse_confirmation(self._pending, "it does not wait for that any more")
+
+    def _on_confirmed(self, instruction: str, answered: RosFuture) -> None:
+        response = answered.result()
+        if not response.success:
+            self._refuse_confirmation(instruction, response.message)
+
+    def _refuse_confirmation(self, instruction: str, why: str) -> None:
+        if not self._view.goal.busy:
+            self._view.goal = Goal("ended", instruction, error=f"not confirmed: {why[:1000]}")
 
     def _ask(self, question: str) -> None:
         begin = partial(self._view.on_recall, Recall(question=question))
