@@ -63,7 +63,7 @@ from collab_llm_nodes.ros.goals import RESULT_S, SentGoal
 from collab_llm_nodes.ros.health import Faults, Level, Status, TopicLimits
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
 from collab_llm_nodes.ros.motion_inputs import action_from, permission_from, pose_from, seconds_of
-from collab_llm_nodes.ros.program import run
+from collab_llm_nodes.ros.program import command_for, run
 from collab_llm_nodes.ros.qos import CAMERA, COMMAND, REQUESTS, RESULT, STATE
 from collab_llm_nodes.ros.step_outputs import OUTPUTS, make_output
 
@@ -310,10 +310,9 @@ class Navigator(ManagedNode[NavigatorConfig]):
         if not missing:
             self._getting_ready.cancel()
             navigate = self.resolve_topic_name("navigate")
+            instruct = command_for(self, 'ros2 run collab_llm instruct "..."')
             dry = "ready for a dry run" if self._dry else "ready"
-            self.get_logger().info(
-                f'{dry}: send a goal (ros2 run collab_llm instruct "...", or the action {navigate})'
-            )
+            self.get_logger().info(f"{dry}: send a goal ({instruct}, or the action {navigate})")
         elif missing != self._missing and wall() - self._active_since > _PATIENCE_S:
             self._missing = missing
             told = f"; {self._odometry_trouble}" if self._odometry_trouble else ""
