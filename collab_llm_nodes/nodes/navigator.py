@@ -72,6 +72,8 @@ _LOGGED = 120
 """Characters of an instruction that the log repeats."""
 _LOG_S = 0.1
 """Goals may come as fast as somebody sends them; of the lines about them, one in this time."""
+_OF_ANOTHER_TIME_S = 1.0
+"""In a dry run a picture stamped further from now, as one from a bag, is stamped anew."""
 _PATIENCE_S = 5.0
 """Time after the activation from which the log tells what is missing."""
 
@@ -468,7 +470,12 @@ class Navigator(ManagedNode[NavigatorConfig]):
         run_ = self._run
         if run_ is None:
             return
-        captured = seconds_of(msg.header.stamp, "observation.header.stamp")
+        captured, now = seconds_of(msg.header.stamp, "observation.header.stamp"), self.seconds()
+        if self._dry and abs(now - captured) > _OF_ANOTHER_TIME_S:
+            told = f"pictures are stamped {now - captured:.1f} s ago: they count as taken now"
+            self.get_logger().warning(f"dry run: {told}", throttle_duration_sec=10.0)
+            captured, msg.header.stamp = now, self.get_clock().now().to_msg()
+            msg.image.header = msg.header
         if run_.mission.on_observation(captured, wall()):
             run_.stamp = msg.header.stamp
             self._ask(run_, msg)

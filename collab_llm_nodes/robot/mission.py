@@ -287,6 +287,7 @@ class Mission:
         self._answer_ended = wall
         self._failures = self._blocked = 0
         self._sees = False  # a frame has come
+        self._stamped = -math.inf  # capture time of the last one
         self._outage: tuple[float, Ending] | None = None  # since when, and its last failure
         self._pose: Pose2D | None = None
         self._pose_seen = -math.inf
@@ -319,7 +320,7 @@ class Mission:
 
     def on_observation(self, stamp: float, wall: float) -> bool:
         """A frame captured at ``stamp`` is there; True: ask the model about it now."""
-        self._sees = True
+        self._sees, self._stamped = True, stamp
         ahead = self._may_look_ahead()
         if not (ahead or self.phase is Phase.OBSERVE) or self._answering or wall < self._ask_after:
             return False
@@ -461,7 +462,8 @@ class Mission:
         if wall > self._deadline:
             self.end("DEADLINE_EXCEEDED", f"not done within {c.deadline:g} s")
         elif self.phase is Phase.OBSERVE and not self._answering and waited > patience:
-            missing = f"no fresh camera frame for {patience:g} s: {ASK_CAMERA}"
+            old = f"the last is stamped {now - self._stamped:.1f} s ago; " if self._sees else ""
+            missing = f"no fresh camera frame for {patience:g} s: {old}{ASK_CAMERA}"
             self.end("NO_OBSERVATION", missing)
         elif refused > (c.outage_timeout if link_lost else c.refusal_timeout):
             if self._outage and link_lost:
