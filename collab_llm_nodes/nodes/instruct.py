@@ -27,6 +27,7 @@ from rclpy.action import ActionClient
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.publisher import Publisher
+from rclpy.service import Service
 from rclpy.task import Future
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
@@ -98,6 +99,7 @@ class _Client:
         self._confirm = self._unconfirmed = confirm
         self.announced = False
         self._pending: Publisher | None = None  # while the confirmation is offered
+        self._offer: Service | None = None
         self._next_at = self.seen_at + random.uniform(*TURN_S)  # the next step towards that
         if confirm:
             self._speech = self.node.create_publisher(String, "speech", RESULT)
@@ -159,7 +161,7 @@ class _Client:
         others = self.node.count_publishers("pending_instruction") > offers
         if others:
             self._next_at = now + random.uniform(*TURN_S)
-            if self._pending is not None and not self.announced:
+            if self._pending is not None and self._offer is not None and not self.announced:
                 self.node.destroy_service(self._offer)
                 self.node.destroy_publisher(self._pending)
                 self._pending = None

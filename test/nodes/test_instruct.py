@@ -286,9 +286,12 @@ def test_an_instruction_that_looks_like_an_option_confirms_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[tuple[str, bool]] = []
-    monkeypatch.setattr(
-        instruct, "instruct", lambda words, *, confirm: asked.append((words, confirm)) or 0
-    )
+
+    def sent(words: str, *, confirm: bool) -> int:
+        asked.append((words, confirm))
+        return 0
+
+    monkeypatch.setattr(instruct, "instruct", sent)
     monkeypatch.setattr(instruct, "init_rclpy", lambda _: None)
     monkeypatch.setattr(sys, "argv", ["instruct", "--confirm", "--", "--go"])
     assert instruct.main() == 0
