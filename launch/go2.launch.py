@@ -156,7 +156,8 @@ def _nodes(context: LaunchContext) -> list[Node]:
             started.append(node(executable, name=executable, **restarted))
     if value("instruction"):
         instruct = {k: common[k] for k in ("package", "namespace", "output")}
-        words = ["--confirm"] * (value("confirm") == "true") + [value("instruction")]
+        # After `--` an instruction is none of its options, even if it looks like one.
+        words = ["--confirm"] * (value("confirm") == "true") + ["--", value("instruction")]
         started.append(Node(executable="instruct", arguments=words, **instruct))
     return started
 

@@ -192,9 +192,7 @@ class _Page:
             self._pending = ui.row()
             with self._pending:
                 self._waits = ui.label().props("data-id=pending")
-                ui.button("Confirm: the robot moves", on_click=self._confirm).props(
-                    "data-id=confirm"
-                )
+                self._confirms = ui.button(on_click=self._confirm).props("data-id=confirm")
 
     def _build_answer(self) -> None:
         with ui.element("div").classes("panel"):
@@ -362,6 +360,9 @@ class _Page:
         self._cancel.set_enabled(shown.goal.busy)
         self._pending.set_visibility(bool(shown.pending))
         self._waits.set_text(f'"{shown.pending}" waits for you to confirm it.')
+        motion, _ = self._host.robot.motion()
+        dry = motion is not None and "DRY_RUN" in motion.reasons
+        self._confirms.set_text(f"Confirm: {'a dry run' if dry else 'the robot moves'}")
         self._show_answer(shown)
         self._reading.set_visibility(shown.reads or shown.reading is not None)
         self._show_reading(shown.reading)

@@ -15,7 +15,7 @@ from std_msgs.msg import Header
 
 from collab_llm.msg import Draft, EarlyExit, LinkState, Verdict
 from collab_llm.srv import CloseSession, OpenSession
-from collab_llm_nodes.config import check_max_tokens, check_ranges, setting
+from collab_llm_nodes.config import check_max_tokens, check_ranges, fixed
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import (
     Busy,
@@ -60,18 +60,17 @@ class BridgeConfig:
 
     verifier: ClientLinkConfig = field(default_factory=ClientLinkConfig)
     heartbeat: HeartbeatConfig = field(default_factory=HeartbeatConfig)
-    state_period: float = setting(
+    state_period: float = fixed(
         0.1,
         "link_state at least this often: motion_guard takes its silence for a lost link [s].",
         low=0.02,
         high=0.2,
-        read_only=True,
     )
     health: LinkLimits = field(default_factory=LinkLimits)
-    session_deadline_s: float = setting(
+    session_deadline_s: float = fixed(
         60.0, "One session at most, when its opener names no deadline [s].", low=0.1, high=86400.0
     )
-    max_sessions: int = setting(
+    max_sessions: int = fixed(
         8,
         "Sessions open at a time at most, those for motion and all others counted apart.",
         low=1,

@@ -45,7 +45,7 @@ from collab_llm.msg import (
 )
 from collab_llm.msg import Status as StatusMsg
 from collab_llm.msg import Timeline as TimelineMsg
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import check_ranges, fixed, setting
 from collab_llm_nodes.dashboard.stages import (
     NAME,
     ROWS,
@@ -103,27 +103,22 @@ _KINDS = {
 class DashboardConfig:
     """Parameters of the node; the token is none, since everybody can read parameters."""
 
-    host: str = setting(
+    host: str = fixed(
         "127.0.0.1",
         "Address to listen on; any but this machine's own needs a token (environment"
         f" {TOKEN_VARIABLE}, or token_file).",
-        read_only=True,
     )
-    port: int = setting(
-        8080, "TCP port; 0 = a free one, which is logged.", low=0, high=65535, read_only=True
-    )
-    token_file: str = setting(
-        "", "File that holds the token pages must give to be shown.", read_only=True
-    )
-    max_viewers: int = setting(8, "Pages open at a time.", low=1, high=100, read_only=True)
-    rate: float = setting(5.0, "Updates of a page per second.", low=0.5, high=20.0, read_only=True)
+    port: int = fixed(8080, "TCP port; 0 = a free one, which is logged.", low=0, high=65535)
+    token_file: str = fixed("", "File that holds the token pages must give to be shown.")
+    max_viewers: int = fixed(8, "Pages open at a time.", low=1, high=100)
+    rate: float = fixed(5.0, "Updates of a page per second.", low=0.5, high=20.0)
     camera_fov: float = setting(
         90.0,
         "What the camera sees from left to right [deg]: where a direction is in the picture.",
         low=10.0,
         high=170.0,
     )
-    stop_words: tuple[str, ...] = setting(
+    stop_words: tuple[str, ...] = fixed(
         STOP_WORDS, "Instructions that cancel the one under way, whoever gave it."
     )
 
@@ -421,8 +416,22 @@ class Dashboard(ManagedNode[DashboardConfig]):
         self._view.goal = replace(self._view.goal, state="ended", error=error)
 
     def _confirm(self) -> None:
+        if not self._view.goal.busy:
+            self._view.goal = Goal()
         if self._confirms.service_is_ready():
-            self._confirms.call_async(Trigger.Request())
+            answered = self._confirms.call_async(Trigger.Request())
+            answered.add_done_callback(partial(self._on_confirmed, self._pending))
+        else:
+            self._refuse_confirmation(self._pending, "it does not wait for that any more")
+
+    def _on_confirmed(self, instruction: str, answered: RosFuture) -> None:
+        response = answered.result()
+        if not response.success:
+            self._refuse_confirmation(instruction, response.message)
+
+    def _refuse_confirmation(self, instruction: str, why: str) -> None:
+        if not self._view.goal.busy:
+            self._view.goal = Goal("ended", instruction, error=f"not confirmed: {why[:1000]}")
 
     def _ask(self, question: str) -> None:
         begin = partial(self._view.on_recall, Recall(question=question))

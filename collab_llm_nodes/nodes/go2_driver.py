@@ -22,13 +22,12 @@ from typing import Any
 from builtin_interfaces.msg import Time as TimeMsg
 from geometry_msgs.msg import Quaternion, TransformStamped, Twist, TwistStamped
 from nav_msgs.msg import Odometry
-from rclpy.parameter import Parameter
 from rclpy.publisher import Publisher
 from sensor_msgs.msg import Imu, Joy
 from std_msgs.msg import Bool
 
 from collab_llm.msg import MotionState
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import check_ranges, fixed
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.robot.go2.sport import (
     Answer,
@@ -63,40 +62,36 @@ _TICK_S = 0.02
 class Go2DriverConfig(Go2Config):
     """Parameters of the node."""
 
-    state_topic: str = setting(
+    state_topic: str = fixed(
         STATE_TOPIC,
         "The robot's state: /sportmodestate, several hundred a second, or /lf/sportmodestate.",
-        read_only=True,
     )
-    stamped: bool = setting(False, "cmd_vel is a TwistStamped.", read_only=True)
-    odometry_rate: float = setting(
+    stamped: bool = fixed(False, "cmd_vel is a TwistStamped.")
+    odometry_rate: float = fixed(
         50.0, "odom and imu at most this often [1/s].", low=5.0, high=500.0
     )
-    stamps: str = setting(
+    stamps: str = fixed(
         "aligned",
         "Stamps of odom and imu: aligned = when the robot measured, by our clock; receive = when"
         " the message came; robot = as the robot's clock says.",
         choices=("aligned", "receive", "robot"),
     )
-    velocity_frame: str = setting(
+    velocity_frame: str = fixed(
         "body",
         "Frame of the velocity that the robot reports; firmware differs. odom = that of its"
         " position; it is turned into the body's.",
         choices=("body", "odom"),
     )
-    odom_frame: str = setting("odom", "Frame of the odometry's poses.")
-    base_frame: str = setting("base_link", "Frame of the body.")
-    imu_frame: str = setting("imu_link", "Frame of the inertial measurements.")
-    publish_tf: bool = setting(
-        True,
-        "Publish odom_frame to base_frame on /tf, where tf2_msgs is installed.",
-        read_only=True,
+    odom_frame: str = fixed("odom", "Frame of the odometry's poses.")
+    base_frame: str = fixed("base_link", "Frame of the body.")
+    imu_frame: str = fixed("imu_link", "Frame of the inertial measurements.")
+    publish_tf: bool = fixed(
+        True, "Publish odom_frame to base_frame on /tf, where tf2_msgs is installed."
     )
-    publish_joy: bool = setting(
+    publish_joy: bool = fixed(
         True,
         "Publish the robot's remote control as joy, for the emergency stop button of motion_guard:"
         " axes lx ly rx ry, one button for each bit of keys.",
-        read_only=True,
     )
     health: TopicLimits = TopicLimits(min_rate=10.0, max_age=0.3, silent_after=0.5)
 
@@ -240,11 +235,6 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
 
     def expected(self) -> dict[str, TopicLimits]:
         return {"odom": self.config.health}
-
-    def _apply(self, parameters: list[Parameter]) -> None:
-        super()._apply(parameters)
-        self._go2.config = self.config
-        self._go2.requests.timeout = self.config.request_timeout
 
     # Events.
 

@@ -6,12 +6,14 @@ A client of the action ``navigate``, for people and launch files. Ctrl-C cancels
 Models may take minutes to load, and nobody may look at the robot then. With ``--confirm`` it
 announces on ``pending_instruction`` and ``speech`` that all is ready, and sends the goal only once
 somebody has confirmed it: by the dashboard, ``instruct --go``, or the service
-``confirm_instruction``.
+``confirm_instruction``. One instruction at a time is announced, so that a confirmation means the
+one that people were shown.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import signal
 import sys
 import threading
@@ -24,6 +26,8 @@ from rcl_interfaces.srv import GetParameters
 from rclpy.action import ActionClient
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
+from rclpy.publisher import Publisher
+from rclpy.service import Service
 from rclpy.task import Future
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
@@ -34,7 +38,12 @@ from collab_llm_nodes.errors import ConfigError, printable
 from collab_llm_nodes.robot.stop_words import asks_to_stop
 from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.goals import SentGoal
-from collab_llm_nodes.ros.program import argument_parser, init_rclpy, read_arguments
+from collab_llm_nodes.ros.program import (
+    argument_parser,
+    command_for,
+    init_rclpy,
+    read_arguments,
+)
 from collab_llm_nodes.ros.qos import REQUESTS, RESULT, STATE
 
 START_DEADLINE_S = 300.0
@@ -45,6 +54,11 @@ ASK_AGAIN_S = 1.0
 """The answer to a question about parameters may get lost, see goals.py."""
 CONFIRM_DEADLINE_S = 600.0
 """Wait for a confirmation at most; people come back from what they did while the models loaded."""
+TURN_S = (1.0, 2.0)
+"""No other instruction waits for so long before one offers its confirmation; a random time between
+these, so that of several one is the first."""
+SETTLE_S = 0.5
+"""Time from that offer to the announcement: others' offers are seen by then."""
 CANCEL_DEADLINE_S = 5.0
 NAVIGATOR_DEADLINE_S = 5.0
 """Longest wait for a navigator that is to be told to stop, and for a confirmation to be taken."""
@@ -79,15 +93,16 @@ class _Client:
         self._action_asked = ""
         self._answers: ActionClient | None = None  # of that action, only to see that it is there
         self._link_up, self._needs_link = False, True
+        self._dry = False
         self.node.create_subscription(LinkState, "link_state", self._on_link, STATE)
         self._instruction = instruction
-        self.announced, self._unconfirmed = False, confirm
+        self._confirm = self._unconfirmed = confirm
+        self.announced = False
+        self._pending: Publisher | None = None  # while the confirmation is offered
+        self._offer: Service | None = None
+        self._next_at = self.seen_at + random.uniform(*TURN_S)  # the next step towards that
         if confirm:
-            self._pending = self.node.create_publisher(String, "pending_instruction", STATE)
             self._speech = self.node.create_publisher(String, "speech", RESULT)
-            self.node.create_service(
-                Trigger, "confirm_instruction", self._on_confirmed, qos_profile=REQUESTS
-            )
         self._present = self._given_up = False
         self.node.create_timer(0.1, self._look, clock=STEADY)
 
@@ -121,6 +136,8 @@ class _Client:
             self._ask_navigator()
         else:
             there[f"the action {self._action_asked}"] = self._answers.server_is_ready()
+        if self._confirm:
+            there["the end of another instruction that is to be confirmed"] = self._is_alone()
         if self._needs_link:
             there["the link to the verifier (cloud_verifier_bridge)"] = self._link_up
         before, self.missing = self.missing, [name for name, ready in there.items() if not ready]
@@ -134,21 +151,48 @@ class _Client:
             goal = Navigate.Goal(instruction=self._instruction)
             self.goal = SentGoal(self.node, self._action, goal, self._on_end, self._on_feedback)
 
+    def _is_alone(self) -> bool:
+        """Offer the confirmation unless another instruction does; return True if none does.
+
+        A confirmation does not say what it confirms. Instructions that offer it at the same time
+        all withdraw their offer, and try again after a random time.
+        """
+        now, offers = time.monotonic(), self._pending is not None
+        others = self.node.count_publishers("pending_instruction") > offers
+        if others:
+            self._next_at = now + random.uniform(*TURN_S)
+            if self._pending is not None and self._offer is not None and not self.announced:
+                self.node.destroy_service(self._offer)
+                self.node.destroy_publisher(self._pending)
+                self._pending = None
+        elif not offers and now > self._next_at:
+            self._next_at = now + SETTLE_S
+            self._pending = self.node.create_publisher(String, "pending_instruction", STATE)
+            self._offer = self.node.create_service(
+                Trigger, "confirm_instruction", self._on_confirmed, qos_profile=REQUESTS
+            )
+        return not others
+
     def _announce(self) -> None:
         """Ask people to confirm the instruction, once."""
-        if self.announced:
+        if self.announced or self._pending is None or time.monotonic() < self._next_at:
             return
         self.announced, self.seen_at = True, time.monotonic()
         service = self.node.resolve_service_name("confirm_instruction")
+        go = command_for(self.node, "ros2 run collab_llm instruct --go")
+        ready, will = "ready, and NOT moving before this is confirmed", "will move"
+        if self._dry:
+            ready = "ready for a dry run, in which nothing moves; it begins when this is confirmed"
+            will = "will show what I would do, without moving,"
         print(
-            f"ready, and NOT moving before this is confirmed: {printable(self._instruction)}\n"
-            "confirm: the dashboard's button, `ros2 run collab_llm instruct --go`, or"
+            f"{ready}: {printable(self._instruction)}\n"
+            f"confirm: the dashboard's button, `{go}`, or"
             f" `ros2 service call {service} std_srvs/srv/Trigger`",
             file=sys.stderr,
             flush=True,
         )
         self._pending.publish(String(data=self._instruction))
-        said = f"I am ready, and will move once you confirm: {self._instruction}"
+        said = f"I am ready, and {will} once you confirm: {self._instruction}"
         self._speech.publish(String(data=said))
 
     def _on_confirmed(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
@@ -158,11 +202,14 @@ class _Client:
             self._send_when_complete()
             self._unconfirmed = self.goal is None
         response.success = self.goal is not None
-        if response.success:
-            self._pending.publish(String())
+        if self.goal is not None:
+            if self._pending is not None:
+                self._pending.publish(String())
             response.message = self._instruction
-        elif self.missing:
-            response.message = f"not ready, waiting for {', '.join(self.missing)}"
+        elif self._given_up:
+            response.message = "the instruction was given up"
+        else:
+            response.message = f"not ready, waiting for {', '.join(self.missing) or 'its turn'}"
         return response
 
     def _ask_navigator(self) -> None:
@@ -170,8 +217,15 @@ class _Client:
         now = time.monotonic()
         if self._parameters.service_is_ready() and now - self._asked_at > ASK_AGAIN_S:
             self._asked_at = now
-            wanted = GetParameters.Request(names=["answer.action", "answer.protocol"])
-            self._parameters.call_async(wanted).add_done_callback(self._on_parameters)
+            for names, callback in (
+                (["output"], self._on_output),  # first: an announcement depends on it
+                (["answer.action", "answer.protocol"], self._on_parameters),
+            ):
+                wanted = GetParameters.Request(names=names)
+                self._parameters.call_async(wanted).add_done_callback(callback)
+
+    def _on_output(self, asked: Future) -> None:
+        self._dry = [value.string_value for value in asked.result().values] == ["none"]
 
     def _on_parameters(self, asked: Future) -> None:
         values = [value.string_value for value in asked.result().values]

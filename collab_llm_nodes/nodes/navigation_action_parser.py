@@ -19,7 +19,7 @@ from typing import Any
 
 from collab_llm.msg import GeneratedText, NavigationAction
 from collab_llm.msg import Status as StatusMsg
-from collab_llm_nodes.config import check_ranges, fixed, setting
+from collab_llm_nodes.config import check_ranges, fixed
 from collab_llm_nodes.robot.grammar import (
     REASONS,
     Code,
@@ -46,7 +46,7 @@ class ParserConfig:
 
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
     health: ActionLimits = field(default_factory=ActionLimits)
-    max_age: float = setting(
+    max_age: float = fixed(
         10.0, "Oldest camera frame to act on, from its capture [s].", low=0.05, high=600.0
     )
     unverified: str = fixed(
@@ -55,7 +55,7 @@ class ParserConfig:
         " on it slowly and in part (mission.unverified).",
         choices=("refuse", "slow"),
     )
-    streaming: bool = setting(
+    streaming: bool = fixed(
         False,
         "Report a motion before the answer's last token: a round sooner, but the robot moves for"
         " that round on words that a later sentence may take back ('... actually no, stop').",

@@ -64,7 +64,7 @@ from collab_llm_nodes.ros.goals import RESULT_S, SentGoal
 from collab_llm_nodes.ros.health import Faults, Level, Status, TopicLimits
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
 from collab_llm_nodes.ros.motion_inputs import action_from, permission_from, pose_from, seconds_of
-from collab_llm_nodes.ros.program import run
+from collab_llm_nodes.ros.program import command_for, run
 from collab_llm_nodes.ros.qos import CAMERA, COMMAND, REQUESTS, RESULT, STATE
 from collab_llm_nodes.ros.step_outputs import OUTPUTS, make_output
 
@@ -73,6 +73,8 @@ _LOGGED = 120
 """Characters of an instruction that the log repeats."""
 _LOG_S = 0.1
 """Goals may come as fast as somebody sends them; of the lines about them, one in this time."""
+_OF_ANOTHER_TIME_S = 1.0
+"""In a dry run a picture stamped further from now, as one from a bag, is stamped anew."""
 _PATIENCE_S = 5.0
 """Time after the activation from which the log tells what is missing."""
 
@@ -81,20 +83,16 @@ _PATIENCE_S = 5.0
 class AnswerConfig:
     """The questions to the model, and who answers them."""
 
-    action: str = setting(
-        "edge_cloud/generate", "Action that is asked, of a protocol's own server.", read_only=True
-    )
-    protocol: str = setting("edge_cloud", "Collaboration protocol.")
-    prompt: str = setting(
+    action: str = fixed("edge_cloud/generate", "Action that is asked, of a protocol's own server.")
+    protocol: str = fixed("edge_cloud", "Collaboration protocol.")
+    prompt: str = fixed(
         DEFAULT_TEMPLATE,
         "What the model is asked, with {instruction} and {history}; a model that was not trained"
         " for navigation must be told how to end: 'The next action is ...'. With {memory}, the"
         " robot's memory is asked first.",
     )
-    memory: str = setting(
-        "dragon/generate", "Action that is asked what the robot remembers.", read_only=True
-    )
-    memory_question: str = setting(
+    memory: str = fixed("dragon/generate", "Action that is asked what the robot remembers.")
+    memory_question: str = fixed(
         "Where did you last see what this is about: {instruction}?",
         "What the memory is asked, once for each instruction.",
     )
@@ -131,26 +129,21 @@ class NavigatorConfig:
     health: NavigatorHealth = NavigatorHealth()
     mission: MissionConfig = field(default_factory=MissionConfig)
     answer: AnswerConfig = field(default_factory=AnswerConfig)
-    rate: float = setting(
-        20.0, "Commands per second, robot's clock.", low=1.0, high=200.0, read_only=True
-    )
-    output: str = setting(
+    rate: float = fixed(20.0, "Commands per second, robot's clock.", low=1.0, high=200.0)
+    output: str = fixed(
         "velocity",
         "Who carries a step out: velocity = the navigator, by cmd_vel_nav; nav2 = its actions"
         " drive_on_heading and spin; increments = the Go2's obstacle avoidance; none = nobody: a"
         " dry run, which shows the steps and needs neither odometry nor motion_guard.",
         choices=("velocity", *OUTPUTS, "none"),
-        read_only=True,
     )
     require_guard: bool = fixed(
         True,
         "No motion unless motion_guard says so. False: where another node takes cmd_vel_nav.",
     )
-    stamped: bool = setting(
-        False, "cmd_vel_nav is a TwistStamped (newer navigation stacks).", read_only=True
-    )
-    base_frame: str = setting("base_link", "Frame of stamped commands.")
-    stop_words: tuple[str, ...] = setting(
+    stamped: bool = fixed(False, "cmd_vel_nav is a TwistStamped (newer navigation stacks).")
+    base_frame: str = fixed("base_link", "Frame of stamped commands.")
+    stop_words: tuple[str, ...] = fixed(
         STOP_WORDS, "Instructions that end the one under way, and are not asked about."
     )
     odometry_max_age: float = fixed(
@@ -320,10 +313,9 @@ class Navigator(ManagedNode[NavigatorConfig]):
         if not missing:
             self._getting_ready.cancel()
             navigate = self.resolve_topic_name("navigate")
+            instruct = command_for(self, 'ros2 run collab_llm instruct "..."')
             dry = "ready for a dry run" if self._dry else "ready"
-            self.get_logger().info(
-                f'{dry}: send a goal (ros2 run collab_llm instruct "...", or the action {navigate})'
-            )
+            self.get_logger().info(f"{dry}: send a goal ({instruct}, or the action {navigate})")
         elif missing != self._missing and wall() - self._active_since > _PATIENCE_S:
             self._missing = missing
             told = f"; {self._odometry_trouble}" if self._odometry_trouble else ""
@@ -479,7 +471,12 @@ class Navigator(ManagedNode[NavigatorConfig]):
         run_ = self._run
         if run_ is None:
             return
-        captured = seconds_of(msg.header.stamp, "observation.header.stamp")
+        captured, now = seconds_of(msg.header.stamp, "observation.header.stamp"), self.seconds()
+        if self._dry and abs(now - captured) > _OF_ANOTHER_TIME_S:
+            told = f"pictures are stamped {now - captured:.1f} s ago: they count as taken now"
+            self.get_logger().warning(f"dry run: {told}", throttle_duration_sec=10.0)
+            captured, msg.header.stamp = now, self.get_clock().now().to_msg()
+            msg.image.header = msg.header
         if run_.mission.on_observation(captured, wall()):
             run_.stamp = msg.header.stamp
             self._ask(run_, msg)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import check_ranges, fixed
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.robot.grammar import Kind, ParsedAction, check_step
 from collab_llm_nodes.robot.jumps import Jumps
@@ -65,42 +65,40 @@ class Outcome(Enum):
 class ExecutorConfig:
     """Limits of motion. The defaults suit a Go2 indoors."""
 
-    linear_speed: float = setting(0.5, "Top speed [m/s].", low=0.05, high=2.0)
-    angular_speed: float = setting(0.8, "Top turn rate [rad/s].", low=0.1, high=3.0)
-    linear_acceleration: float = setting(
-        1.0, "Acceleration and braking [m/s^2].", low=0.1, high=5.0
-    )
-    angular_acceleration: float = setting(
+    linear_speed: float = fixed(0.5, "Top speed [m/s].", low=0.05, high=2.0)
+    angular_speed: float = fixed(0.8, "Top turn rate [rad/s].", low=0.1, high=3.0)
+    linear_acceleration: float = fixed(1.0, "Acceleration and braking [m/s^2].", low=0.1, high=5.0)
+    angular_acceleration: float = fixed(
         3.0, "Acceleration and braking of turns [rad/s^2].", low=0.2, high=10.0
     )
-    least_linear_speed: float = setting(
+    least_linear_speed: float = fixed(
         0.06, "Slowest approach [m/s]; legged robots ignore less.", low=0.01, high=0.5
     )
-    least_angular_speed: float = setting(
+    least_angular_speed: float = fixed(
         0.12, "Slowest approach of turns [rad/s].", low=0.01, high=1.0
     )
-    approach_gain: float = setting(
+    approach_gain: float = fixed(
         3.0,
         "Speed per remaining way near the goal [1/s]; lower for a laggard robot.",
         low=0.5,
         high=20.0,
     )
-    distance_tolerance: float = setting(0.01, "A step this close is done [m].", low=0.001, high=0.2)
-    angle_tolerance: float = setting(0.015, "A turn this close is done [rad].", low=0.001, high=0.2)
-    heading_gain: float = setting(
+    distance_tolerance: float = fixed(0.01, "A step this close is done [m].", low=0.001, high=0.2)
+    angle_tolerance: float = fixed(0.015, "A turn this close is done [rad].", low=0.001, high=0.2)
+    heading_gain: float = fixed(
         1.0, "Correction of heading drift while going forward [1/s]; 0 = none.", low=0.0, high=5.0
     )
-    allowance_base: float = setting(2.0, "Time every step is granted [s].", low=0.1, high=60.0)
-    allowance_factor: float = setting(
+    allowance_base: float = fixed(2.0, "Time every step is granted [s].", low=0.1, high=60.0)
+    allowance_factor: float = fixed(
         3.0, "Further time, times that of the ideal motion.", low=1.0, high=20.0
     )
-    progress_window: float = setting(
+    progress_window: float = fixed(
         0.8, "Time over which the robot must make progress [s].", low=0.2, high=10.0
     )
-    progress_share: float = setting(
+    progress_share: float = fixed(
         0.3, "Least share of the commanded motion; less is BLOCKED.", low=0.0, high=0.95
     )
-    watchdog: float = setting(0.5, "Longest silence of odometry [s].", low=0.05, high=5.0)
+    watchdog: float = fixed(0.5, "Longest silence of odometry [s].", low=0.05, high=5.0)
 
     def __post_init__(self) -> None:
         check_ranges(self)

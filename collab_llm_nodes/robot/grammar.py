@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import check_ranges, fixed
 from collab_llm_nodes.errors import ConfigError, InvalidInput
 from collab_llm_nodes.models.thoughts import blank_thoughts
 from collab_llm_nodes.robot.observations import Observations
@@ -88,35 +88,35 @@ class GrammarConfig:
     one with "degree" or "rad". Spaces may be any white space, letters of either case.
     """
 
-    max_distance: float = setting(0.75, "Longest step forward [m].", low=0.01, high=LONGEST_M)
-    max_angle: float = setting(45.0, "Widest turn [degree].", low=1.0, high=WIDEST_DEGREE)
-    max_characters: int = setting(
+    max_distance: float = fixed(0.75, "Longest step forward [m].", low=0.01, high=LONGEST_M)
+    max_angle: float = fixed(45.0, "Widest turn [degree].", low=1.0, high=WIDEST_DEGREE)
+    max_characters: int = fixed(
         2000, "Longer texts are not read [characters].", low=32, high=100_000
     )
-    markers: tuple[str, ...] = setting(
+    markers: tuple[str, ...] = fixed(
         ("the next action is", "next action is"),
         "What stands before the action when a reason comes first; 'action:' needs its colon.",
     )
-    forward: tuple[str, ...] = setting(
+    forward: tuple[str, ...] = fixed(
         ("move forward {distance}", "moving forward {distance}"), "Phrases for a step forward."
     )
-    left: tuple[str, ...] = setting(
+    left: tuple[str, ...] = fixed(
         ("turn left {angle}", "turning left {angle}"), "Phrases for a turn to the left."
     )
-    right: tuple[str, ...] = setting(
+    right: tuple[str, ...] = fixed(
         ("turn right {angle}", "turning right {angle}"), "Phrases for a turn to the right."
     )
-    stop: tuple[str, ...] = setting(("stop",), "Phrases for the end of the task.")
-    reason: str = setting(
+    stop: tuple[str, ...] = fixed(("stop",), "Phrases for the end of the task.")
+    reason: str = fixed(
         "plain",
         "What may stand beside the action: plain = observations only; lenient = free text without"
         " words known to speak against it, which will miss some.",
         choices=("plain", "lenient"),
     )
-    things: tuple[str, ...] = setting(
+    things: tuple[str, ...] = fixed(
         (), "Names and qualities of things that plain observations may mention beside those known."
     )
-    json: bool = setting(
+    json: bool = fixed(
         False, "Read {'reason': ..., 'action': phrase} too, alone or in a ```json block."
     )
 

@@ -26,7 +26,7 @@ from enum import Enum
 from typing import NamedTuple
 from unicodedata import category
 
-from collab_llm_nodes.config import check_ranges, fixed, setting
+from collab_llm_nodes.config import check_ranges, fixed
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.robot.asked_thing import AskedThing
 from collab_llm_nodes.robot.executor import (
@@ -59,11 +59,11 @@ MAX_INSTRUCTION = 500
 class UnverifiedConfig:
     """Limits of a step whose text the target has not verified, where the parser lets it pass."""
 
-    speed_share: float = setting(0.3, "Share of the top speeds.", low=0.05, high=1.0)
-    max_distance: float = setting(
+    speed_share: float = fixed(0.3, "Share of the top speeds.", low=0.05, high=1.0)
+    max_distance: float = fixed(
         0.25, "Longest step forward [m]; of a longer one that much is done.", low=0.01, high=10.0
     )
-    max_angle: float = setting(
+    max_angle: float = fixed(
         30.0, "Widest turn [degree]; of a wider one that much is done.", low=1.0, high=180.0
     )
 
@@ -85,52 +85,52 @@ class MissionConfig:
     max_angle: float = fixed(
         45.0, "Widest turn that is carried out, likewise [degree].", low=1.0, high=WIDEST_DEGREE
     )
-    max_steps: int = setting(40, "Actions at most, unless the goal says.", low=1, high=10_000)
-    deadline: float = setting(
+    max_steps: int = fixed(40, "Actions at most, unless the goal says.", low=1, high=10_000)
+    deadline: float = fixed(
         300.0,
         "Time for all of it, unless the goal says, machine's time [s].",
         low=DEADLINE_LIMITS_S[0],
         high=DEADLINE_LIMITS_S[1],
     )
-    max_instruction: int = setting(
+    max_instruction: int = fixed(
         MAX_INSTRUCTION, "Longest instruction [characters].", low=1, high=10_000
     )
-    observation_timeout: float = setting(
+    observation_timeout: float = fixed(
         5.0, "Wait for a camera frame, machine's time [s].", low=0.1, high=600.0
     )
-    answer_timeout: float = setting(
+    answer_timeout: float = fixed(
         20.0, "Wait for the model's answer, machine's time [s].", low=0.1, high=600.0
     )
-    parser_timeout: float = setting(
+    parser_timeout: float = fixed(
         2.0, "Wait for the action after the answer, machine's time [s].", low=0.1, high=60.0
     )
-    odometry_timeout: float = setting(
+    odometry_timeout: float = fixed(
         2.0, "Longest silence of odometry, machine's time [s].", low=0.1, high=60.0
     )
-    settle: float = setting(
+    settle: float = fixed(
         0.1, "Rest before the next frame counts, robot's time [s].", low=0.0, high=5.0
     )
-    check_thing: bool = setting(
+    check_thing: bool = fixed(
         False,
         "Hold where the answer names another thing than the instruction (docs/safety.md). For"
         " models that name things in the words of the instruction, as the embedded pair does.",
     )
-    retries: int = setting(
+    retries: int = fixed(
         3, "Unusable answers in a row before the mission is given up.", low=0, high=100
     )
-    outage_timeout: float = setting(
+    outage_timeout: float = fixed(
         120.0,
         "Wait for a model that cannot be reached, such as one that restarts, machine's time [s].",
         low=0.0,
         high=DEADLINE_LIMITS_S[1],
     )
-    retry_pause: float = setting(
+    retry_pause: float = fixed(
         0.5, "Pause after a failed answer, machine's time [s].", low=0.0, high=60.0
     )
-    max_blocked: int = setting(
+    max_blocked: int = fixed(
         5, "Steps in a row without any motion before it is given up.", low=1, high=1000
     )
-    overlap: float = setting(
+    overlap: float = fixed(
         0.0,
         "Look and ask again when a step has this long left, instead of standing still for it [s];"
         " off at 0: the model then decides on a picture taken in motion, from where the robot no"
@@ -138,14 +138,14 @@ class MissionConfig:
         low=0.0,
         high=5.0,
     )
-    refusal_timeout: float = setting(
+    refusal_timeout: float = fixed(
         30.0,
         "Wait for motion to be allowed again, and for a camera that has fallen silent, machine's"
         " time [s].",
         low=0.1,
         high=600.0,
     )
-    guard_timeout: float = setting(
+    guard_timeout: float = fixed(
         3.0, "Longest silence of motion_guard, where it is required [s].", low=1.0, high=60.0
     )
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
@@ -315,6 +315,7 @@ class Mission:
         self._answer_ended = wall
         self._failures = self._blocked = 0
         self._sees = False  # a frame has come
+        self._stamped = -math.inf  # capture time of the last one
         self._outage: tuple[float, Ending] | None = None  # since when, and its last failure
         self._pose: Pose2D | None = None
         self._pose_seen = -math.inf
@@ -347,7 +348,7 @@ class Mission:
 
     def on_observation(self, stamp: float, wall: float) -> bool:
         """A frame captured at ``stamp`` is there; True: ask the model about it now."""
-        self._sees = True
+        self._sees, self._stamped = True, stamp
         ahead = self._may_look_ahead()
         if not (ahead or self.phase is Phase.OBSERVE) or self._answering or wall < self._ask_after:
             return False
@@ -481,7 +482,8 @@ class Mission:
         if wall > self._deadline:
             self.end("DEADLINE_EXCEEDED", f"not done within {c.deadline:g} s")
         elif self.phase is Phase.OBSERVE and not self._answering and waited > patience:
-            missing = f"no fresh camera frame for {patience:g} s: {ASK_CAMERA}"
+            old = f"the last is stamped {now - self._stamped:.1f} s ago; " if self._sees else ""
+            missing = f"no fresh camera frame for {patience:g} s: {old}{ASK_CAMERA}"
             self.end("NO_OBSERVATION", missing)
         elif refused > (c.outage_timeout if link_lost else c.refusal_timeout):
             if self._outage and link_lost:

@@ -19,6 +19,7 @@ _DOING = (
     *("rolling", "proceeding", "continuing", "advancing", "navigating", "following", "looking"),
     *("searching", "coming", "approaching"),
 )
+_NOUNS = ("movement", "movements", "motion")
 _SWITCHING_OFF = tuple(
     f"{verb} {what} {way}"
     for verb, way in (
@@ -40,7 +41,19 @@ STOP_WORDS = (
     *("stand by", "standby", "hang on", "hold up", "hold it", "hold your horses", "time out"),
     *("wait up", "knock it off", "cut it out", "give up", "call it off", "call off", "let it be"),
     *("never mind", "nevermind", "forget it", "scratch that", "belay that", "avast", "drop it"),
-    *("thatll do", "no more", "not another step", "not one more step"),
+    *("thatll do", "no more", "not another step", "not one more step", "woah", "whoah", "woa"),
+    *("far enough", "close enough", "near enough", "good enough", "no closer", "no nearer"),
+    *("not another inch", "not one inch", "not an inch", "not a step", "no steps"),
+    *("don't you dare", "don't you dare move", "nobody move", "nobody moves", "no one moves"),
+    *("no one move", "no more steps", "no further steps"),
+    *(f"{no} {noun}" for no in ("no", "no more", "zero") for noun in _NOUNS),
+    *(
+        f"{no} {take} {more} step{what}"
+        for no in ("don't", "don't you", "do not", "never")
+        for take in ("take", "make")
+        for more, what in (("another", ""), ("one more", ""), ("a further", ""), ("a", ""))
+        + (("a single", ""), ("any more", "s"), ("any further", "s"), ("any", "s"))
+    ),
     *("remain still", "remain", "stay still", "stay there", "stay here"),
     *("stand there", "sit", "sit down", "lie down", "go to sleep", "sleep", "back off", "stp"),
     *("come to a full stop", "come to a dead stop", "slam the brakes", "slam on the brakes"),
@@ -53,6 +66,8 @@ STOP_WORDS = (
     *(f"{no} {verb}" for no in ("don't", "don't you", "do not", "not", "never") for verb in _VERBS),
     *("stopp", "anhalten", "halt an", "stehen bleiben", "bleib stehen", "warte"),  # German
     *("nicht bewegen", "nicht fahren", "stoppen", "halte an", "nicht weiter", "aufhören"),
+    *("stillgestanden", "stillstehen", "stehenbleiben", "stillhalten", "keine bewegung"),
+    *("keinen schritt weiter", "genug", "schluss", "bleibe stehen", "hör auf"),
     *("arrête", "arrêtez", "arrête toi", "arrêtez vous", "attends", "ne bouge pas"),  # French
     *("stoppe", "stoppez", "ne bougez pas"),
     *(
@@ -91,7 +106,14 @@ STOP_WORDS = (
         "動くな",
     ),  # Japanese
     *("멈춰", "멈추세요", "정지", "그만"),  # Korean
-    *("रुको", "توقف", "قف"),  # Hindi, Arabic
+    *("रुको", "रुकिए", "रुक जाओ", "توقف", "قف"),  # Hindi, Arabic
+    *("berhenti", "berhentilah", "jangan bergerak", "henti"),  # Indonesian, Malay
+    *("sta stil", "stilstaan", "ophouden", "blijf staan"),  # Dutch
+    *("stans", "stå stille", "stå still", "pysähdy"),  # Danish, Norwegian, Finnish
+    *("zastav", "zastavte", "stůj", "stani", "állj", "megállj", "opreste"),  # of central Europe
+    *("σταμάτα", "στοπ", "спри", "стій", "зупинись"),  # Greek, Bulgarian, Ukrainian
+    *("dừng lại", "dừng", "หยุด", "tigil", "hinto", "simama"),  # Asia, Africa
+    *("עצור", "ایست", "থামো"),  # Hebrew, Persian, Bengali
 )
 """Phrases that mean "stop", however they are spelt; see ``asks_to_stop``."""
 
@@ -134,7 +156,7 @@ _LONGEST = 40
 """Letters of the longest phrase that is looked for."""
 _READ = 1000
 """Characters that are read; who says stop for longer than that means it."""
-_MOTIONS = frozenset((*_VERBS, *_DOING))
+_MOTIONS = frozenset((*_VERBS, *_DOING, *_NOUNS))
 _BESIDE = frozenset((*_BESIDE_IT.split(), *_DOING))
 _PLACES = frozenset(_PLACING.split())
 _ORDERS = frozenset((*_ORDERING.split(), *_VERBS, *_DOING))
@@ -161,6 +183,12 @@ _SPELT = {
 _DIGITS = tuple(str.maketrans("0134578", each) for each in ("oleastb", "oieastb"))
 _TOKEN = re.compile(r"(?P<word>[^\W_]+)|(?P<end>[!?;:,\n]|\.(?:\s|$)|\.{2,})")
 _REPEATED = re.compile(r"(.)\1{2,}")
+_REFUSAL = re.compile(r"\b(?:no+|nope|nein|non|nej|nee|nie)\s*(?=!)")
+"""A refusal that is called out; without its exclamation mark it may be the answer to anything."""
+_SUGGESTION = re.compile(
+    r"\bwhy\s+(?:(?:do|are|have|did)\s*(?:nt|(?:(?:you|we)\s+)?not)|wont|not)\b"
+)
+"""A request in the form of a question: in "why don't you stop" nothing is forbidden."""
 
 
 def asks_to_stop(instruction: str, stop_words: Sequence[str] = STOP_WORDS) -> bool:
@@ -232,7 +260,7 @@ def _known(stop_words: tuple[str, ...]) -> dict[str, bool]:
 
 
 def _forbids(words: Sequence[str]) -> bool:
-    """Return True for "stop driving" and "do not go"."""
+    """Return True for "stop driving", "do not go" and "no movement"."""
     return len(words) > 1 and words[-1] in _MOTIONS
 
 
@@ -272,6 +300,7 @@ def _words(text: str) -> tuple[list[str], set[int]]:
     """
     plain = normalize("NFKD", normalize("NFKD", text[:_READ]).casefold()).translate(_SPELT)
     kept = "".join(c for c in plain if category(c) not in ("Mn", "Me", "Cf"))
+    kept = _REFUSAL.sub(" stop ", _SUGGESTION.sub(" ", kept))
     words: list[str] = []
     ends: set[int] = set()
     for token in _TOKEN.finditer(kept):

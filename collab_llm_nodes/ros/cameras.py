@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from builtin_interfaces.msg import Time as TimeMsg
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import check_ranges, fixed, setting
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, Unavailable
 from collab_llm_nodes.robot.go2.sport import Answer, Api, Requests
 from collab_llm_nodes.ros.clock import STEADY, wall
@@ -50,26 +50,22 @@ _NEEDS_URL = {
 class CameraConfig:
     """Parameters of ``camera_ingest``."""
 
-    source: str = setting(
+    source: str = fixed(
         "image",
         "Where frames come from. Topics: image (raw), compressed (image/compressed). The Go2's"
         " camera: multicast (H.264, needs GStreamer) or videohub (JPEG by request, needs"
         " unitree_api). Others: v4l2, rtsp, file (a video), folder (JPEG and PNG files by name),"
         " gstreamer.",
         choices=(*TOPICS, "multicast", "videohub", *_NEEDS_URL),
-        read_only=True,
     )
-    url: str = setting(
+    url: str = fixed(
         "",
         "v4l2: device; rtsp: URL; file, folder: path; gstreamer: pipeline that ends in appsink;"
         " multicast: address:port. A parameter can be read by everybody in the graph; a password in"
         " it is masked elsewhere.",
-        read_only=True,
     )
-    interface: str = setting(
-        "", "multicast: network interface towards the robot, such as eth0.", read_only=True
-    )
-    loop: bool = setting(False, "file, folder: begin again at its end.", read_only=True)
+    interface: str = fixed("", "multicast: network interface towards the robot, such as eth0.")
+    loop: bool = fixed(False, "file, folder: begin again at its end.")
     max_rate: float = setting(
         10.0,
         "Observations per second at most; 0 = all frames. folder: pictures per second, 0 = 30"
@@ -77,14 +73,14 @@ class CameraConfig:
         low=0.0,
         high=1000.0,
     )
-    quality: int = setting(92, "JPEG quality where frames are encoded here.", low=1, high=100)
-    max_width: int = setting(
+    quality: int = fixed(92, "JPEG quality where frames are encoded here.", low=1, high=100)
+    max_width: int = fixed(
         0, "Wider frames are scaled down to this; 0 = never [px].", low=0, high=8192
     )
-    silent_after: float = setting(
+    silent_after: float = fixed(
         1.0, "No frame for this long is reported, machine's time [s].", low=0.05, high=600.0
     )
-    start_grace: float = setting(
+    start_grace: float = fixed(
         10.0,
         "Wait for the first frame for this long before its absence is an error [s].",
         low=0.0,
@@ -108,6 +104,11 @@ class CameraConfig:
             )
         if self.source == "gstreamer" and "appsink" not in self.url:
             raise ConfigError("has no appsink", field="url", remedy="end the pipeline in ! appsink")
+
+    @property
+    def path(self) -> Path:
+        """Path of a file, a folder or a device."""
+        return Path(os.path.expanduser(self.url))  # of a user unknown here it leaves the ~
 
     @property
     def place(self) -> str:
@@ -270,7 +271,7 @@ class PictureFolder:
     """
 
     def __init__(self, config: CameraConfig, on_skip: Callable[[str, str], None]) -> None:
-        folder = Path(config.url)
+        folder = config.path
         if not folder.is_dir():
             raise Unavailable(f"there is no folder {folder}", field="url")
         files = [each for each in folder.iterdir() if each.is_file() and each.name[0] != "."]
@@ -349,7 +350,7 @@ def open_source(config: CameraConfig) -> Any:
     """
     cv2 = _cv2()
     if config.source == "v4l2":
-        capture = cv2.VideoCapture(_device(config.url), cv2.CAP_V4L2)
+        capture = cv2.VideoCapture(_device(config), cv2.CAP_V4L2)
     elif config.source in ("multicast", "gstreamer"):
         capture = cv2.VideoCapture(_pipeline(config), cv2.CAP_GSTREAMER)
     else:
@@ -357,14 +358,15 @@ def open_source(config: CameraConfig) -> Any:
         _connect_directly()
         limit = int(config.open_timeout * 1000)
         limits = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, limit, cv2.CAP_PROP_READ_TIMEOUT_MSEC, limit]
-        capture = cv2.VideoCapture(config.url, cv2.CAP_FFMPEG, limits)
+        source = str(config.path) if config.source == "file" else config.url
+        capture = cv2.VideoCapture(source, cv2.CAP_FFMPEG, limits)
     if not capture.isOpened():
         raise Unavailable(f"cannot open {config.place!r}", remedy="is it a video, and nobody's?")
     return capture
 
 
-def _device(url: str) -> str:
-    path = Path(f"/dev/video{url}" if url.isdigit() else url)
+def _device(config: CameraConfig) -> str:
+    path = Path(f"/dev/video{config.url}") if config.url.isdigit() else config.path
     if not path.exists():
         raise Unavailable(
             f"there is no {path}", field="url", remedy="`ls /dev/video*` after plugging it in"
@@ -409,9 +411,9 @@ _PORTS = {"rtsp": 554, "rtsps": 322, "http": 80, "https": 443, "rtmp": 1935}
 def _check_reach(config: CameraConfig) -> None:
     """OpenCV says only that it could not open; these are the usual reasons."""
     if config.source == "file":
-        if not Path(config.url).is_file():
-            remedy = "source: folder" if Path(config.url).is_dir() else ""
-            raise Unavailable(f"there is no file {config.url}", field="url", remedy=remedy)
+        if not config.path.is_file():
+            remedy = "source: folder" if config.path.is_dir() else ""
+            raise Unavailable(f"there is no file {config.path}", field="url", remedy=remedy)
         return
     try:
         parts = urlsplit(config.url)

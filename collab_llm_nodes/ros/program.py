@@ -131,6 +131,12 @@ def read_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     return parser.parse_args(own)
 
 
+def command_for(node: Node, command: str) -> str:
+    """Return ``command`` as people type it, so that it reaches the nodes beside ``node``."""
+    space = node.get_namespace()
+    return command if space == "/" else f"{command} --ros-args -r __ns:={space}"
+
+
 def init_rclpy(args: list[str] | None) -> None:
     """Start rclpy.
 

@@ -89,6 +89,7 @@ def test_an_instruction_that_waits_is_shown_and_confirmed(graph: Any) -> None:
 
     def on_confirmed(request: Any, response: Any) -> Any:
         confirmed.append(request)
+        response.success, response.message = len(confirmed) > 1, "waiting for the link"
         return response
 
     service = user.create_service(Trigger, "confirm_instruction", on_confirmed)
@@ -96,9 +97,16 @@ def test_an_instruction_that_waits_is_shown_and_confirmed(graph: Any) -> None:
     pending.publish(String(data="find the red chair"))
     graph.wait_for(lambda: node.shown().pending == "find the red chair")
     node.confirm()
-    graph.wait_for(lambda: confirmed)
+    said = "not confirmed: waiting for the link"
+    graph.wait_for(lambda: node.shown().goal.error == said)
+    assert node.shown().goal.instruction == "find the red chair"
+    node.confirm()
+    graph.wait_for(lambda: len(confirmed) == 2)
+    graph.wait_for(lambda: not node.shown().goal.error)
     graph.do(user.destroy_service, service)
     graph.wait_for(lambda: not node.shown().pending)  # nobody waits for it any more
+    node.confirm()  # by a page that has not heard of that
+    graph.wait_for(lambda: "not confirmed: it does not wait" in node.shown().goal.error)
 
 
 @pytest.mark.ros

@@ -35,7 +35,13 @@ from collab_llm.msg import Observation
 from collab_llm_nodes.errors import ConfigError, InvalidInput, Unavailable
 from collab_llm_nodes.nodes.camera_ingest import CameraIngest
 from collab_llm_nodes.ros import cameras
-from collab_llm_nodes.ros.cameras import TOPICS, CameraConfig, open_source, without_password
+from collab_llm_nodes.ros.cameras import (
+    TOPICS,
+    CameraConfig,
+    PictureFolder,
+    open_source,
+    without_password,
+)
 from collab_llm_nodes.ros.images import encode_jpeg, read_compressed, to_rgb
 from collab_llm_nodes.ros.qos import CAMERA, RESULT
 
@@ -290,6 +296,21 @@ def test_a_file_plays_and_says_when_it_ends(graph: Any, film: Path) -> None:
     assert camera.observations[0].source == str(film)
     graph.wait_for(camera.status(DiagnosticStatus.ERROR, "the file has ended"))
     assert camera.node._camera.reconnects == 0
+
+
+def test_a_path_may_begin_in_the_home_folder(
+    film: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(film.parent))
+    played = open_source(CameraConfig(source="file", url="~/film.avi"))
+    assert played.read()[0]
+    played.release()
+    shown = PictureFolder(CameraConfig(source="folder", url="~/pictures"), lambda *_: None)
+    assert shown.read()[0]
+    with pytest.raises(Unavailable, match=str(film.parent / "video9")):
+        open_source(CameraConfig(source="v4l2", url="~/video9"))
+    with pytest.raises(Unavailable, match=str(film.parent / "absent.mp4")):
+        open_source(CameraConfig(source="file", url="~/absent.mp4"))
 
 
 def test_a_file_begins_again_with_loop(graph: Any, film: Path) -> None:

@@ -15,6 +15,7 @@ pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make tes
 
 from action_msgs.msg import GoalStatus
 from rclpy.action import ActionClient, ActionServer, CancelResponse, GoalResponse
+from rclpy.parameter import Parameter
 from rclpy.task import Future
 from std_msgs.msg import String
 
@@ -26,6 +27,7 @@ from collab_llm_nodes.ros.qos import RESULT, STATE
 
 pytestmark = pytest.mark.ros
 
+OTHER = "the end of another instruction that is to be confirmed"
 LINK = "the link to the verifier (cloud_verifier_bridge)"
 
 
@@ -42,6 +44,7 @@ class FakeNavigator:
         self.action = action
         self.node.declare_parameter("answer.action", action)
         self.node.declare_parameter("answer.protocol", action.split("/")[0])
+        self.node.declare_parameter("output", "velocity")
         self.links = self.node.create_publisher(LinkState, "link_state", STATE)
         self.goals: list[Any] = []
         self.over = Future()
@@ -223,6 +226,76 @@ def test_what_is_missing_again_when_it_is_confirmed_is_not_sent_later(ros_graph:
     ros_graph.do(client._look)
     assert client.goal is None
     assert instruct.confirm(context=ros_graph.context) == 0
+
+
+def test_a_confirmation_is_of_the_instruction_that_was_announced(
+    ros_graph: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The other one waits for its turn, and says so, whether it came before all was ready or after.
+
+    They begin at the same time: any of them may be the first.
+    """
+    navigator, first, pending, _ = confirming(ros_graph)
+    ros_graph.do(navigator.load)
+    navigator.link(LinkState.UP)
+    second = _Client("find the ball", confirm=True, context=ros_graph.context)
+    ros_graph.add(second.node)
+    ros_graph.wait_for(lambda: pending)
+    announced, other = (first, second) if first.announced else (second, first)
+    ros_graph.wait_for(lambda: other.missing == [OTHER])
+    third = _Client("find the box", confirm=True, context=ros_graph.context)
+    ros_graph.add(third.node)
+    ros_graph.wait_for(lambda: third.missing == [OTHER])
+    assert instruct.confirm(context=ros_graph.context) == 0
+    ros_graph.wait_for(lambda: navigator.goals)
+    assert [goal.request.instruction for goal in navigator.goals] == pending[:1]
+    assert announced.goal is not None
+    assert not other.announced
+    assert not third.announced
+    assert f"waiting for {OTHER}\n" in capfd.readouterr().err
+
+
+def test_the_announcement_says_that_nothing_moves_in_a_dry_run(
+    ros_graph: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    navigator, _, _, spoken = confirming(ros_graph)
+    navigator.node.set_parameters([Parameter("output", value="none")])
+    ros_graph.do(navigator.load)
+    navigator.link(LinkState.UP)
+    ros_graph.wait_for(lambda: spoken)
+    assert "without moving" in spoken[0]
+    assert "will move" not in spoken[0]
+    assert "in which nothing moves" in capfd.readouterr().err
+
+
+def test_what_is_to_be_typed_names_the_namespace(
+    ros_graph: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = {"namespace": "robot1", "context": ros_graph.context}
+    client = _Client("find it", confirm=True, **arguments)
+    ros_graph.add(client.node)
+    ros_graph.wait_for(lambda: client._pending)
+    client._next_at = 0.0
+    ros_graph.do(client._announce)
+    said = capfd.readouterr().err
+    assert "`ros2 run collab_llm instruct --go --ros-args -r __ns:=/robot1`" in said
+    assert "/robot1/confirm_instruction" in said
+
+
+def test_an_instruction_that_looks_like_an_option_confirms_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, bool]] = []
+
+    def sent(words: str, *, confirm: bool) -> int:
+        asked.append((words, confirm))
+        return 0
+
+    monkeypatch.setattr(instruct, "instruct", sent)
+    monkeypatch.setattr(instruct, "init_rclpy", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["instruct", "--confirm", "--", "--go"])
+    assert instruct.main() == 0
+    assert asked == [("--go", True)]
 
 
 def test_a_confirmation_that_does_not_come_ends_it(

@@ -196,7 +196,7 @@ def test_one_process_each_in_a_namespace_with_an_instruction(
         instruction=instruction,
         driver=driver,
     )
-    assert started["robot1.instruct"][:2] == ["--confirm", instruction]
+    assert started["robot1.instruct"][:3] == ["--confirm", "--", instruction]
     draft = package.override("robot1.draft_vlm", "/robot1/draft_vlm")
     assert draft == {"autostart": False, "model.path": "/models/draft"}
 
@@ -310,10 +310,10 @@ def test_the_memory_of_a_simulated_robot_is_that_of_its_room(
 @pytest.mark.parametrize(
     ("file", "arguments", "words"),
     [
-        ("go2.launch.py", {}, ["--confirm", "find it"]),
-        ("go2.launch.py", {"confirm": "false"}, ["find it"]),
-        ("sim.launch.py", {}, ["find it"]),
-        ("sim.launch.py", {"confirm": "true"}, ["--confirm", "find it"]),
+        ("go2.launch.py", {}, ["--confirm", "--", "find it"]),
+        ("go2.launch.py", {"confirm": "false"}, ["--", "find it"]),
+        ("sim.launch.py", {}, ["--", "find it"]),
+        ("sim.launch.py", {"confirm": "true"}, ["--confirm", "--", "find it"]),
     ],
 )
 def test_a_real_robot_moves_only_once_its_instruction_is_confirmed(

@@ -124,6 +124,27 @@ def test_allowed_unverified_text_moves_the_robot_slowly_and_less(graph: Any) -> 
     assert robot.feedback[1].action.angle == pytest.approx(math.radians(10.0))
 
 
+@pytest.mark.parametrize("age_s", [86_400, -86_400])
+def test_a_dry_run_asks_about_the_pictures_of_a_bag(
+    graph: Any, capfd: pytest.CaptureFixture[str], age_s: int
+) -> None:
+    robot = Robot(graph, ["move forward 25 cm", "stop"], output="none")
+    robot.camera_age_s = age_s
+    result = robot.navigate()
+    assert (result.status.code, result.steps) == (Status.OK, 2)
+    logged(graph, capfd, f"dry run: pictures are stamped {str(age_s)[:3]}")
+    assert not robot.moved()
+
+
+def test_old_pictures_move_nothing_and_are_named(graph: Any) -> None:
+    robot = Robot(graph, ["move forward 25 cm"], mission__refusal_timeout=0.5)
+    robot.camera_age_s = 86_400
+    status = robot.navigate().status
+    assert status.code == Status.NO_OBSERVATION
+    assert "the last is stamped 86400." in status.message
+    assert not robot.prompts
+
+
 def test_an_answer_about_another_thing_moves_nothing_where_that_is_checked(graph: Any) -> None:
     answer = "i see the red cone straight ahead, near. the next action is move forward 50 cm."
     robot = Robot(graph, [answer], mission__check_thing=True)

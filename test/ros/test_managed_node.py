@@ -273,10 +273,10 @@ def test_a_dynamic_parameter_applies_where_rclpy_does_not_tell_afterwards(
         SetParameters, "navigation_action_parser/set_parameters"
     )
     ros_graph.wait_for(client.service_is_ready)
-    value = Parameter("max_age", value=7.5).to_parameter_msg()
+    value = Parameter("health.max_age", value=7.5).to_parameter_msg()
     answer = ros_graph.ask(client.call_async, SetParameters.Request(parameters=[value]))
     assert answer.results[0].successful
-    ros_graph.wait_for(lambda: node.config.max_age == 7.5)
+    ros_graph.wait_for(lambda: node.config.health.max_age == 7.5)
 
 
 @pytest.mark.parametrize(

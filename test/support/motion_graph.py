@@ -131,6 +131,7 @@ class Robot:
         self.x = self.y = self.yaw = 0.0
         self.picture = jpeg()
         self.camera_on = self.odometry_on = self.obeys = True
+        self.camera_age_s = 0
         self.generations_cancelled = 0
         self.user.create_subscription(Twist, COMMANDS, self._obey, COMMAND)
         self.guard = self.user.create_publisher(MotionState, "motion_state", STATE)
@@ -190,6 +191,7 @@ class Robot:
     def _look(self) -> None:
         message = Observation(width=16, height=8)
         message.header.stamp = self.user.get_clock().now().to_msg()
+        message.header.stamp.sec -= self.camera_age_s
         message.image = CompressedImage(header=message.header, format="jpeg")
         message.image.data = array("B", self.picture)
         if self.camera_on:

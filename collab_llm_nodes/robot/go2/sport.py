@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from collab_llm_nodes.config import check_ranges, fixed, setting
+from collab_llm_nodes.config import check_ranges, fixed
 
 
 class Api(Enum):
@@ -249,43 +249,41 @@ class Go2Config:
     dry_run: bool = fixed(
         False, "Carry nothing out: of all requests that concern motion only StopMove can be sent."
     )
-    rate: float = setting(
+    rate: float = fixed(
         20.0,
         "Move is sent this often while moving [1/s]: the robot holds one for 1 s only, and walks"
         " unevenly below 20.",
         low=10.0,
         high=100.0,
     )
-    watchdog: float = setting(
+    watchdog: float = fixed(
         0.4, "Without a command for this long the robot is stopped [s].", low=0.05, high=0.5
     )
-    state_timeout: float = setting(
+    state_timeout: float = fixed(
         0.4, "Without a word from the robot for this long it is stopped [s].", low=0.05, high=0.5
     )
-    request_timeout: float = setting(
+    request_timeout: float = fixed(
         0.5, "Longest wait for the robot's answer [s].", low=0.05, high=5.0
     )
-    stop_repeat: float = setting(
+    stop_repeat: float = fixed(
         0.1, "StopMove is sent again after this time until it is obeyed [s].", low=0.02, high=0.5
     )
-    unlock: bool = setting(
+    unlock: bool = fixed(
         True, "Send BalanceStand when a motion is wanted and the joints are locked."
     )
-    unlock_pause: float = setting(
+    unlock_pause: float = fixed(
         1.0, "Time from one BalanceStand to the next [s].", low=0.2, high=10.0
     )
-    unlock_tries: int = setting(
-        8, "BalanceStand at most this often for one motion.", low=1, high=50
-    )
-    deaf_after: float = setting(
+    unlock_tries: int = fixed(8, "BalanceStand at most this often for one motion.", low=1, high=50)
+    deaf_after: float = fixed(
         0.8, "Commanded for this long without moving, the robot is deaf [s].", low=0.3, high=10.0
     )
-    deaf_share: float = setting(
+    deaf_share: float = fixed(
         0.2, "Less than this share of the commanded speed is not moving.", low=0.02, high=0.9
     )
-    linear_speed: float = setting(1.0, "Never faster, ahead or back [m/s].", low=0.05, high=2.5)
-    lateral_speed: float = setting(0.4, "Never faster sideways [m/s].", low=0.0, high=1.0)
-    angular_speed: float = setting(1.5, "Never turns faster [rad/s].", low=0.1, high=4.0)
+    linear_speed: float = fixed(1.0, "Never faster, ahead or back [m/s].", low=0.05, high=2.5)
+    lateral_speed: float = fixed(0.4, "Never faster sideways [m/s].", low=0.0, high=1.0)
+    angular_speed: float = fixed(1.5, "Never turns faster [rad/s].", low=0.1, high=4.0)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -314,7 +312,7 @@ class Go2:
     robot speaks and its stance allows it; a stop is repeated until the robot answers it and stands.
 
     Attributes:
-        config: may be replaced at any time.
+        config: its settings.
         phase: what is being done.
         refusing: a motion is commanded and not carried out; ``trouble(now)`` says why.
     """
