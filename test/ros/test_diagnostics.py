@@ -421,6 +421,7 @@ ONCE = {"configure", "activate", "_transition", "_spin", "_tell_ready"}
 ONCE |= {"spelling.py warn_of_misspelt_nodes"}
 ONCE |= {"managed_node.py warn_of"}  # once a second by what it says (repeats.py)
 ONCE |= {"endpoints.py look"}  # while it lasts
+ONCE |= {"dragon_server.py _with_own_store"}
 ONCE |= {"camera_ingest.py _on_skipped"}  # for each file
 ONCE |= {"go2_driver.py _make_transforms", "recorder.py _end", "recorder.py _look"}
 
