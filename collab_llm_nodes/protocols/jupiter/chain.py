@@ -359,6 +359,7 @@ class Chain:
         Raises:
             WorkerLost: it breaks the protocol, or cannot compute.
         """
+        self._progress.on_heard(i)
         try:
             if isinstance(report, Pong):
                 self._progress.on_pong(i, report)

@@ -29,10 +29,12 @@ class _Worker:
     """Counts of one worker.
 
     Attributes:
+        heard: it has said something; until then its link's deadlines are the only ones.
         waited: for each count that is to grow, its value and the ticks since it has that.
         seconds: of a pass, on average, by the bit length of its rows.
     """
 
+    heard: bool = False
     counts: Pong = field(default_factory=Pong)
     waited: dict[str, tuple[int, int]] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
@@ -75,12 +77,17 @@ class Progress:
         self._rows[self._sent] = rows
         self._sent += 1
 
+    def on_heard(self, worker: int) -> None:
+        """Note that a worker has said something, so it is connected."""
+        self._workers[worker].heard = True
+
     def on_pong(self, worker: int, counts: Pong) -> None:
         """Take the counts of a worker.
 
         Raises:
             ProtocolError: they cannot be.
         """
+        self.on_heard(worker)
         own = self._workers[worker]
         old = own.counts
         ascending = 0 <= counts.computed <= counts.begun <= counts.received <= self._sent
@@ -126,7 +133,7 @@ class Progress:
         """Yield what is waited for at one worker."""
         before = self._workers[number - 1].counts.computed if number else self._sent
         ready = max(1, before)  # each Load comes from here
-        if counts.received < ready:
+        if self._workers[number].heard and counts.received < ready:
             rows = sum(self._rows.get(job, 0) for job in range(counts.received, ready))
             allowed_s = self._grace_s + rows * self._row_s
             if number and counts.received:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 from jupiter_bed import alone, control, prompt, workers
 
+from collab_llm_nodes.bench.link.proxy import LinkProxy
 from collab_llm_nodes.errors import CollabError, ModelError, ProtocolError, Unavailable
 from collab_llm_nodes.protocols.jupiter import codec, pipeline
 from collab_llm_nodes.protocols.jupiter.chain import WorkerLost
@@ -171,6 +174,24 @@ def test_workers_that_all_compute_nothing_are_told_soon() -> None:
             over.set()
 
 
+class SlowToConnect(LinkProxy):
+    """Delays each connection, and nothing that is sent on it."""
+
+    async def _dial(self, accepted: socket.socket) -> None:
+        await asyncio.sleep(2.2)
+        await super()._dial(accepted)
+
+
+def test_a_worker_may_take_connect_s_to_connect() -> None:
+    ids = prompt(9)
+    with workers(2) as (_, addresses), SlowToConnect(addresses[1]) as slow:
+        shown = (addresses[0], slow.address)
+        link = replace(WATCHFUL, silence_s=1.0)
+        with Pipeline(PipelineConfig(shown, link)) as made:
+            assert answer(made, ids, Asked(4), control()).tokens == alone(ids, 4)
+            assert not made.losses
+
+
 def first_of(result: Result, **changed: Any) -> Result:
     """Return ``result`` with another first outcome."""
     first, *others = result.outcomes
@@ -317,6 +338,14 @@ def ended(made: Progress, rows: int, seconds: float) -> None:
 def test_nobody_is_waited_for_without_work() -> None:
     made = loaded(progress())
     assert all(made.tick() is None for _ in range(1000))
+
+
+def test_a_worker_that_has_not_connected_is_left_to_its_link() -> None:
+    made = progress()
+    made.on_pong(0, Pong(1, 1, 1))
+    assert all(made.tick() is None for _ in range(1000))
+    made.on_heard(1)
+    assert ticks(made) == (11, 1), "it can be reached, and says nothing of its Load"
 
 
 @pytest.mark.parametrize(
