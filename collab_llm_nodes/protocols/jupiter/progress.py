@@ -18,7 +18,7 @@ SLOW = 6.0
 """A pass that takes so many times as long as others of its size is not waited for."""
 _NEWEST = 0.25
 """Weight of the newest pass in the moving average of its size."""
-_BEGIN_S = 5.0  # for a pass of the chain before to end, which nobody waits for any more
+_BEGIN_S = 5.0  # for a worker that is idle, or was
 _LOAD_S, _LOADED_PER_S = 30.0, 50e6  # imports, and bytes from the slowest disk
 _READ_PER_S, _FED_PER_S = 200e6, 10e9
 """Slowest worker: bytes of weights that a pass reads, and bytes times rows that it computes."""
@@ -32,12 +32,15 @@ class _Worker:
         heard: it has said something; until then its link's deadlines are the only ones.
         waited: for each count that is to grow, its value and the ticks since it has that.
         seconds: of a pass, on average, by the bit length of its rows.
+        excused_s: time that a job of another chain, which nobody waits for any more, may still take
+            before the first one here begins.
     """
 
     heard: bool = False
     counts: Pong = field(default_factory=Pong)
     waited: dict[str, tuple[int, int]] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
+    excused_s: float = 0.0
 
 
 class _Wait(NamedTuple):
@@ -91,7 +94,7 @@ class Progress:
         own = self._workers[worker]
         old = own.counts
         ascending = 0 <= counts.computed <= counts.begun <= counts.received <= self._sent
-        if not ascending or any(
+        if not ascending or not counts.busy_s >= 0 or any(
             new < before
             for new, before in (
                 (counts.received, old.received),
@@ -101,6 +104,8 @@ class Progress:
         ):
             raise ProtocolError("it counts jobs that cannot be", field="pong")
         own.counts = counts
+        if counts.busy_s:  # by a pass or a load: the one that may take longest sets the limit
+            own.excused_s = max(own.excused_s, self._job_s(worker, 0) - counts.busy_s)
 
     def on_result(self, spans: Sequence[Span], took_s: float) -> None:
         """Note that the oldest pass under way has ended.
@@ -142,7 +147,9 @@ class Progress:
             else:
                 yield _Wait("received", counts.received, number, "took no job", allowed_s)
         if counts.computed == counts.begun < counts.received:
-            allowed_s = self._grace_s if counts.begun else max(self._grace_s, _BEGIN_S)
+            allowed_s = self._grace_s
+            if not counts.begun:
+                allowed_s = max(allowed_s, _BEGIN_S) + self._workers[number].excused_s
             yield _Wait("begun", counts.begun, number, "began no job", allowed_s)
         if counts.computed < counts.begun:
             job = counts.computed

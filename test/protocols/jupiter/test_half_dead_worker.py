@@ -192,6 +192,27 @@ def test_a_worker_may_take_connect_s_to_connect() -> None:
             assert not made.losses
 
 
+def test_a_worker_may_end_a_long_pass_before_it_takes_other_layers() -> None:
+    """The other one dies while it computes: nobody waits for that pass any more."""
+    ids = prompt(30)
+    with workers(2) as (handles, addresses), pipeline_of(addresses) as made:
+        service: Any = handles[1].service
+        compute = service._compute_pass
+
+        def strike() -> None:
+            def long(*args: Any) -> Any:
+                service._compute_pass = compute
+                threading.Thread(target=handles[0].stop).start()
+                time.sleep(7.0)
+                return compute(*args)
+
+            service._compute_pass = long
+
+        found = answer(made, ids, Asked(TOKENS), control(), once(strike))
+        assert found.tokens == alone(ids, TOKENS)
+        assert [loss.device for loss in made.losses] == [addresses[0]]
+
+
 def first_of(result: Result, **changed: Any) -> Result:
     """Return ``result`` with another first outcome."""
     first, *others = result.outcomes
@@ -371,6 +392,26 @@ def test_the_worker_that_does_not_go_on_is_found(
     assert (after, found) == (11, culprit)
 
 
+@pytest.mark.parametrize(
+    ("busy_s", "after"),
+    [
+        ([0.0], 51),
+        ([3.0, 4.0, 0.0], 51 + 270),  # it may be busy for 30 s, and was before it was asked
+        ([1e6], 51),  # it will never end that job
+        ([0.1] * 1000, 51 + 299),  # it cannot be that busy for so long
+    ],
+)
+def test_a_job_of_another_chain_is_waited_for_but_not_for_ever(
+    busy_s: list[float], after: int
+) -> None:
+    made = progress(1)
+    for number in range(1, 1000):
+        made.on_pong(0, Pong(1, 0, 0, busy_s[min(number, len(busy_s)) - 1]))
+        if made.tick() is not None:
+            break
+    assert number == after
+
+
 def test_others_that_go_on_excuse_nobody() -> None:
     made = loaded(progress())
     for number in range(40):
@@ -416,7 +457,10 @@ def test_what_a_worker_says_of_its_times_buys_it_nothing() -> None:
     assert ticks(made) == (11, 0)
 
 
-@pytest.mark.parametrize("counts", [(9, 1, 1), (1, 2, 1), (1, 1, 2), (0, 0, 0)])
-def test_counts_that_cannot_be_are_refused(counts: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(
+    "counts",
+    [(9, 1, 1), (1, 2, 1), (1, 1, 2), (0, 0, 0), (1, 1, 1, -1.0), (1, 1, 1, float("nan"))],
+)
+def test_counts_that_cannot_be_are_refused(counts: tuple[Any, ...]) -> None:
     with pytest.raises(ProtocolError):
         loaded(progress()).on_pong(0, Pong(*counts))
