@@ -178,7 +178,11 @@ def _write_step(m: Step) -> pb.Step:
         rows=m.rows,
         position=m.position,
         sampling=pb.Sampling(
-            temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, seed=s.seed % 2**64, law=s.law
+            temperature=s.temperature,
+            top_k=min(s.top_k, _MAX_TOKENS),  # all of a vocabulary
+            top_p=s.top_p,
+            seed=s.seed % 2**64,
+            law=s.law,
         )
         if sampled
         else None,

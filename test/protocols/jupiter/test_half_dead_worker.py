@@ -11,11 +11,23 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from jupiter_bed import alone, control, prompt, workers
 
 from collab_llm_nodes.bench.link.proxy import LinkProxy
-from collab_llm_nodes.errors import CollabError, ModelError, ProtocolError, Unavailable
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.errors import (
+    BY_CODE,
+    Busy,
+    Cancelled,
+    CollabError,
+    InvalidInput,
+    ModelError,
+    ProtocolError,
+    Unauthenticated,
+    Unavailable,
+)
 from collab_llm_nodes.protocols.jupiter import codec, pipeline
 from collab_llm_nodes.protocols.jupiter.chain import WorkerLost
 from collab_llm_nodes.protocols.jupiter.generation import Asked, answer
@@ -33,6 +45,7 @@ from collab_llm_nodes.protocols.jupiter.messages import (
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig
 from collab_llm_nodes.protocols.jupiter.progress import Progress
 from collab_llm_nodes.protocols.jupiter.worker import StageWorker
+from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerLimits
 from collab_llm_nodes.transport.server import ServerHandle
 
 TOKENS = 12
@@ -242,9 +255,14 @@ LIES: dict[str, Callable[[Result], Any]] = {
     "Linked": lambda r: Linked(),
     "counts that cannot be": lambda r: Pong(1 << 40, 1, 0),
     "counts that fall": lambda r: Pong(),
-    "an internal error": lambda r: CollabError("oops"),
-    "a protocol error": lambda r: ProtocolError("oops"),
     "an unknown error": lambda r: type("New", (CollabError,), {"code": "NEW"})("oops"),
+    **{
+        f"a failure {code}": lambda r, kind=kind: kind("oops")  # type: ignore[misc]
+        for code, kind in BY_CODE.items()
+        if code not in ("UNAVAILABLE", "DEADLINE_EXCEEDED")  # not its fault: it may come back
+    },
+    "a size that nobody sent": lambda r: InvalidInput("oops", field="steps.rows"),
+    "bytes that do not wait": lambda r: Busy("oops", field="states"),
     "more than a message": lambda r: first_of(r, logits=bytes(70 << 20)),
 }
 
@@ -315,17 +333,91 @@ def test_a_worker_that_describes_what_cannot_be(
         assert made.missing == [addresses[1]]
 
 
-def test_logits_that_are_no_numbers_are_the_last_workers_fault() -> None:
-    step = Step(0, 0, (1, 2), want=Want.LOGITS, rows=1)
+@pytest.mark.parametrize("failing", [Cancelled, InvalidInput, ModelError])
+def test_a_worker_that_fails_each_pass_is_left_out(failing: type[CollabError]) -> None:
+    """From its first pass on, so that no request ever sees it work."""
+    ids = prompt(9)
+    with workers(2) as (handles, addresses), pipeline_of(addresses) as made:
+        service: Any = handles[1].service
+
+        def fail(*args: Any) -> Any:
+            raise failing("oops")
+
+        service._compute_pass = fail
+        assert answer(made, ids, Asked(4), control()).tokens == alone(ids, 4)
+        assert [loss.device for loss in made.losses] == [addresses[1]]
+        assert made.missing == [addresses[1]]
+
+
+def test_a_worker_whose_states_are_no_numbers_is_left_out() -> None:
+    ids = prompt(30)
+    with workers(2) as (handles, addresses), pipeline_of(addresses) as made:
+        service: Any = handles[0].service
+
+        def begin() -> None:
+            compute = service._compute_pass
+
+            def damaged(*args: Any) -> Any:
+                states, outcomes = compute(*args)
+                return states * float("nan"), outcomes
+
+            service._compute_pass = damaged
+
+        assert answer(made, ids, Asked(TOKENS), control(), once(begin)).tokens == alone(ids, TOKENS)
+        assert [loss.device for loss in made.losses] == [addresses[0]]
+
+
+def test_a_call_that_is_refused_after_loading_is_the_workers_fault() -> None:
+    with workers(1) as (_, addresses), pipeline_of(addresses) as made:
+        chain = made.chain(control().due)
+        chain._on_lost(0, Unauthenticated("no longer"))
+        assert isinstance(chain.failed, WorkerLost)
+        assert chain.failed.at_fault
+
+
+def test_more_logits_than_a_message_holds_are_refused_and_nobody_is_lost() -> None:
+    step = Step(0, 0, tuple(prompt(64)), want=Want.LOGITS, rows=64)
+    limits = WorkerLimits(max_message_bytes=4096)
+    with workers(1, limits=limits) as (_, addresses), pipeline_of(addresses) as made:
+        with pytest.raises(InvalidInput) as refused:
+            made.chain(control().due).run([step], control().due)
+        assert refused.value.field == "steps.rows"
+        assert refused.value.remedy
+
+
+@pytest.mark.parametrize("token", [-1, 1 << 30])
+def test_a_token_outside_the_vocabulary_is_no_workers_fault(token: int) -> None:
+    with workers(1) as (_, addresses), pipeline_of(addresses) as made:
+        with pytest.raises(InvalidInput, match="outside the vocabulary"):
+            answer(made, [1, token], Asked(4), control())
+        assert answer(made, prompt(9), Asked(4), control()).tokens == alone(prompt(9), 4)
+        assert not made.losses
+
+
+def test_a_top_k_of_any_size_is_no_workers_fault() -> None:
+    sampling = SamplingConfig(1.0, top_k=1 << 40, law="coupled")
+    with workers(1) as (_, addresses), pipeline_of(addresses) as made:
+        found = answer(made, prompt(9), Asked(4, sampling=sampling), control())
+        assert found.tokens == alone(prompt(9), 4, sampling)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_logits_that_are_no_numbers_are_the_last_workers_fault(value: float) -> None:
+    """A row of them: single tokens may be impossible."""
+    step = Step(0, 0, (1, 2), want=Want.LOGITS, rows=2)
     with workers(1) as (handles, addresses), pipeline_of(addresses) as made:
         chain = made.chain(control().due)
         service: Any = handles[0].service
-        size, encode = service.info.vocab_size, service.encode
+        logits = np.zeros((2, service.info.vocab_size), "<f4")
+        logits[0, 1:] = float("-inf")
+        encode = service.encode
         service.encode = lambda m: encode(
-            first_of(m, logits=b"\xff" * 4 * size) if isinstance(m, Result) else m
+            first_of(m, logits=logits.tobytes()) if isinstance(m, Result) else m
         )
+        chain.run([step], control().due)
+        logits[1] = value
         with pytest.raises(WorkerLost, match="no numbers") as lost:
-            chain.run([step], control().due)
+            chain.run([replace(step, start=2)], control().due)
         assert lost.value.device == addresses[0]
 
 
