@@ -31,6 +31,7 @@ class _Worker:
     Attributes:
         heard: it has said something; until then its link's deadlines are the only ones.
         waited: for each count that is to grow, its value and the ticks since it has that.
+        took_s: of each pass under way, the time for which it was seen being computed.
         seconds: of a pass, on average, by the bit length of its rows.
         excused_s: time that a job of another chain, which nobody waits for any more, may still take
             before the first one here begins.
@@ -39,6 +40,7 @@ class _Worker:
     heard: bool = False
     counts: Pong = field(default_factory=Pong)
     waited: dict[str, tuple[int, int]] = field(default_factory=dict)
+    took_s: dict[int, float] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
     excused_s: float = 0.0
 
@@ -94,12 +96,16 @@ class Progress:
         own = self._workers[worker]
         old = own.counts
         ascending = 0 <= counts.computed <= counts.begun <= counts.received <= self._sent
-        if not ascending or not counts.busy_s >= 0 or any(
-            new < before
-            for new, before in (
-                (counts.received, old.received),
-                (counts.begun, old.begun),
-                (counts.computed, old.computed),
+        if (
+            not ascending
+            or not counts.busy_s >= 0
+            or any(
+                new < before
+                for new, before in (
+                    (counts.received, old.received),
+                    (counts.begun, old.begun),
+                    (counts.computed, old.computed),
+                )
             )
         ):
             raise ProtocolError("it counts jobs that cannot be", field="pong")
@@ -111,14 +117,16 @@ class Progress:
         """Note that the oldest pass under way has ended.
 
         Args:
-            spans: of each worker, as they say.
+            spans: of each worker, as the last one says: they cannot shorten what was seen here.
             took_s: time since it was sent, as measured here [s].
         """
         self._results += 1
         rows = self._rows.pop(self._results)
         size = rows.bit_length()
         for own, span in zip(self._workers, spans, strict=True):
-            new = min(max(0.0, span.end - span.begin), took_s)
+            # Its ends fall between ticks.
+            seen_s = own.took_s.pop(self._results, 0.0) + self._tick_s
+            new = min(max(seen_s, span.end - span.begin), took_s)
             old = own.seconds.get(size, new)
             own.seconds[size] = old + _NEWEST * (new - old)
 
@@ -130,6 +138,8 @@ class Progress:
                 value, ticks = before.get(wait.name, (wait.value, 0))
                 ticks = 1 if value != wait.value else ticks + 1
                 own.waited[wait.name] = wait.value, ticks
+                if wait.name == "computed" and wait.value in self._rows:
+                    own.took_s[wait.value] = ticks * self._tick_s
                 if ticks * self._tick_s > wait.allowed_s:
                     return wait.culprit, f"it {wait.omits} within {wait.allowed_s:.3g} s"
         return None

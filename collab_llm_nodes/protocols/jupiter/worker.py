@@ -158,7 +158,8 @@ class StageWorker(StreamService[Answer]):
         self._chain: _Chain | None = None
         self._stage: Stage | None = None  # of the compute thread, as the heads
         self._trained: MedusaHeads | None = None
-        self._job: tuple[_Chain, float] | None = None  # under way, and time.monotonic() of its begin
+        # The job under way, and time.monotonic() of its begin.
+        self._job: tuple[_Chain, float] | None = None
 
     def start(self) -> None:
         super().start()

@@ -549,6 +549,61 @@ def test_what_a_worker_says_of_its_times_buys_it_nothing() -> None:
     assert ticks(made) == (11, 0)
 
 
+@pytest.mark.parametrize("said", [0.0, 1e-3, 0.5])
+def test_a_worker_is_judged_by_the_time_that_was_seen_here(said: float) -> None:
+    """The last worker says that the first one takes no time; it takes half a second."""
+    made = loaded(progress())
+    for number in (2, 3):
+        made.on_sent(1)
+        made.on_pong(0, Pong(number, number, number - 1))
+        for _ in range(5):
+            assert made.tick() is None
+        made.on_pong(0, Pong(number, number, number))
+        made.on_pong(1, Pong(number, number, number))
+        made.on_result([Span(0.0, said), Span(0.0, 0.01)], 0.6)
+    made.on_sent(1)
+    made.on_pong(0, Pong(4, 4, 3))
+    after, found = ticks(made)
+    assert found == 0
+    assert 30 <= after <= 37, "six times half a second"
+
+
+def test_a_pass_too_short_to_be_seen_says_nothing_against_a_longer_one() -> None:
+    made = loaded(progress())
+    made.on_sent(1)
+    made.on_result([Span(0.0, 0.0)] * 2, 0.08)
+    for i in range(2):
+        made.on_pong(i, Pong(2, 2, 2))
+    made.on_sent(63)
+    made.on_pong(0, Pong(3, 3, 2))
+    after, _ = ticks(made)
+    assert after * 0.1 >= 32 * 6 * 0.08
+
+
+def test_a_lie_about_times_leaves_out_no_honest_worker() -> None:
+    """The first worker takes half a second for each pass; the last one says that it takes none."""
+    ids = prompt(9)
+    link = replace(WATCHFUL, silence_s=0.7)  # finds a worker after 1.4 s
+    with workers(2) as (handles, addresses):
+        honest: Any = handles[0].service
+        liar: Any = handles[1].service
+        compute, encode = honest._compute_pass, liar.encode
+        wait_s = [0.5]
+
+        def slow(*args: Any) -> Any:
+            time.sleep(wait_s[0])
+            return compute(*args)
+
+        honest._compute_pass = slow
+        liar.encode = lambda m: encode(
+            replace(m, spans=(Span(0.0, 0.0),) * 2) if isinstance(m, Result) else m
+        )
+        with Pipeline(PipelineConfig(tuple(addresses), link)) as made:
+            listener = once(lambda: wait_s.__setitem__(0, 1.8))
+            assert answer(made, ids, Asked(5), control(), listener).tokens == alone(ids, 5)
+            assert not made.losses
+
+
 @pytest.mark.parametrize(
     "counts",
     [(9, 1, 1), (1, 2, 1), (1, 1, 2), (0, 0, 0), (1, 1, 1, -1.0), (1, 1, 1, float("nan"))],
