@@ -333,9 +333,18 @@ def test_a_worker_that_describes_what_cannot_be(
         assert made.missing == [addresses[1]]
 
 
-@pytest.mark.parametrize("failing", [Cancelled, InvalidInput, ModelError])
-def test_a_worker_that_fails_each_pass_is_left_out(failing: type[CollabError]) -> None:
-    """From its first pass on, so that no request ever sees it work."""
+@pytest.mark.parametrize(
+    ("job", "failing"),
+    [
+        ("_compute_pass", Cancelled),
+        ("_compute_pass", InvalidInput),
+        ("_compute_pass", ModelError),
+        ("_stage_for", Cancelled),
+        ("_stage_for", InvalidInput),
+    ],
+)
+def test_a_worker_that_fails_each_job_is_left_out(job: str, failing: type[CollabError]) -> None:
+    """From its first one on, so that no request ever sees it work."""
     ids = prompt(9)
     with workers(2) as (handles, addresses), pipeline_of(addresses) as made:
         service: Any = handles[1].service
@@ -343,7 +352,7 @@ def test_a_worker_that_fails_each_pass_is_left_out(failing: type[CollabError]) -
         def fail(*args: Any) -> Any:
             raise failing("oops")
 
-        service._compute_pass = fail
+        setattr(service, job, fail)
         assert answer(made, ids, Asked(4), control()).tokens == alone(ids, 4)
         assert [loss.device for loss in made.losses] == [addresses[1]]
         assert made.missing == [addresses[1]]
