@@ -18,9 +18,14 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 from collab_llm_nodes.errors import (
+    Busy,
     CollabError,
+    ConfigError,
     DeadlineExceeded,
+    InvalidInput,
+    ModelError,
     ProtocolError,
+    Unauthenticated,
     Unavailable,
 )
 from collab_llm_nodes.protocols.jupiter.link import TICK_S, LinkConfig, StageLink, WorkerAtFault
@@ -357,8 +362,9 @@ class Chain:
         """Take what a worker says.
 
         Raises:
-            WorkerLost: it breaks the protocol, or cannot compute.
+            WorkerLost: it breaks the protocol.
         """
+        self._progress.on_heard(i)
         try:
             if isinstance(report, Pong):
                 self._progress.on_pong(i, report)
@@ -368,9 +374,7 @@ class Chain:
                 self._answered((type(report), i))
                 if isinstance(report, Loaded):
                     self.bytes[i] = report.bytes
-            elif isinstance(report, Failure):
-                self._on_failure(i, report.error())
-            elif not isinstance(report, Taken):
+            elif not isinstance(report, (Taken, Failure)):  # a failure ends the link
                 raise ProtocolError(f"{type(report).__name__} has no place here", field="message")
         except KeyError:
             raise self._at_fault(i, f"{type(report).__name__} has no place here") from None
@@ -387,21 +391,28 @@ class Chain:
         self._times.append((result.number, result.spans))
         passed.done(result)
 
-    def _on_failure(self, i: int, error: CollabError) -> None:
-        """Find a worker at fault, if ``error``, by which worker ``i`` ends, is of that kind."""
-        if i and isinstance(error, ProtocolError) and error.field == "states":
-            raise self._at_fault(
-                i - 1, f"the worker behind it cannot read its states: {error.args[0]}"
-            )
-        if isinstance(error, ProtocolError) or type(error) is CollabError:
-            raise self._at_fault(i, error.args[0])
-
-    def _at_fault(self, i: int, words: str) -> WorkerLost:
+    def _at_fault(self, i: int, words: str, remedy: str = "") -> WorkerLost:
         device = self.parts[i].device
-        return WorkerLost(device, WorkerAtFault(words, field=device))
+        return WorkerLost(device, WorkerAtFault(words, field=device, remedy=remedy))
+
+    def _may_refuse(self, i: int, error: CollabError) -> bool:
+        """Return True if ``error`` is about what worker ``i`` was asked for, and so no fault of it.
+
+        It may refuse to load, and later only a pass that is larger than those of the trial.
+        """
+        if self._missing:
+            refusals = (ConfigError, ModelError, Busy, Unauthenticated)
+            return (Loaded, i) in self._missing and isinstance(error, refusals)
+        steps = [step for passed in self._waiting.values() for step in passed.steps]
+        if isinstance(error, InvalidInput):  # a message of logits has a limit
+            logits = sum(step.rows for step in steps if step.want is Want.LOGITS)
+            return error.field == "steps.rows" and logits > 1
+        # So have the bytes of passes that wait.
+        large = sum(len(step.ids) for step in steps) > _TRIAL_ROWS
+        return isinstance(error, Busy) and error.field in ("states", "message") and large
 
     def _on_lost(self, i: int, error: CollabError) -> None:
-        """Note that the link to worker ``i`` has ended."""
+        """End the chain, because the link to worker ``i`` has ended."""
         device = self.parts[i].device
         if isinstance(error, WorkerLost):
             self._fail(error)
@@ -409,13 +420,22 @@ class Chain:
             following = [part.device for part in self.parts[i + 1 : i + 2]]
             # A worker that has lost the next one names it.
             self._fail(WorkerLost(error.field if error.field in following else device, error))
-        else:  # it refuses what it was sent
+        elif self._may_refuse(i, error):
             words = f"worker {device}: {error.args[0]}"
             self._fail(type(error)(words, field=error.field, remedy=error.remedy))
+        elif i and isinstance(error, ProtocolError) and error.field == "states":
+            words = f"the worker behind it cannot read its states: {error.args[0]}"
+            self._fail(self._at_fault(i - 1, words))
+        else:  # whatever it says: all passes of all requests would end so
+            self._fail(self._at_fault(i, error.args[0], error.remedy))
 
     def _send(self, steps: tuple[Step, ...], done: Done, features: bytes) -> None:
         if self.failed is not None:
             done(self.failed)
+            return
+        # What a worker refuses counts as its fault.
+        if not all(0 <= token < self.info.vocab_size for step in steps for token in step.ids):
+            done(InvalidInput("a token outside the vocabulary", field="prompt"))
             return
         number, self._next_number = self._next_number, self._next_number + 1
         self._waiting[number] = _UnderWay(steps, done, time.monotonic())

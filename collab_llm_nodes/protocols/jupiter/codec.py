@@ -94,7 +94,8 @@ def decode_report(data: bytes) -> Report:
     if kind == "result":
         return _read_result(report.result)
     if kind == "pong":
-        return Pong(report.pong.received, report.pong.begun, report.pong.computed)
+        pong = report.pong
+        return Pong(pong.received, pong.begun, pong.computed, pong.busy)
     if kind == "loaded":
         return Loaded(report.loaded.bytes)
     if kind == "failure":
@@ -177,7 +178,11 @@ def _write_step(m: Step) -> pb.Step:
         rows=m.rows,
         position=m.position,
         sampling=pb.Sampling(
-            temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, seed=s.seed % 2**64, law=s.law
+            temperature=s.temperature,
+            top_k=min(s.top_k, _MAX_TOKENS),  # all of a vocabulary
+            top_p=s.top_p,
+            seed=s.seed % 2**64,
+            law=s.law,
         )
         if sampled
         else None,
@@ -296,6 +301,8 @@ _WRITERS: dict[type, Callable[[Any], Message]] = {
     Linked: lambda m: pb.Report(linked=pb.Linked()),
     Taken: lambda m: pb.Report(taken=pb.Taken(number=m.number)),
     Result: _write_result,
-    Pong: lambda m: pb.Report(pong=pb.Pong(**asdict(m))),
+    Pong: lambda m: pb.Report(
+        pong=pb.Pong(received=m.received, begun=m.begun, computed=m.computed, busy=m.busy_s)
+    ),
     Failure: lambda m: pb.Report(failure=pb.Failure(**asdict(m))),
 }

@@ -205,11 +205,13 @@ class Pong:
 
     Attributes:
         received, begun, computed: jobs so far; a pass counts as computed once it is sent on.
+        busy_s: time spent so far on a job of another chain; 0: on none.
     """
 
     received: int = 0
     begun: int = 0
     computed: int = 0
+    busy_s: float = 0.0
 
 
 @dataclass(frozen=True)

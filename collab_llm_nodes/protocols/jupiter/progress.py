@@ -18,7 +18,7 @@ SLOW = 6.0
 """A pass that takes so many times as long as others of its size is not waited for."""
 _NEWEST = 0.25
 """Weight of the newest pass in the moving average of its size."""
-_BEGIN_S = 5.0  # for a pass of the chain before to end, which nobody waits for any more
+_BEGIN_S = 5.0  # for a worker that is idle, or was
 _LOAD_S, _LOADED_PER_S = 30.0, 50e6  # imports, and bytes from the slowest disk
 _READ_PER_S, _FED_PER_S = 200e6, 10e9
 """Slowest worker: bytes of weights that a pass reads, and bytes times rows that it computes."""
@@ -29,13 +29,20 @@ class _Worker:
     """Counts of one worker.
 
     Attributes:
+        heard: it has said something; until then its link's deadlines are the only ones.
         waited: for each count that is to grow, its value and the ticks since it has that.
+        took_s: of each pass under way, the time for which it was seen being computed.
         seconds: of a pass, on average, by the bit length of its rows.
+        excused_s: time that a job of another chain, which nobody waits for any more, may still take
+            before the first one here begins.
     """
 
+    heard: bool = False
     counts: Pong = field(default_factory=Pong)
     waited: dict[str, tuple[int, int]] = field(default_factory=dict)
+    took_s: dict[int, float] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
+    excused_s: float = 0.0
 
 
 class _Wait(NamedTuple):
@@ -75,38 +82,51 @@ class Progress:
         self._rows[self._sent] = rows
         self._sent += 1
 
+    def on_heard(self, worker: int) -> None:
+        """Note that a worker has said something, so it is connected."""
+        self._workers[worker].heard = True
+
     def on_pong(self, worker: int, counts: Pong) -> None:
         """Take the counts of a worker.
 
         Raises:
             ProtocolError: they cannot be.
         """
+        self.on_heard(worker)
         own = self._workers[worker]
         old = own.counts
         ascending = 0 <= counts.computed <= counts.begun <= counts.received <= self._sent
-        if not ascending or any(
-            new < before
-            for new, before in (
-                (counts.received, old.received),
-                (counts.begun, old.begun),
-                (counts.computed, old.computed),
+        if (
+            not ascending
+            or not counts.busy_s >= 0
+            or any(
+                new < before
+                for new, before in (
+                    (counts.received, old.received),
+                    (counts.begun, old.begun),
+                    (counts.computed, old.computed),
+                )
             )
         ):
             raise ProtocolError("it counts jobs that cannot be", field="pong")
         own.counts = counts
+        if counts.busy_s:  # by a pass or a load: the one that may take longest sets the limit
+            own.excused_s = max(own.excused_s, self._job_s(worker, 0) - counts.busy_s)
 
     def on_result(self, spans: Sequence[Span], took_s: float) -> None:
         """Note that the oldest pass under way has ended.
 
         Args:
-            spans: of each worker, as they say.
+            spans: of each worker, as the last one says: they cannot shorten what was seen here.
             took_s: time since it was sent, as measured here [s].
         """
         self._results += 1
         rows = self._rows.pop(self._results)
         size = rows.bit_length()
         for own, span in zip(self._workers, spans, strict=True):
-            new = min(max(0.0, span.end - span.begin), took_s)
+            # Its ends fall between ticks.
+            seen_s = own.took_s.pop(self._results, 0.0) + self._tick_s
+            new = min(max(seen_s, span.end - span.begin), took_s)
             old = own.seconds.get(size, new)
             own.seconds[size] = old + _NEWEST * (new - old)
 
@@ -118,6 +138,8 @@ class Progress:
                 value, ticks = before.get(wait.name, (wait.value, 0))
                 ticks = 1 if value != wait.value else ticks + 1
                 own.waited[wait.name] = wait.value, ticks
+                if wait.name == "computed" and wait.value in self._rows:
+                    own.took_s[wait.value] = ticks * self._tick_s
                 if ticks * self._tick_s > wait.allowed_s:
                     return wait.culprit, f"it {wait.omits} within {wait.allowed_s:.3g} s"
         return None
@@ -126,7 +148,7 @@ class Progress:
         """Yield what is waited for at one worker."""
         before = self._workers[number - 1].counts.computed if number else self._sent
         ready = max(1, before)  # each Load comes from here
-        if counts.received < ready:
+        if self._workers[number].heard and counts.received < ready:
             rows = sum(self._rows.get(job, 0) for job in range(counts.received, ready))
             allowed_s = self._grace_s + rows * self._row_s
             if number and counts.received:
@@ -135,7 +157,9 @@ class Progress:
             else:
                 yield _Wait("received", counts.received, number, "took no job", allowed_s)
         if counts.computed == counts.begun < counts.received:
-            allowed_s = self._grace_s if counts.begun else max(self._grace_s, _BEGIN_S)
+            allowed_s = self._grace_s
+            if not counts.begun:
+                allowed_s = max(allowed_s, _BEGIN_S) + self._workers[number].excused_s
             yield _Wait("begun", counts.begun, number, "began no job", allowed_s)
         if counts.computed < counts.begun:
             job = counts.computed

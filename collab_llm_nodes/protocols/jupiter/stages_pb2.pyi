@@ -218,14 +218,16 @@ class Ping(_message.Message):
     def __init__(self) -> None: ...
 
 class Pong(_message.Message):
-    __slots__ = ("received", "begun", "computed")
+    __slots__ = ("received", "begun", "computed", "busy")
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
     received: int
     begun: int
     computed: int
-    def __init__(self, received: _Optional[int] = ..., begun: _Optional[int] = ..., computed: _Optional[int] = ...) -> None: ...
+    busy: float
+    def __init__(self, received: _Optional[int] = ..., begun: _Optional[int] = ..., computed: _Optional[int] = ..., busy: _Optional[float] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("code", "message", "field", "remedy")

@@ -158,6 +158,8 @@ class StageWorker(StreamService[Answer]):
         self._chain: _Chain | None = None
         self._stage: Stage | None = None  # of the compute thread, as the heads
         self._trained: MedusaHeads | None = None
+        # The job under way, and time.monotonic() of its begin.
+        self._job: tuple[_Chain, float] | None = None
 
     def start(self) -> None:
         super().start()
@@ -246,7 +248,7 @@ class StageWorker(StreamService[Answer]):
         self._end_chain(Unavailable("another chain has taken its place"))
         self._chain = chain = _Chain(load, client)
         client.open()
-        self._compute.submit(self._load, chain)  # signs of life are given meanwhile
+        self._submit(self._load, chain)  # signs of life are given meanwhile
 
     def _take_link(self, client: Client, link: Link) -> None:
         chain = self._chain
@@ -265,7 +267,7 @@ class StageWorker(StreamService[Answer]):
         client.open()
         if link.port:
             host = client.peer.address or "127.0.0.1"
-            self._compute.submit(self._meet, chain, client, host, link.port)
+            self._submit(self._meet, chain, client, host, link.port)
         else:
             client.deliver(Linked())
 
@@ -277,7 +279,11 @@ class StageWorker(StreamService[Answer]):
             self._end_chain(Busy("too many reports wait to be read", field="chain"))
             return
         if isinstance(order, Ping):
-            client.deliver(Pong(chain.jobs_received, chain.jobs_begun, chain.jobs_computed))
+            job, busy_s = self._job, 0.0
+            if job is not None and job[0] is not chain:
+                busy_s = time.monotonic() - job[1]
+            counts = (chain.jobs_received, chain.jobs_begun, chain.jobs_computed)
+            client.deliver(Pong(*counts, busy_s))
             return
         if isinstance(order, Connect) and client is chain.coordinator:
             self._connect(chain, order)
@@ -306,7 +312,7 @@ class StageWorker(StreamService[Answer]):
         if chain.load.path == "gloo":
             place = MeetingPlace()
             port = place.port
-            self._compute.submit(self._await_next, chain, place)
+            self._submit(self._await_next, chain, place)
         first = Link(chain.load.chain, port)
         chain.next = StageLink(self.config.link_to_next, order.address, first, on_report, on_lost)
 
@@ -329,7 +335,7 @@ class StageWorker(StreamService[Answer]):
                 remedy="send fewer at a time, or raise limits.max_waiting_bytes",
             )
         chain.jobs_received += 1
-        self._compute.submit(self._run, chain, client, order, size)
+        self._submit(self._run, chain, client, order, size)
 
     def _end_chain(self, reason: CollabError | None) -> None:
         chain, self._chain = self._chain, None
@@ -344,7 +350,7 @@ class StageWorker(StreamService[Answer]):
         if chain.previous is not None and reason is None:
             chain.previous.deliver(Unavailable("the coordinator has left", field="chain"))
         with contextlib.suppress(RuntimeError):  # shut down: the process is about to end
-            self._compute.submit(_close_lanes, chain)
+            self._submit(_close_lanes, chain)
 
     def _computed(self, chain: _Chain, size: int, passed_on: Pass | None) -> None:
         """Note, in the loop, that a pass is done; send its states on."""
@@ -353,7 +359,18 @@ class StageWorker(StreamService[Answer]):
             chain.next.send(passed_on)
         chain.jobs_computed += 1
 
+    def _submit(self, job: Callable[..., None], chain: _Chain, *args: object) -> None:
+        """Have the compute thread call ``job(chain, *args)``."""
+        self._compute.submit(self._do, job, chain, *args)
+
     # In the compute thread.
+
+    def _do(self, job: Callable[..., None], chain: _Chain, *args: object) -> None:
+        self._job = chain, time.monotonic()
+        try:
+            job(chain, *args)
+        finally:
+            self._job = None
 
     def _load(self, chain: _Chain) -> None:
         """Hold the layers of ``chain``, and tell its coordinator."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,10 +11,23 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from jupiter_bed import alone, control, prompt, workers
 
-from collab_llm_nodes.errors import CollabError, ModelError, ProtocolError, Unavailable
+from collab_llm_nodes.bench.link.proxy import LinkProxy
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.errors import (
+    BY_CODE,
+    Busy,
+    Cancelled,
+    CollabError,
+    InvalidInput,
+    ModelError,
+    ProtocolError,
+    Unauthenticated,
+    Unavailable,
+)
 from collab_llm_nodes.protocols.jupiter import codec, pipeline
 from collab_llm_nodes.protocols.jupiter.chain import WorkerLost
 from collab_llm_nodes.protocols.jupiter.generation import Asked, answer
@@ -30,6 +45,7 @@ from collab_llm_nodes.protocols.jupiter.messages import (
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig
 from collab_llm_nodes.protocols.jupiter.progress import Progress
 from collab_llm_nodes.protocols.jupiter.worker import StageWorker
+from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerLimits
 from collab_llm_nodes.transport.server import ServerHandle
 
 TOKENS = 12
@@ -171,6 +187,45 @@ def test_workers_that_all_compute_nothing_are_told_soon() -> None:
             over.set()
 
 
+class SlowToConnect(LinkProxy):
+    """Delays each connection, and nothing that is sent on it."""
+
+    async def _dial(self, accepted: socket.socket) -> None:
+        await asyncio.sleep(2.2)
+        await super()._dial(accepted)
+
+
+def test_a_worker_may_take_connect_s_to_connect() -> None:
+    ids = prompt(9)
+    with workers(2) as (_, addresses), SlowToConnect(addresses[1]) as slow:
+        shown = (addresses[0], slow.address)
+        link = replace(WATCHFUL, silence_s=1.0)
+        with Pipeline(PipelineConfig(shown, link)) as made:
+            assert answer(made, ids, Asked(4), control()).tokens == alone(ids, 4)
+            assert not made.losses
+
+
+def test_a_worker_may_end_a_long_pass_before_it_takes_other_layers() -> None:
+    """The other one dies while it computes: nobody waits for that pass any more."""
+    ids = prompt(30)
+    with workers(2) as (handles, addresses), pipeline_of(addresses) as made:
+        service: Any = handles[1].service
+        compute = service._compute_pass
+
+        def strike() -> None:
+            def long(*args: Any) -> Any:
+                service._compute_pass = compute
+                threading.Thread(target=handles[0].stop).start()
+                time.sleep(7.0)
+                return compute(*args)
+
+            service._compute_pass = long
+
+        found = answer(made, ids, Asked(TOKENS), control(), once(strike))
+        assert found.tokens == alone(ids, TOKENS)
+        assert [loss.device for loss in made.losses] == [addresses[0]]
+
+
 def first_of(result: Result, **changed: Any) -> Result:
     """Return ``result`` with another first outcome."""
     first, *others = result.outcomes
@@ -200,9 +255,14 @@ LIES: dict[str, Callable[[Result], Any]] = {
     "Linked": lambda r: Linked(),
     "counts that cannot be": lambda r: Pong(1 << 40, 1, 0),
     "counts that fall": lambda r: Pong(),
-    "an internal error": lambda r: CollabError("oops"),
-    "a protocol error": lambda r: ProtocolError("oops"),
     "an unknown error": lambda r: type("New", (CollabError,), {"code": "NEW"})("oops"),
+    **{
+        f"a failure {code}": lambda r, kind=kind: kind("oops")  # type: ignore[misc]
+        for code, kind in BY_CODE.items()
+        if code not in ("UNAVAILABLE", "DEADLINE_EXCEEDED")  # not its fault: it may come back
+    },
+    "a size that nobody sent": lambda r: InvalidInput("oops", field="steps.rows"),
+    "bytes that do not wait": lambda r: Busy("oops", field="states"),
     "more than a message": lambda r: first_of(r, logits=bytes(70 << 20)),
 }
 
@@ -273,17 +333,100 @@ def test_a_worker_that_describes_what_cannot_be(
         assert made.missing == [addresses[1]]
 
 
-def test_logits_that_are_no_numbers_are_the_last_workers_fault() -> None:
-    step = Step(0, 0, (1, 2), want=Want.LOGITS, rows=1)
+@pytest.mark.parametrize(
+    ("job", "failing"),
+    [
+        ("_compute_pass", Cancelled),
+        ("_compute_pass", InvalidInput),
+        ("_compute_pass", ModelError),
+        ("_stage_for", Cancelled),
+        ("_stage_for", InvalidInput),
+    ],
+)
+def test_a_worker_that_fails_each_job_is_left_out(job: str, failing: type[CollabError]) -> None:
+    """From its first one on, so that no request ever sees it work."""
+    ids = prompt(9)
+    with workers(2) as (handles, addresses), pipeline_of(addresses) as made:
+        service: Any = handles[1].service
+
+        def fail(*args: Any) -> Any:
+            raise failing("oops")
+
+        setattr(service, job, fail)
+        assert answer(made, ids, Asked(4), control()).tokens == alone(ids, 4)
+        assert [loss.device for loss in made.losses] == [addresses[1]]
+        assert made.missing == [addresses[1]]
+
+
+def test_a_worker_whose_states_are_no_numbers_is_left_out() -> None:
+    ids = prompt(30)
+    with workers(2) as (handles, addresses), pipeline_of(addresses) as made:
+        service: Any = handles[0].service
+
+        def begin() -> None:
+            compute = service._compute_pass
+
+            def damaged(*args: Any) -> Any:
+                states, outcomes = compute(*args)
+                return states * float("nan"), outcomes
+
+            service._compute_pass = damaged
+
+        assert answer(made, ids, Asked(TOKENS), control(), once(begin)).tokens == alone(ids, TOKENS)
+        assert [loss.device for loss in made.losses] == [addresses[0]]
+
+
+def test_a_call_that_is_refused_after_loading_is_the_workers_fault() -> None:
+    with workers(1) as (_, addresses), pipeline_of(addresses) as made:
+        chain = made.chain(control().due)
+        chain._on_lost(0, Unauthenticated("no longer"))
+        assert isinstance(chain.failed, WorkerLost)
+        assert chain.failed.at_fault
+
+
+def test_more_logits_than_a_message_holds_are_refused_and_nobody_is_lost() -> None:
+    step = Step(0, 0, tuple(prompt(64)), want=Want.LOGITS, rows=64)
+    limits = WorkerLimits(max_message_bytes=4096)
+    with workers(1, limits=limits) as (_, addresses), pipeline_of(addresses) as made:
+        with pytest.raises(InvalidInput) as refused:
+            made.chain(control().due).run([step], control().due)
+        assert refused.value.field == "steps.rows"
+        assert refused.value.remedy
+
+
+@pytest.mark.parametrize("token", [-1, 1 << 30])
+def test_a_token_outside_the_vocabulary_is_no_workers_fault(token: int) -> None:
+    with workers(1) as (_, addresses), pipeline_of(addresses) as made:
+        with pytest.raises(InvalidInput, match="outside the vocabulary"):
+            answer(made, [1, token], Asked(4), control())
+        assert answer(made, prompt(9), Asked(4), control()).tokens == alone(prompt(9), 4)
+        assert not made.losses
+
+
+def test_a_top_k_of_any_size_is_no_workers_fault() -> None:
+    sampling = SamplingConfig(1.0, top_k=1 << 40, law="coupled")
+    with workers(1) as (_, addresses), pipeline_of(addresses) as made:
+        found = answer(made, prompt(9), Asked(4, sampling=sampling), control())
+        assert found.tokens == alone(prompt(9), 4, sampling)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_logits_that_are_no_numbers_are_the_last_workers_fault(value: float) -> None:
+    """A row of them: single tokens may be impossible."""
+    step = Step(0, 0, (1, 2), want=Want.LOGITS, rows=2)
     with workers(1) as (handles, addresses), pipeline_of(addresses) as made:
         chain = made.chain(control().due)
         service: Any = handles[0].service
-        size, encode = service.info.vocab_size, service.encode
+        logits = np.zeros((2, service.info.vocab_size), "<f4")
+        logits[0, 1:] = float("-inf")
+        encode = service.encode
         service.encode = lambda m: encode(
-            first_of(m, logits=b"\xff" * 4 * size) if isinstance(m, Result) else m
+            first_of(m, logits=logits.tobytes()) if isinstance(m, Result) else m
         )
+        chain.run([step], control().due)
+        logits[1] = value
         with pytest.raises(WorkerLost, match="no numbers") as lost:
-            chain.run([step], control().due)
+            chain.run([replace(step, start=2)], control().due)
         assert lost.value.device == addresses[0]
 
 
@@ -319,6 +462,14 @@ def test_nobody_is_waited_for_without_work() -> None:
     assert all(made.tick() is None for _ in range(1000))
 
 
+def test_a_worker_that_has_not_connected_is_left_to_its_link() -> None:
+    made = progress()
+    made.on_pong(0, Pong(1, 1, 1))
+    assert all(made.tick() is None for _ in range(1000))
+    made.on_heard(1)
+    assert ticks(made) == (11, 1), "it can be reached, and says nothing of its Load"
+
+
 @pytest.mark.parametrize(
     ("counts", "culprit"),
     [
@@ -340,6 +491,26 @@ def test_the_worker_that_does_not_go_on_is_found(
         made.on_pong(i, Pong(*own))
     after, found = ticks(made)
     assert (after, found) == (11, culprit)
+
+
+@pytest.mark.parametrize(
+    ("busy_s", "after"),
+    [
+        ([0.0], 51),
+        ([3.0, 4.0, 0.0], 51 + 270),  # it may be busy for 30 s, and was before it was asked
+        ([1e6], 51),  # it will never end that job
+        ([0.1] * 1000, 51 + 299),  # it cannot be that busy for so long
+    ],
+)
+def test_a_job_of_another_chain_is_waited_for_but_not_for_ever(
+    busy_s: list[float], after: int
+) -> None:
+    made = progress(1)
+    for number in range(1, 1000):
+        made.on_pong(0, Pong(1, 0, 0, busy_s[min(number, len(busy_s)) - 1]))
+        if made.tick() is not None:
+            break
+    assert number == after
 
 
 def test_others_that_go_on_excuse_nobody() -> None:
@@ -387,7 +558,65 @@ def test_what_a_worker_says_of_its_times_buys_it_nothing() -> None:
     assert ticks(made) == (11, 0)
 
 
-@pytest.mark.parametrize("counts", [(9, 1, 1), (1, 2, 1), (1, 1, 2), (0, 0, 0)])
-def test_counts_that_cannot_be_are_refused(counts: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("said", [0.0, 1e-3, 0.5])
+def test_a_worker_is_judged_by_the_time_that_was_seen_here(said: float) -> None:
+    """The last worker says that the first one takes no time; it takes half a second."""
+    made = loaded(progress())
+    for number in (2, 3):
+        made.on_sent(1)
+        made.on_pong(0, Pong(number, number, number - 1))
+        for _ in range(5):
+            assert made.tick() is None
+        made.on_pong(0, Pong(number, number, number))
+        made.on_pong(1, Pong(number, number, number))
+        made.on_result([Span(0.0, said), Span(0.0, 0.01)], 0.6)
+    made.on_sent(1)
+    made.on_pong(0, Pong(4, 4, 3))
+    after, found = ticks(made)
+    assert found == 0
+    assert 30 <= after <= 37, "six times half a second"
+
+
+def test_a_pass_too_short_to_be_seen_says_nothing_against_a_longer_one() -> None:
+    made = loaded(progress())
+    made.on_sent(1)
+    made.on_result([Span(0.0, 0.0)] * 2, 0.08)
+    for i in range(2):
+        made.on_pong(i, Pong(2, 2, 2))
+    made.on_sent(63)
+    made.on_pong(0, Pong(3, 3, 2))
+    after, _ = ticks(made)
+    assert after * 0.1 >= 32 * 6 * 0.08
+
+
+def test_a_lie_about_times_leaves_out_no_honest_worker() -> None:
+    """The first worker takes half a second for each pass; the last one says that it takes none."""
+    ids = prompt(9)
+    link = replace(WATCHFUL, silence_s=0.7)  # finds a worker after 1.4 s
+    with workers(2) as (handles, addresses):
+        honest: Any = handles[0].service
+        liar: Any = handles[1].service
+        compute, encode = honest._compute_pass, liar.encode
+        wait_s = [0.5]
+
+        def slow(*args: Any) -> Any:
+            time.sleep(wait_s[0])
+            return compute(*args)
+
+        honest._compute_pass = slow
+        liar.encode = lambda m: encode(
+            replace(m, spans=(Span(0.0, 0.0),) * 2) if isinstance(m, Result) else m
+        )
+        with Pipeline(PipelineConfig(tuple(addresses), link)) as made:
+            listener = once(lambda: wait_s.__setitem__(0, 1.8))
+            assert answer(made, ids, Asked(5), control(), listener).tokens == alone(ids, 5)
+            assert not made.losses
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [(9, 1, 1), (1, 2, 1), (1, 1, 2), (0, 0, 0), (1, 1, 1, -1.0), (1, 1, 1, float("nan"))],
+)
+def test_counts_that_cannot_be_are_refused(counts: tuple[Any, ...]) -> None:
     with pytest.raises(ProtocolError):
         loaded(progress()).on_pong(0, Pong(*counts))

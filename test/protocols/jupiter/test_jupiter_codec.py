@@ -120,7 +120,7 @@ reports: st.SearchStrategy[Report] = st.one_of(
     st.builds(Taken, COUNTS),
     st.builds(Failure, st.sampled_from(["BUSY", "INTERNAL"]), TEXT, TEXT, TEXT),
     st.sampled_from([Connected(), Linked()]),
-    st.builds(Pong, COUNTS, COUNTS, COUNTS),
+    st.builds(Pong, COUNTS, COUNTS, COUNTS, st.floats(0.0, 1e6)),
 )
 
 
