@@ -206,6 +206,28 @@ def test_a_preset_gives_the_defaults_of_the_parameters(ros_graph: Any) -> None:
     assert not refused.successful
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("way", "remote_only"),
+        ("check_citations", False),
+        ("abstain_filter", False),
+        ("choice_bits", 1 << 20),
+        ("remote_share", 1e6),
+        ("privacy.max_bytes", 1 << 40),
+        ("style", "longhealth"),
+    ],
+)
+def test_a_parameter_call_cannot_undo_what_the_operator_has_forbidden(
+    ros_graph: Any, name: str, value: object
+) -> None:
+    node = MinionsServer(context=ros_graph.context)
+    ros_graph.add(node)
+    (refused,) = ros_graph.do(node.set_parameters, [Parameter(name, value=value)])
+    assert not refused.successful
+    assert "read-only" in refused.reason
+
+
 def test_an_unknown_preset_is_named(ros_graph: Any) -> None:
     wrong = [Parameter("preset", value="finance")]
     with pytest.raises(ConfigError, match="one of '', 'financebench'"):
