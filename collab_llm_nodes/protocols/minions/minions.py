@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from os.path import commonprefix
 from typing import Any
@@ -68,8 +68,17 @@ from collab_llm_nodes.protocols.minions.settings import (
 )
 
 
-def minions(question: str, documents: Sequence[str], config: MinionsConfig) -> Machine:
+def minions(
+    question: str,
+    documents: Sequence[str],
+    config: MinionsConfig,
+    still_wanted: Callable[[], None] = lambda: None,
+) -> Machine:
     """Answer ``question`` about ``documents``.
+
+    Args:
+        still_wanted: called while the documents are cut for a program; what it raises ends the
+            answer, as an action's error does.
 
     Raises:
         InvalidInput: there is no question, or no text.
@@ -77,7 +86,7 @@ def minions(question: str, documents: Sequence[str], config: MinionsConfig) -> M
         CollabError: while it runs: what was thrown in before there was any answer.
     """
     check(question, documents)
-    return _MinionS(question, tuple(documents), config).run()
+    return _MinionS(question, tuple(documents), config, still_wanted).run()
 
 
 class _MinionS:
@@ -93,8 +102,15 @@ class _MinionS:
         history: all that was said, with ``carry: history``.
     """
 
-    def __init__(self, question: str, documents: tuple[str, ...], config: MinionsConfig) -> None:
+    def __init__(
+        self,
+        question: str,
+        documents: tuple[str, ...],
+        config: MinionsConfig,
+        still_wanted: Callable[[], None],
+    ) -> None:
         self.config, self.documents = config, documents
+        self.still_wanted = still_wanted
         self.style = prompts.STYLES[config.style]
         self.text = question
         self.question = Part(Kind.QUESTION, question)
@@ -196,7 +212,7 @@ class _MinionS:
                 1 if config.samples else config.max_samples,
                 config.limits,
             )
-            chosen, bits = canonical(wanted, bounds, self.choice_left)
+            chosen, bits = canonical(wanted, bounds, self.choice_left, self.still_wanted)
         self.choice_left -= bits
         self.choice_unsent += bits
         return chosen

@@ -209,7 +209,7 @@ class _Run:
             return local_only(question, texts, direct)
         if self.protocol == MINION:
             return minion(question, texts, _chat(config))
-        return minions(question, texts, config)
+        return minions(question, texts, config, self.control.check)
 
     def _texts(self) -> tuple[str, ...]:
         """Return what the machine reads: the documents, or passages where they are too long."""
