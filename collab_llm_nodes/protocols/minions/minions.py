@@ -271,6 +271,7 @@ class _MinionS:
             samples=config.samples,
             max_samples=config.max_samples,
             max_jobs=config.limits.jobs,
+            max_characters=config.limits.output_mb << 20,
         )
         local = tuple(self._worker_prompt(manifest) for manifest in manifests)
         replies: Sequence[Reply | CollabError] = yield AskLocal("execute", self.round, local)

@@ -307,7 +307,9 @@ def test_numbers_of_chunks_and_tasks_follow_the_documents() -> None:
     )
     chosen, _ = canonical(wanted, _bounds(), 99)
     assert isinstance(chosen, JobList)
-    jobs, _ = Numbering().number(chosen, tasks=0, samples=1, max_samples=1, max_jobs=9)
+    jobs, _ = Numbering().number(
+        chosen, tasks=0, samples=1, max_samples=1, max_jobs=9, max_characters=99
+    )
     assert [job.job_id for job in jobs] == ["c1_t1_s0", "c2_t2_s0"]
     assert isinstance(jobs[0], JobManifest)
 

@@ -451,6 +451,15 @@ def test_too_many_jobs_are_left_out_and_the_answer_marked() -> None:
     assert (len(world.rounds[0].jobs), world.rounds[0].cut) == (5, 4)
 
 
+def test_prompts_of_a_round_hold_so_much_text_at_most() -> None:
+    """Many tasks over one long chunk would fill the memory with copies of it."""
+    jobs = _jobs(*(("chunk " * 30_000, f"t{i}") for i in range(20)))
+    world = World([PROGRAM, final()], jobs=[jobs])
+    outcome = _answer(world, paper(tasks=0, limits=SandboxLimits(output_mb=1)), "chunk " * 30_000)
+    assert outcome.marks == {Mark.PARTIAL}
+    assert (len(world.rounds[0].jobs), world.rounds[0].cut) == (5, 15)
+
+
 def test_long_fields_are_cut() -> None:
     world = World([PROGRAM, final()], worker=lambda p: found("x" * 10_000))
     _answer(world, paper(field_characters=50))

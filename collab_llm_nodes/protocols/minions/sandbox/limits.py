@@ -33,7 +33,11 @@ class SandboxLimits:
         200_000, "Length of a chunk; jobs on longer ones are left out.", low=1000, high=10_000_000
     )
     output_mb: int = fixed(
-        64, "Text of all jobs of a program, each chunk counted once [MB].", low=1, high=1024
+        64,
+        "Text of all jobs of a program, each chunk counted once, and of all that the worker reads"
+        " in a round; jobs beyond the latter are left out [MB].",
+        low=1,
+        high=1024,
     )
     jobs: int = fixed(
         2048, "Jobs of a program; those after them are left out.", low=1, high=100_000
