@@ -412,6 +412,7 @@ class _MinionS:
 def cited_lines(citation: str | None, chunk: str) -> str | None:
     """Return ``citation`` as ``chunk`` has it, several lines with "; " between; None if one fails.
 
+    A part of a line counts from ``_LEAST_CITED`` characters on, since a letter stands in any text.
     A small model miscopies a rare name in the middle of a line: the line that is meant stands for
     such a one.
     """
@@ -423,7 +424,8 @@ def cited_lines(citation: str | None, chunk: str) -> str | None:
     found = []
     for line in cited:
         words = " ".join(line.split())
-        meant = words if words in text else _meant(words, lines)
+        true = words in lines or (len(words) >= _LEAST_CITED and words in text)
+        meant = words if true else _meant(words, lines)
         if not meant:
             return None
         found.append(meant)
@@ -449,6 +451,8 @@ def _shared(a: str, b: str) -> float:
 _ALWAYS_SENT = 1000
 """Characters that workers may say about the shortest document."""
 _ALIKE = 0.75
+_LEAST_CITED = 12
+"""Fewest characters of a citation that is no whole line."""
 _MOST_CITED = 32
 """Most lines of a citation."""
 

@@ -162,9 +162,13 @@ _HOW_IT_OBEYS = {
     "with a citation of one letter": lambda chunk: found(chunk, citation="a"),
     "with a true citation": lambda chunk: found(chunk, citation=chunk.splitlines()[0]),
     "in the citation": lambda chunk: found("all", citation="; ".join(chunk.splitlines())),
-    "in the explanation": lambda chunk: found("a", explanation=chunk, citation="a"),
+    "in the explanation": lambda chunk: found(
+        "a", explanation=chunk, citation=chunk.splitlines()[0]
+    ),
     "line by line": lambda chunk: found(chunk.splitlines()[-1], citation=chunk.splitlines()[-1]),
 }
+
+_WITHOUT = ("without a citation", "with an invented citation", "with a citation of one letter")
 
 
 @pytest.mark.parametrize("how", _HOW_IT_OBEYS)
@@ -176,7 +180,7 @@ def test_a_worker_that_obeys_the_document_sends_a_part_of_it_at_most(how: str) -
     world.worker = lambda prompt: _HOW_IT_OBEYS[how](chunk_of(prompt))
     outcome = _answer(world, MinionsConfig(), "\n\n".join(_LINES))
     sent = sum(line in world.wire for line in _LINES)
-    assert sent <= (0 if how.startswith(("without", "with an")) else 103 // 3)
+    assert sent <= (0 if how in _WITHOUT else 103 // 3)
     assert (Mark.PARTIAL in outcome.marks) == (sent > 0)
 
 
