@@ -206,6 +206,7 @@ class ServedMinions(MinionsConfig, ServedConfig):
 
 _NODES_OWN = (
     *("deadline_s", "max_waiting", "health", "autostart", "introspection", "diagnostics"),
+    "host_minion",
     *("use_sim_time", "qos_overrides"),  # every ROS 2 node has them
 )
 """Parameters of ``minions_server`` that are the node's, not the protocol's."""
