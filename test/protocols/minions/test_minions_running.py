@@ -498,6 +498,7 @@ def test_a_preset_gives_the_defaults_and_the_file_counts_over_them(tmp_path: Pat
         ("[]", "no parameters of minions_server"),
         ("{/**/other: {ros__parameters: {}}}", "no parameters of minions_server"),
         ("{minions_server: {ros__parameters: {rouns: 3}}}", "did you mean rounds"),
+        ("{minions_server: {ros__parameters: {ways: [rag]}}}", "did you mean way[?]"),
         ("{minions_server: {ros__parameters: {'remote.temperature': hot}}}", "expected float"),
     ],
 )
