@@ -81,7 +81,7 @@ def setting(
         "low": low,
         "high": high,
         "choices": choices,
-        "read_only": read_only or (per_request is not None and per_request.label != ""),
+        "read_only": read_only or getattr(per_request, "label", "") != "",
         "per_request": per_request,
     }
     return dataclasses.field(default=default, metadata=metadata)
