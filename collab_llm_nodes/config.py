@@ -71,7 +71,8 @@ def setting(
         doc: one sentence for people, with the unit.
         low, high: inclusive limits of a number.
         choices: the values allowed, all of them.
-        read_only: fixed when the node starts.
+        read_only: fixed when the node starts, as is all that a request may only narrow: otherwise
+            a parameter call, which anybody in the graph may make, would undo the operator's bound.
         per_request: a request may set it for itself, in this direction. Never for a path, an
             address or a secret.
     """
@@ -80,7 +81,7 @@ def setting(
         "low": low,
         "high": high,
         "choices": choices,
-        "read_only": read_only,
+        "read_only": read_only or getattr(per_request, "label", "") != "",
         "per_request": per_request,
     }
     return dataclasses.field(default=default, metadata=metadata)

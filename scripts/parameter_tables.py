@@ -39,7 +39,8 @@ HEAD = """# Parameters
 Every parameter of every node: its default, what it may be, what it means. Ranges are enforced, at
 the start and when a parameter is set. *Fixed*: read when the node starts; the others can be set at
 any time. *Option*: a request can set it for itself alone (`option_names` of `Generate`). Where that
-would let more leave the robot than its operator has set, a request may only narrow it, as it says.
+would let more leave the robot than its operator has set, a request may only narrow it, as it says,
+and it is fixed.
 `ros2 param describe NODE NAME` says the same. A node does not start with a parameter that it does
 not have; a node's name that is misspelt in a parameter file is told in the log.
 

@@ -1,8 +1,8 @@
 """Minion and MinionS (paper 000) as a node: questions about long documents.
 
-Hosts the actions ``minions/generate`` and ``minion/generate`` and their blocking services,
-``minions_generate`` and ``minion_generate``, over the same two models. Started by
-``protocol_server minions``.
+Hosts the action ``minions/generate`` and its blocking service ``minions_generate``. With
+``host_minion`` also ``minion/generate`` and ``minion_generate``, over the same two models. Started
+by ``protocol_server minions``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from collab_llm_nodes.config import setting
+from collab_llm_nodes.config import fixed, setting
 from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.protocols.minions.equipment import Equipment
 from collab_llm_nodes.protocols.minions.minion_entry import ENTRY as MINION
@@ -34,10 +34,17 @@ class MinionsServerConfig(ServedMinions, HostConfig):
         low=1,
         high=256,
     )
+    host_minion: bool = fixed(
+        False,
+        "Host minion/generate as well. There every word of the local model goes to the remote; of"
+        " what bounds MinionS only privacy.max_bytes does so there.",
+    )
 
 
 class MinionsServer(ProtocolServer[MinionsServerConfig]):
     """See the module docstring."""
+
+    _chat: GenerationHost | None = None
 
     def __init__(self, **node_arguments: Any) -> None:
         super().__init__("minions", config_type=MinionsServerConfig, **node_arguments)
@@ -52,18 +59,25 @@ class MinionsServer(ProtocolServer[MinionsServerConfig]):
         """Load the models and offer the interfaces; the load blocks the transition."""
         equipment = Equipment(self.config, self.resources())
         self.host = GenerationHost(self, self.entry, MinionsRunning(self.entry.name, equipment))
-        lent = MinionsRunning(MINION.name, equipment, owner=False)
-        self._chat = GenerationHost(self, MINION, lent)
+        if self.config.host_minion:
+            lent = MinionsRunning(MINION.name, equipment, owner=False)
+            self._chat = GenerationHost(self, MINION, lent)
 
     def deactivate(self) -> None:
         super().deactivate()
-        self._chat.cancel_all()
+        if self._chat is not None:
+            self._chat.cancel_all()
 
     def cleanup(self) -> None:
-        self._chat.close()  # first: the models are the other's
+        if self._chat is not None:
+            self._chat.close()  # first: the models are the other's
+            self._chat = None
         super().cleanup()
 
     def details(self, now: float) -> list[Status]:
-        """The last answers of both protocols, and the figures of their models."""
+        """The last answers of each protocol, and the figures of their models."""
+        own = super().details(now)
+        if self._chat is None:
+            return own
         chat, _ = self._chat.details(now)
-        return [*super().details(now), replace(chat, name=f"{MINION.name} {chat.name}")]
+        return [*own, replace(chat, name=f"{MINION.name} {chat.name}")]

@@ -49,7 +49,7 @@ def weigh(prompt: str) -> str:
 class Site:
     """The node, started, its two models, and clients of it."""
 
-    def __init__(self, graph: Any, folder: Path) -> None:
+    def __init__(self, graph: Any, folder: Path, *, host_minion: bool = True) -> None:
         self.graph = graph
         self.remote = ChatServer(lambda prompt: self.remote_says(prompt))
         self.local = ChatServer(lambda prompt: self.local_says(prompt))
@@ -62,6 +62,7 @@ class Site:
             "limits.run_s": 30.0,
             "limits.wall_s": 60.0,
             "parallel": 2,
+            **({"host_minion": True} if host_minion else {}),
             "planner": "program",
         }
         for role, server in (("remote", self.remote), ("local", self.local)):
@@ -73,9 +74,9 @@ class Site:
         graph.add(self.server)
         graph.do(self.server.start)
         user = graph.node("user")
+        kinds = {"minions": Minions} | ({"minion": Minion} if host_minion else {})
         self.services = {
-            name: user.create_client(kind, f"{name}_generate")
-            for name, kind in (("minion", Minion), ("minions", Minions))
+            name: user.create_client(kind, f"{name}_generate") for name, kind in kinds.items()
         }
         self.actions = {
             name: ActionClient(user, Generate, f"{name}/generate") for name in self.services
@@ -204,6 +205,45 @@ def test_a_preset_gives_the_defaults_of_the_parameters(ros_graph: Any) -> None:
     assert MinionsConfig(**own) == replace(PRESETS["embedded"], rounds=4)
     (refused,) = ros_graph.do(node.set_parameters, [Parameter("preset", value="qasper")])
     assert not refused.successful
+
+
+def test_the_chat_is_hosted_only_where_the_operator_says_so(ros_graph: Any, tmp_path: Path) -> None:
+    """Check that by default nobody can ask the protocol that sends all the local model says."""
+    site = Site(ros_graph, tmp_path, host_minion=False)
+    try:
+        server = site.server
+        offered = server.get_service_names_and_types_by_node(server.get_name(), "/")
+        names = {name for name, _ in offered}
+        assert "/minions_generate" in names
+        assert not any(name.startswith(("/minion/", "/minion_generate")) for name in names)
+        assert site.ask().text == "7 kg"
+        assert len(ros_graph.do(server.details, 0.0)) == 2
+        site.restart()
+        assert site.ask().text == "7 kg"
+    finally:
+        site.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("way", "remote_only"),
+        ("check_citations", False),
+        ("abstain_filter", False),
+        ("choice_bits", 1 << 20),
+        ("remote_share", 1e6),
+        ("privacy.max_bytes", 1 << 40),
+        ("style", "longhealth"),
+    ],
+)
+def test_a_parameter_call_cannot_undo_what_the_operator_has_forbidden(
+    ros_graph: Any, name: str, value: object
+) -> None:
+    node = MinionsServer(context=ros_graph.context)
+    ros_graph.add(node)
+    (refused,) = ros_graph.do(node.set_parameters, [Parameter(name, value=value)])
+    assert not refused.successful
+    assert "read-only" in refused.reason
 
 
 def test_an_unknown_preset_is_named(ros_graph: Any) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
@@ -33,6 +33,8 @@ _FIRST_S, _SLOTS = 0.1, 16
 """The remote may learn of an end after this time, its double, and so on."""
 RUN_BITS = math.ceil(math.log2(_ENDS * _SLOTS))
 _WHOLE = Cut("", 0)
+_Order = tuple[str, str]
+"""Task and advice."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +54,22 @@ class Bounds:
     limits: SandboxLimits
 
 
-def canonical(wanted: ProgramJobs, bounds: Bounds, left: int) -> tuple[JobList | Fault, int]:
+def canonical(
+    wanted: ProgramJobs, bounds: Bounds, left: int, check: Callable[[], None] = lambda: None
+) -> tuple[JobList | Fault, int]:
     """Return the jobs that are done for what a program wants, and the bits that they tell.
+
+    The pairs of piece and instruction are counted, and only those that become jobs are made: there
+    may be a hundred million.
 
     Args:
         left: bits that may be told, at least ``RUN_BITS``.
+        check: called again and again; what it raises ends this.
     """
     orders = _instructions(wanted)
     if orders is None:
         return Fault.NOT_WRITTEN, RUN_BITS
-    grids = _grids(wanted, bounds)
+    grids = _grids(wanted, bounds, check)
     if grids is None:
         return Fault.NOT_A_PIECE, RUN_BITS
     texts = len(wanted.texts)
@@ -73,20 +81,24 @@ def canonical(wanted: ProgramJobs, bounds: Bounds, left: int) -> tuple[JobList |
     counts: Counter[tuple[str, str, str]] = Counter()
     for job in wanted.jobs:
         counts[job.chunk, job.task, job.advice] += job.times
-    pairs = [
-        [(piece, *order) for piece, order in itertools.product(grid, orders)] for grid in grids
-    ]
-    chosen = [[pair for pair in grid if pair in counts] for grid in pairs]
-    told = common + sum(_bits(len(a), len(b)) for a, b in zip(pairs, chosen, strict=True))
+    place = {order: i for i, order in enumerate(orders)}
+    chosen: dict[str, list[_Order]] = {}
+    for piece, task, advice in sorted(counts, key=lambda pair: place[pair[1:]]):
+        chosen.setdefault(piece, []).append((task, advice))
+    told = common
+    for grid in grids:
+        pairs = sum(len(chosen.get(piece, ())) for piece in grid)
+        told += _bits(len(grid) * len(orders), pairs)
+    pieces = dict.fromkeys(itertools.chain.from_iterable(grids))
     if told > left:
-        chosen, told = pairs, common + len(pairs)
+        chosen, told = dict.fromkeys(pieces, orders), common + len(grids)
     if told > left:
         return Fault.CHOICE, RUN_BITS
     times = min(max(counts.values()), bounds.max_samples)
-    different = dict.fromkeys(itertools.chain.from_iterable(chosen))
-    jobs = [WantedJob(*pair, times) for pair in different]
-    most = bounds.limits.jobs
-    return JobList(tuple(jobs[:most]), wanted.cut + len(jobs[most:])), math.ceil(told)
+    all_jobs = (WantedJob(p, *order, times) for p in pieces for order in chosen.get(p, ()))
+    jobs = tuple(itertools.islice(all_jobs, bounds.limits.jobs))
+    left_out = sum(map(len, chosen.values())) - len(jobs)
+    return JobList(jobs, wanted.cut + left_out), math.ceil(told)
 
 
 def slot_s(took_s: float) -> float:
@@ -103,7 +115,7 @@ def _bits(n: int, k: int) -> float:
     return 1 + math.log2(n) + combinations / math.log(2)
 
 
-def _instructions(wanted: ProgramJobs) -> list[tuple[str, str]] | None:
+def _instructions(wanted: ProgramJobs) -> list[_Order] | None:
     """Return task and advice of all jobs in the order of the program; None if it computed one."""
     place = {"": -1} | {text: i for i, text in enumerate(wanted.texts)}
     orders = {(job.task, job.advice) for job in wanted.jobs}
@@ -112,7 +124,9 @@ def _instructions(wanted: ProgramJobs) -> list[tuple[str, str]] | None:
     return sorted(orders, key=lambda order: (place[order[0]], place[order[1]]))
 
 
-def _grids(wanted: ProgramJobs, bounds: Bounds) -> list[list[str]] | None:
+def _grids(
+    wanted: ProgramJobs, bounds: Bounds, check: Callable[[], None]
+) -> list[dict[str, None]] | None:
     """Return all pieces of each cut that gave a chunk; None if no cut has given one of them.
 
     A cut is made of all documents, or of all chunks of the last round, whichever the program has
@@ -121,7 +135,7 @@ def _grids(wanted: ProgramJobs, bounds: Bounds) -> list[list[str]] | None:
     left = {job.chunk for job in wanted.jobs}
     cuts = [_WHOLE, *(cut for cut in sorted(wanted.cuts) if _is_written(cut, wanted, bounds))]
     known = [
-        _pieces(source, cut, bounds.limits)
+        _pieces(source, cut, bounds.limits, check)
         for cut, source in itertools.product(cuts, (bounds.documents, bounds.last_chunks))
     ]
     used: set[int] = set()
@@ -131,7 +145,7 @@ def _grids(wanted: ProgramJobs, bounds: Bounds) -> list[list[str]] | None:
             return None
         used.add(best)
         left -= known[best].keys()
-    return [list(known[i]) for i in sorted(used)]
+    return [known[i] for i in sorted(used)]
 
 
 def _is_written(cut: Cut, wanted: ProgramJobs, bounds: Bounds) -> bool:
@@ -139,13 +153,18 @@ def _is_written(cut: Cut, wanted: ProgramJobs, bounds: Bounds) -> bool:
     return cut.chunker in wanted.chunkers and cut.size in sizes
 
 
-def _pieces(texts: Sequence[str], cut: Cut, limits: SandboxLimits) -> dict[str, None]:
+def _pieces(
+    texts: Sequence[str], cut: Cut, limits: SandboxLimits, check: Callable[[], None]
+) -> dict[str, None]:
     """Return the different pieces of ``texts`` that a worker can read, in order."""
     pieces = (
         itertools.chain.from_iterable(CHUNKERS[cut.chunker].cut(text, cut.size) for text in texts)
         if cut.chunker
         else texts
     )
-    return {
-        piece: None for piece in pieces if piece.strip() and len(piece) <= limits.chunk_characters
-    }
+    found: dict[str, None] = {}
+    for piece in pieces:
+        check()
+        if piece.strip() and len(piece) <= limits.chunk_characters:
+            found[piece] = None
+    return found

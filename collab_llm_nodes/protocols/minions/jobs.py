@@ -176,7 +176,14 @@ class Numbering:
         self._tasks: dict[str, int] = {}
 
     def number(
-        self, wanted: JobList, *, tasks: int, samples: int, max_samples: int, max_jobs: int
+        self,
+        wanted: JobList,
+        *,
+        tasks: int,
+        samples: int,
+        max_samples: int,
+        max_jobs: int,
+        max_characters: int,
     ) -> tuple[tuple[JobManifest, ...], int]:
         """Return the jobs to run, those over one chunk together, and how many were left out.
 
@@ -185,6 +192,7 @@ class Numbering:
             samples: answers to each task over each chunk; 0: as many as wanted.
             max_samples: limit of both.
             max_jobs: most jobs.
+            max_characters: most text of all their chunks, each counted as often as it is read.
         """
         times: Counter[tuple[str, str, str]] = Counter()
         for job in wanted.jobs:
@@ -198,10 +206,11 @@ class Numbering:
             if task not in allowed:
                 cut += repeats
                 continue
-            kept = min(repeats, max_jobs - len(jobs))
+            kept = min(repeats, max_jobs - len(jobs), max_characters // max(len(chunk), 1))
             cut += repeats - kept
             if kept <= 0:
                 continue
+            max_characters -= kept * len(chunk)
             chunk_id = self._chunks.setdefault(chunk, len(self._chunks) + 1)
             task_id = self._tasks.setdefault(task, len(self._tasks) + 1)
             first = answers[chunk_id, task_id]  # one task may come with several pieces of advice

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from os.path import commonprefix
 from typing import Any
@@ -68,8 +68,17 @@ from collab_llm_nodes.protocols.minions.settings import (
 )
 
 
-def minions(question: str, documents: Sequence[str], config: MinionsConfig) -> Machine:
+def minions(
+    question: str,
+    documents: Sequence[str],
+    config: MinionsConfig,
+    still_wanted: Callable[[], None] = lambda: None,
+) -> Machine:
     """Answer ``question`` about ``documents``.
+
+    Args:
+        still_wanted: called while the documents are cut for a program; what it raises ends the
+            answer, as an action's error does.
 
     Raises:
         InvalidInput: there is no question, or no text.
@@ -77,7 +86,7 @@ def minions(question: str, documents: Sequence[str], config: MinionsConfig) -> M
         CollabError: while it runs: what was thrown in before there was any answer.
     """
     check(question, documents)
-    return _MinionS(question, tuple(documents), config).run()
+    return _MinionS(question, tuple(documents), config, still_wanted).run()
 
 
 class _MinionS:
@@ -93,8 +102,15 @@ class _MinionS:
         history: all that was said, with ``carry: history``.
     """
 
-    def __init__(self, question: str, documents: tuple[str, ...], config: MinionsConfig) -> None:
+    def __init__(
+        self,
+        question: str,
+        documents: tuple[str, ...],
+        config: MinionsConfig,
+        still_wanted: Callable[[], None],
+    ) -> None:
         self.config, self.documents = config, documents
+        self.still_wanted = still_wanted
         self.style = prompts.STYLES[config.style]
         self.text = question
         self.question = Part(Kind.QUESTION, question)
@@ -196,7 +212,7 @@ class _MinionS:
                 1 if config.samples else config.max_samples,
                 config.limits,
             )
-            chosen, bits = canonical(wanted, bounds, self.choice_left)
+            chosen, bits = canonical(wanted, bounds, self.choice_left, self.still_wanted)
         self.choice_left -= bits
         self.choice_unsent += bits
         return chosen
@@ -255,6 +271,7 @@ class _MinionS:
             samples=config.samples,
             max_samples=config.max_samples,
             max_jobs=config.limits.jobs,
+            max_characters=config.limits.output_mb << 20,
         )
         local = tuple(self._worker_prompt(manifest) for manifest in manifests)
         replies: Sequence[Reply | CollabError] = yield AskLocal("execute", self.round, local)
@@ -395,6 +412,7 @@ class _MinionS:
 def cited_lines(citation: str | None, chunk: str) -> str | None:
     """Return ``citation`` as ``chunk`` has it, several lines with "; " between; None if one fails.
 
+    A part of a line counts from ``_LEAST_CITED`` characters on, since a letter stands in any text.
     A small model miscopies a rare name in the middle of a line: the line that is meant stands for
     such a one.
     """
@@ -406,7 +424,8 @@ def cited_lines(citation: str | None, chunk: str) -> str | None:
     found = []
     for line in cited:
         words = " ".join(line.split())
-        meant = words if words in text else _meant(words, lines)
+        true = words in lines or (len(words) >= _LEAST_CITED and words in text)
+        meant = words if true else _meant(words, lines)
         if not meant:
             return None
         found.append(meant)
@@ -432,6 +451,8 @@ def _shared(a: str, b: str) -> float:
 _ALWAYS_SENT = 1000
 """Characters that workers may say about the shortest document."""
 _ALIKE = 0.75
+_LEAST_CITED = 12
+"""Fewest characters of a citation that is no whole line."""
 _MOST_CITED = 32
 """Most lines of a citation."""
 

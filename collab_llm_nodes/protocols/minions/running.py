@@ -158,6 +158,7 @@ class _Run:
         counts: figures of the rounds' jobs, ``name.ROUND``.
         jobs: the last round's, without the texts that they were about.
         share: part of the whole that is done, 0 to 1.
+        program_begun: time at which the last program was begun, until the action after it.
     """
 
     def __init__(
@@ -179,6 +180,7 @@ class _Run:
         self.marks: frozenset[Mark] = frozenset()
         self.stage, self.round, self.share = "documents", 1, 0.0
         self.sources = Sources((), None)
+        self.program_begun: float | None = None
 
     def answer(self) -> Answer:
         """Read the documents, and drive the machine of the protocol over them."""
@@ -209,7 +211,7 @@ class _Run:
             return local_only(question, texts, direct)
         if self.protocol == MINION:
             return minion(question, texts, _chat(config))
-        return minions(question, texts, config)
+        return minions(question, texts, config, self.control.check)
 
     def _texts(self) -> tuple[str, ...]:
         """Return what the machine reads: the documents, or passages where they are too long."""
@@ -233,6 +235,10 @@ class _Run:
     def _begin(self, action: Action) -> None:
         """Note the stage; end the answer if it is not wanted any more."""
         self.control.check()
+        if self.program_begun is not None:
+            # Not right after the program: what is done with its jobs takes time by its choice, too.
+            self._wait(slot_s(time.monotonic() - self.program_begun))
+            self.program_begun = None
         match action:
             case AskRemote(stage=stage, round=round):
                 self._move(stage, round)
@@ -309,9 +315,9 @@ class _Run:
         return ChatRequest(prompt.turns, sampling, prompt.max_tokens, prompt.quotable)
 
     def _run_program(self, action: RunProgram) -> ProgramJobs | Fault:
-        begun = time.monotonic()
+        self.program_begun = time.monotonic()
         with self.equipment.sandbox(self.control) as sandbox:
-            wanted = sandbox.run(
+            return sandbox.run(
                 action.program,
                 action.documents,
                 action.last_jobs,
@@ -320,8 +326,6 @@ class _Run:
                 due=self.control.due,
                 check=self.control.check,
             )
-        self._wait(slot_s(time.monotonic() - begun))
-        return wanted
 
     def _wait(self, seconds: float) -> None:
         """Wait, but not longer than the answer is wanted."""

@@ -12,7 +12,15 @@ import yaml
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.chat.in_process import InProcessConfig
 from collab_llm_nodes.chat.remote import RemoteConfig as ServerConfig
-from collab_llm_nodes.config import ANY, check_ranges, from_mapping, merged, ranked, setting
+from collab_llm_nodes.config import (
+    ANY,
+    check_ranges,
+    fixed,
+    from_mapping,
+    merged,
+    ranked,
+    setting,
+)
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.knowledge.library import LibraryConfig
 from collab_llm_nodes.knowledge.retrieval import RetrievalConfig
@@ -75,7 +83,7 @@ class ChatModelConfig:
 class PrivacyConfig:
     """Bounds on what the remote model gets to read, and the record of it."""
 
-    max_bytes: int = setting(
+    max_bytes: int = fixed(
         0, "Most that one answer may send to the remote [bytes]; 0: no limit.", low=0, high=1 << 40
     )
     audit_file: str = setting(
@@ -109,14 +117,14 @@ class CostConfig:
 class LargeConfig:
     """Documents that are too large to be read whole."""
 
-    characters: int = setting(
+    characters: int = fixed(
         2_000_000,
         "Longer documents, all together, are not read whole: the `passages` that fit the question"
         " best are, and the answer is marked as partial [characters].",
         low=1000,
         high=1 << 31,
     )
-    passages: int = setting(200, "Passages that are read then.", low=1, high=10_000)
+    passages: int = fixed(200, "Passages that are read then.", low=1, high=10_000)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -151,7 +159,7 @@ class ServedConfig:
     library: LibraryConfig = field(default_factory=LibraryConfig)
     retrieval: RetrievalConfig = field(default_factory=lambda: RetrievalConfig(chunks=50))
     encoder: TextEncoderConfig = field(default_factory=lambda: TextEncoderConfig(path=WORDS))
-    passage_characters: int = setting(
+    passage_characters: int = fixed(
         1000, "Length of the passages of documents without a store.", low=100, high=100_000
     )
     large: LargeConfig = field(default_factory=LargeConfig)
@@ -198,6 +206,7 @@ class ServedMinions(MinionsConfig, ServedConfig):
 
 _NODES_OWN = (
     *("deadline_s", "max_waiting", "health", "autostart", "introspection", "diagnostics"),
+    "host_minion",
     *("use_sim_time", "qos_overrides"),  # every ROS 2 node has them
 )
 """Parameters of ``minions_server`` that are the node's, not the protocol's."""

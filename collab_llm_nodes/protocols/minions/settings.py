@@ -14,6 +14,7 @@ from collab_llm_nodes.config import (
     MAX_TOKENS,
     ON,
     check_ranges,
+    fixed,
     ranked,
     setting,
 )
@@ -36,7 +37,7 @@ class RemoteConfig:
     max_tokens: int = setting(
         2048, "Length limit of a reply [tokens].", low=1, high=MAX_TOKENS, per_request=ANY
     )
-    repairs: int = setting(
+    repairs: int = fixed(
         2, "Times that a reply of the wrong form is asked for again.", low=0, high=10
     )
 
@@ -63,7 +64,7 @@ class MinionConfig:
 
     remote: RemoteConfig = field(default_factory=RemoteConfig)
     local: LocalConfig = field(default_factory=LocalConfig)
-    style: str = setting("general", "Wording of the prompts.", choices=tuple(STYLES))
+    style: str = fixed("general", "Wording of the prompts.", choices=tuple(STYLES))
     rounds: int = setting(
         3, "Messages to the local model at most.", low=1, high=50, per_request=LOWER
     )
@@ -80,7 +81,7 @@ class MinionsConfig:
     remote: RemoteConfig = field(default_factory=RemoteConfig)
     local: LocalConfig = field(default_factory=LocalConfig)
     limits: SandboxLimits = field(default_factory=SandboxLimits)
-    style: str = setting(
+    style: str = fixed(
         "general", "Wording of the prompts and form of the worker's answers.",
         choices=tuple(STYLES),
     )  # fmt: skip
@@ -99,7 +100,7 @@ class MinionsConfig:
         high=1 << 20,
         per_request=LOWER,
     )
-    attempts: int = setting(
+    attempts: int = fixed(
         3, "Programs or plans of a round at most, until one works.", low=1, high=20
     )
     rounds: int = setting(5, "Rounds at most.", low=1, high=50, per_request=LOWER)
@@ -113,7 +114,7 @@ class MinionsConfig:
         " remote asks.",
         low=0, high=64, per_request=LIMIT,
     )  # fmt: skip
-    max_samples: int = setting(16, "Most samples of a task over a chunk.", low=1, high=64)
+    max_samples: int = fixed(16, "Most samples of a task over a chunk.", low=1, high=64)
     chunker: str = setting(
         "",
         "Chunking function that the remote has to use; empty: any.",
@@ -150,10 +151,10 @@ class MinionsConfig:
     reduce: bool = setting(
         False, "Let plans compute with the answers here. Not in the paper.", per_request=ANY
     )
-    remote_characters: int = setting(
+    remote_characters: int = fixed(
         60_000, "Length of the outputs that a round may send.", low=1000, high=10_000_000
     )
-    remote_share: float = setting(
+    remote_share: float = fixed(
         0.25,
         "Outputs of an answer, as a share of the documents' length, and 1000 characters in any"
         " case; the rest is not sent. A worker that repeats its piece, as a document may ask it"
@@ -161,7 +162,7 @@ class MinionsConfig:
         low=0.0,
         high=1e6,
     )
-    field_characters: int = setting(
+    field_characters: int = fixed(
         2000, "Length of each field of an output; the rest is cut off.", low=50, high=100_000
     )
 

@@ -303,6 +303,7 @@ def test_the_bound_of_a_weight_is_that_of_its_scorer() -> None:
     assert 1 / 0.1 + math.log(2) < bound < 25.0
     law = AggregationLaw(AggregationConfig(), VOCAB, most_log_weight=bound)
     law.check(SideDraft(1, KEPT, 10.7))
+    law.check(SideDraft(1, KEPT, 10 + math.log(10_000)))  # a cloud may retrieve more than this side
     law.check(SideDraft(1, KEPT, -math.inf))
     law.check(SideDraft(1, KEPT, -1e30))
     with pytest.raises(InvalidInput, match="log_weight"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import tracemalloc
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from minions_world import World, final, found, more, paper, plan, text_of
 
+from collab_llm_nodes.errors import Cancelled
 from collab_llm_nodes.protocols.minions.choice import RUN_BITS, Bounds, canonical, slot_s
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
 from collab_llm_nodes.protocols.minions.jobs import (
@@ -256,6 +258,47 @@ def test_a_size_that_stands_nowhere_in_the_program_gives_no_pieces() -> None:
     assert isinstance(canonical(replace(computed, sizes=(137,)), bounds, 99)[0], JobList)
 
 
+_MANY = [f"Line {i}. " + "word " * 18 for i in range(1000)]
+
+
+def _many_pairs(tasks: int) -> tuple[ProgramJobs, Bounds]:
+    """A few kB of a program that make a million pairs of piece and task."""
+    texts = tuple(f"t{i}" for i in range(tasks))
+    bounds = Bounds(["\n\n".join(_MANY)], [], 0, 1, SandboxLimits())
+    name, size = "chunk_by_paragraph", 100
+    piece = CHUNKERS[name](bounds.documents[0], size)[0]
+    jobs = tuple(WantedJob(piece, text) for text in texts)
+    cuts = (Cut(name, size),)
+    return ProgramJobs(jobs, 0, texts, sizes=(size,), chunkers=(name,), cuts=cuts), bounds
+
+
+@pytest.mark.parametrize(("left", "done"), [(1 << 20, 1000), (64, 2048)])
+def test_pairs_that_are_not_done_are_not_made(left: int, done: int) -> None:
+    wanted, bounds = _many_pairs(1000)
+    tracemalloc.start()
+    try:
+        result, bits = canonical(wanted, bounds, left)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert isinstance(result, JobList)
+    assert (len(result.jobs), bits <= left) == (done, True)
+    assert result.cut == (0 if done == 1000 else len(_MANY) * 1000 - done)
+    assert most < 20e6
+
+
+def test_cutting_for_a_program_ends_when_nobody_waits_for_it() -> None:
+    wanted, bounds = _many_pairs(2)
+    checks = iter(range(100))
+
+    def check() -> None:
+        if next(checks, None) is None:
+            raise Cancelled("the caller gave it up")
+
+    with pytest.raises(Cancelled):
+        canonical(wanted, bounds, 64, check)
+
+
 def test_numbers_of_chunks_and_tasks_follow_the_documents() -> None:
     wanted = ProgramJobs(
         (WantedJob("c", "u"), WantedJob("a", "t")),
@@ -264,7 +307,9 @@ def test_numbers_of_chunks_and_tasks_follow_the_documents() -> None:
     )
     chosen, _ = canonical(wanted, _bounds(), 99)
     assert isinstance(chosen, JobList)
-    jobs, _ = Numbering().number(chosen, tasks=0, samples=1, max_samples=1, max_jobs=9)
+    jobs, _ = Numbering().number(
+        chosen, tasks=0, samples=1, max_samples=1, max_jobs=9, max_characters=99
+    )
     assert [job.job_id for job in jobs] == ["c1_t1_s0", "c2_t2_s0"]
     assert isinstance(jobs[0], JobManifest)
 

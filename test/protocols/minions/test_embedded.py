@@ -434,6 +434,9 @@ def test_a_citation_with_a_slip_stands_for_the_line_that_is_meant() -> None:
         assert cited_lines(wrong, chunk) is None
     twins = "Expense of Ada Lo, pens: 1.00.\nExpense of Ada Li, pens: 1.00."
     assert cited_lines("Expense of Ada L, pens: 1.00.", twins) is None
+    assert cited_lines("10:25", chunk) is None, "it stands there, as anything short may"
+    assert cited_lines("in the archive", chunk) == "in the archive"
+    assert cited_lines("10:25", "Alarm.\n 10:25 ") == "10:25"
     long = "a" * 2000
     begun = time.monotonic()
     assert cited_lines("; ".join(["ab"] * 600), "\n".join([long] * 50)) is None

@@ -42,6 +42,7 @@ from collab_llm_nodes.knowledge.store import Store
 from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.protocols.base import Control as RealControl
 from collab_llm_nodes.protocols.base import Progress, Resources
+from collab_llm_nodes.protocols.minions import choice, minions, running
 from collab_llm_nodes.protocols.minions.equipment import Equipment
 from collab_llm_nodes.protocols.minions.messages import CannotPlan
 from collab_llm_nodes.protocols.minions.metrics import MinionsMetrics, by_round
@@ -113,6 +114,28 @@ def test_what_a_choice_of_jobs_tells_is_in_both_ledgers(tmp_path: Path) -> None:
         told = figures(bed.ask())
     assert told["jobs.1"] == PAGES, "all pieces, where a choice would tell more"
     assert told["choice_bits"] <= 24
+
+
+def test_the_time_that_a_choice_takes_is_hidden_like_the_program_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Wait once, before the next action, for all that depends on the program."""
+    took_s = []
+
+    def slowly(*given: Any) -> Any:
+        time.sleep(0.25)
+        return choice.canonical(*given)
+
+    def slot_s(took: float) -> float:
+        took_s.append(took)
+        return choice.slot_s(took)
+
+    monkeypatch.setattr(minions, "canonical", slowly)
+    monkeypatch.setattr(running, "slot_s", slot_s)
+    with served(in_turn(HONEST, final("7 kg")), weigh, CONFIG) as bed:
+        assert bed.ask().error is None
+    (took,) = took_s
+    assert took > 0.25
 
 
 def test_progress_tells_stages_rounds_and_jobs() -> None:
@@ -475,6 +498,7 @@ def test_a_preset_gives_the_defaults_and_the_file_counts_over_them(tmp_path: Pat
         ("[]", "no parameters of minions_server"),
         ("{/**/other: {ros__parameters: {}}}", "no parameters of minions_server"),
         ("{minions_server: {ros__parameters: {rouns: 3}}}", "did you mean rounds"),
+        ("{minions_server: {ros__parameters: {ways: [rag]}}}", "did you mean way[?]"),
         ("{minions_server: {ros__parameters: {'remote.temperature': hot}}}", "expected float"),
     ],
 )

@@ -7,7 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from collab_llm_nodes.protocols.minions.jobs import Fault, Job, JobList, JobManifest, JobOutput
+from collab_llm_nodes.protocols.minions.jobs import (
+    Cut,
+    Fault,
+    Job,
+    JobList,
+    JobManifest,
+    JobOutput,
+    ProgramJobs,
+)
 from collab_llm_nodes.protocols.minions.sandbox.host import Sandbox
 from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
 
@@ -29,6 +37,19 @@ def sandbox() -> Iterator[Sandbox]:
     running = Sandbox(SandboxLimits(run_s=30, wall_s=60))
     yield running
     running.close()
+
+
+def test_only_the_cuts_that_gave_a_chunk_are_made_again(sandbox: Sandbox) -> None:
+    program = """
+def prepare_jobs(context, last_jobs):
+    chunk_by_section(context[0], 200)
+    for page in chunk_by_page(context[0]):
+        chunk_by_paragraph(page, 100)
+    return [JobManifest(page, 'Look.') for page in chunk_by_page(context)[:1]]
+"""
+    wanted = sandbox.run(program, ["\f".join(f"{i} " + "word " * 60 for i in range(3))])
+    assert isinstance(wanted, ProgramJobs)
+    assert wanted.cuts == (Cut("chunk_by_page", 1),)
 
 
 # Section 5.1 of paper 000, with the names of its appendix F.

@@ -145,8 +145,8 @@ def _run(pool: monty.Monty, request: Mapping[str, Any], limits: SandboxLimits) -
             if functions.exhausted:
                 raise _Refused(Fault.CALLS) from None
             raise
-    cuts = sorted(functions.cuts)
-    return {"cuts": cuts, **_written(request["program"]), **_checked(wanted, limits)}
+    checked = _checked(wanted, limits)
+    return {"cuts": functions.used(checked["chunks"]), **_written(request["program"]), **checked}
 
 
 def _check_defined(feed: Callable[[str], Any]) -> None:
@@ -165,27 +165,36 @@ class _Functions:
 
     Attributes:
         exhausted: it has called them too often, or had them cut for too long.
-        cuts: name and size of the calls.
     """
 
     def __init__(self, names: list[str], size: int, limits: SandboxLimits) -> None:
         self.exhausted = False
-        self.cuts = set[tuple[str, int]]()
+        self._given: dict[tuple[str, int], set[int]] = {}  # hashes of the pieces, by call
         self._calls, self._left_s = limits.calls, limits.cut_s
         self._size = size
         self.by_name = {name: self._function(CHUNKERS[name]) for name in names}
+
+    def used(self, chunks: list[str]) -> list[tuple[str, int]]:
+        """Return name and size of the calls that gave one of ``chunks``.
+
+        The host cuts all documents by each, and by no call that only takes its time.
+        """
+        wanted = set(map(hash, chunks))
+        return sorted(call for call, given in self._given.items() if given & wanted)
 
     def _function(self, chunker: Chunker) -> Callable[..., list[str]]:
         def function(*args: Any, **kwargs: Any) -> list[str]:
             self._calls -= 1
             self._check(self._calls >= 0 and not self.exhausted)
-            given = dict(zip(("doc", chunker.argument), args, strict=False)) | kwargs
-            document, size = given.pop("doc", None), given.pop(chunker.argument, 0)
+            named = dict(zip(("doc", chunker.argument), args, strict=False)) | kwargs
+            document, size = named.pop("doc", None), named.pop(chunker.argument, 0)
             documents = [document] if isinstance(document, str) else document
             if not isinstance(documents, list) or not isinstance(size, int):
                 raise TypeError("wrong arguments")
-            self.cuts.add((chunker.name, chunker.size_of(self._size or size)))
-            self._check(len(self.cuts) <= _MOST_CUTS)
+            given = self._given.setdefault(
+                (chunker.name, chunker.size_of(self._size or size)), set()
+            )
+            self._check(len(self._given) <= _MOST_CUTS)
             due = time.process_time() + self._left_s
             pieces: list[str] = []
             try:
@@ -193,6 +202,7 @@ class _Functions:
                     self._check(time.process_time() < due)
                     for piece in chunker.cut(text, self._size or size):
                         pieces.append(piece)
+                        given.add(hash(piece))
                         self._check(time.process_time() < due)
             finally:  # an error that the program catches has cost time as well
                 self._left_s = due - time.process_time()
