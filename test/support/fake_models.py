@@ -70,7 +70,7 @@ class FakeEngine:
         self.exit_layers = tuple(exits)
         self.before_layer = before_layer
         self.loaded = SimpleNamespace(
-            config=SimpleNamespace(path="/models/fake"), image_processor=None
+            config=SimpleNamespace(path="/models/fake"), image_processor=None, begun_thought=""
         )
         self.alive = 0  # sessions with a cache
         self.freed: queue.SimpleQueue[None] = queue.SimpleQueue()
