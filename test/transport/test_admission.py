@@ -151,6 +151,19 @@ def test_who_waits_for_its_turn_is_not_silent() -> None:
     assert admission.enter(robot(3), 0.1 + PATIENCE_S)[1] is second
 
 
+def test_a_robot_with_a_slow_uplink_keeps_its_place() -> None:
+    """It uploads 300 kB at 4 Mbit/s, while opened sessions of others hold all other places."""
+    admission = Admission(64, Shares(1.0, 0.5))
+    attackers = [robot(number, f"10.0.0.{number}") for number in (2, 3)]
+    filled(admission, attackers[:1])
+    place, _ = admission.enter(robot(1), 0.0)
+    filled(admission, attackers[1:])
+    for now in (0.35, 0.6):
+        with pytest.raises(Unavailable):
+            admission.enter(robot(4, "10.0.0.4"), now)
+    assert place in admission._places
+
+
 def test_a_share_that_is_full_costs_none_but_its_own_client_a_place() -> None:
     admission = Admission(8, Shares(0.25, 1.0))
     silent, _ = admission.enter(robot(1), 0.0)
