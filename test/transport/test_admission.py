@@ -53,6 +53,7 @@ from collab_llm_nodes.transport.admission import (
 )
 from collab_llm_nodes.transport.background import background_loop
 from collab_llm_nodes.transport.server import Server, ServerHandle
+from collab_llm_nodes.transport.streams import ClientSession, StreamService
 
 OPEN = Open("go to the red box", (), SamplingConfig(), 24, VOCABULARY)
 SESSION = codec.SESSION.encode()
@@ -344,6 +345,41 @@ def test_streams_that_say_nothing_cost_others_no_answer(attackers: list[str]) ->
             ended.set()
             for attack in attacks:
                 attack.result(WAIT_S)
+
+
+async def speak_late(address: str, after_s: float, message: bytes) -> None:
+    """Open 400 streams on four connections, and say something on each of them only later."""
+    connections = [await dial(address, source="127.0.0.66") for _ in range(4)]
+    calls = [each.call(codec.SESSION, WAIT_S) for each in connections for _ in range(100)]
+    await asyncio.sleep(after_s)
+    writing = [asyncio.ensure_future(call.write(message)) for call in calls]
+    await asyncio.wait(writing, timeout=1.0)
+    for task in writing:
+        task.cancel()
+    await asyncio.gather(*writing, return_exceptions=True)
+    for connection in connections:
+        connection.close()
+
+
+@pytest.mark.parametrize("max_streams", [64, 512])
+def test_streams_that_are_opened_first_and_speak_later_stay_within_the_allowance(
+    max_streams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8 MB may come at once, and a megabyte on each of the streams that have a turn."""
+    heard: list[int] = []
+    receive = StreamService._receive
+
+    async def noted(service: StreamService[object], client: ClientSession[object]) -> bytes | None:
+        data = await receive(service, client)
+        heard.append(len(data or b""))
+        return data
+
+    monkeypatch.setattr(StreamService, "_receive", noted)
+    config = VerifierConfig(address="127.0.0.1:0", limits=Limits(max_streams=max_streams))
+    with start_server(config, as_engine(FakeEngine(1)), encode) as server:
+        attack = speak_late(f"127.0.0.1:{server.port}", 1.9, bytes(1_000_000))
+        asyncio.run_coroutine_threadsafe(attack, background_loop()).result(WAIT_S)
+    assert sum(heard) <= 16e6 + 1.5 * config.shares.bytes_per_s
 
 
 @pytest.mark.parametrize(
