@@ -39,6 +39,7 @@ class PacedEngine:
         self.eos = engine.eos
         self.vocabulary = engine.vocabulary
         self.vocab_size = engine.vocab_size
+        self.context = engine.context
         self.decode = engine.decode
 
     def open(self, prompt: EncodedPrompt) -> PacedSession:

@@ -134,6 +134,7 @@ class _TableEngine:
 
     forward_s = 0.0
     vocab_size = VOCABULARY
+    context = 1024
     eos = frozenset({0})
     device = torch.device("cpu")
 

@@ -13,8 +13,8 @@ other owners.
 idle longest, which its client rebuilds by replaying its tokens. Owners share their memory fairly:
 of those who wait, the one whose owner holds the least is served first, and an owner who holds the
 most loses one that is idle at once to a newcomer whose owner would still hold less. An urgent
-newcomer takes it at once also from those of its own owner that are not urgent, and in both cases
-from one whose turn is due.
+newcomer comes before the others of its own owner, and takes the cache of one of them that is not
+urgent at once, even if its turn is due. From other owners it takes what any newcomer would.
 
 Keys are whatever the caller knows its sessions by; times are seconds on the caller's clock.
 """
@@ -22,7 +22,7 @@ Keys are whatever the caller knows its sessions by; times are seconds on the cal
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -294,23 +294,29 @@ class Slots(Generic[K]):
         """Return who is next to have a slot, and who makes room for that; None: nobody can.
 
         Small newcomers go past a large one for which there is no memory, until it has waited for
-        half of the time after which it is refused. Then only an urgent one goes past it, by what
-        somebody else would not be evicted for.
+        half of the time after which it is refused. Then only an urgent one goes past it, in the
+        place of others of its owner.
         """
-
-        def rank(key: K) -> tuple[int, bool]:
-            return self._holds(key), key not in self._urgent
-
         stuck = False
-        for key in sorted(self._line, key=rank):  # of equals the first
+        for key in sorted(self._urgent_first(), key=self._holds):  # of equals the first
             if stuck and key not in self._urgent:
                 continue
-            victims = self._victims(key, now)
-            if victims or (victims is not None and not stuck):
+            victims = self._victims(key, now, own=stuck)
+            if victims is not None:
                 return key, victims
             lacks_memory = len(self) < self._count
             stuck |= not lacks_memory or now >= self._line[key] + self._config.slot_wait_s / 2
         return None
+
+    def _urgent_first(self) -> list[K]:
+        """Return the newcomers in order of arrival, each owner's urgent ones in its first places.
+
+        So no owner comes earlier by calling its newcomers urgent.
+        """
+        own: dict[object, deque[K]] = defaultdict(deque)
+        for key in sorted(self._line, key=lambda key: key not in self._urgent):
+            own[self._owners[key] or key].append(key)
+        return [own[self._owners[key] or key].popleft() for key in self._line]
 
     @property
     def due(self) -> float | None:
@@ -340,12 +346,18 @@ class Slots(Generic[K]):
         if not self._held[owner]:
             del self._held[owner]
 
-    def _victims(self, newcomer: K, now: float) -> list[K] | None:
-        """Return the idle ones that make room for ``newcomer``; None if that is not enough."""
+    def _victims(self, newcomer: K, now: float, *, own: bool) -> list[K] | None:
+        """Return those that make room for ``newcomer``; None if that is not enough.
+
+        Args:
+            own: what is free, or held by other owners, is not for ``newcomer``.
+        """
         slots, memory = self._count - len(self), self.room - self.held_bytes
         idle, held, victims = dict(self._idle), self._held.copy(), list[K]()
-        if newcomer in self._urgent:  # busy ones after all that are idle
-            idle |= dict.fromkeys((k for k in self._busy if k not in self._urgent), math.inf)
+        if own:
+            slots, memory, idle = 0, 0, {k: idle[k] for k in idle if self._yields(k, newcomer)}
+        busy = (k for k in self._busy if self._yields(k, newcomer))
+        idle |= dict.fromkeys(busy, math.inf)  # after all that are idle
         share = self._holds(newcomer) + self._weight(newcomer)
         while slots < 1 or memory < self._sizes[newcomer]:
             victim = self._evictable(newcomer, idle, held, share, now)
@@ -357,6 +369,11 @@ class Slots(Generic[K]):
             slots, memory = slots + 1, memory + self._sizes[victim]
         return victims
 
+    def _yields(self, key: K, newcomer: K) -> bool:
+        """Return True if ``newcomer`` is urgent and ``key``, of the same owner, is not."""
+        urgent = newcomer in self._urgent and key not in self._urgent
+        return urgent and self._owners[key] == self._owners[newcomer] != ""
+
     def _evictable(
         self, newcomer: K, idle: dict[K, float], held: Counter[str], share: int, now: float
     ) -> K | None:
@@ -365,10 +382,8 @@ class Slots(Generic[K]):
         key, since = next(iter(idle.items()), (None, 0.0))
         if key is None or now >= since + self._config.evict_idle_s:
             return key
-        owner = self._owners[newcomer]
-        if newcomer in self._urgent and owner:
-            own = (k for k in idle if self._owners[k] == owner and k not in self._urgent)
-            if (less_urgent := next(own, None)) is not None:
-                return less_urgent
+        own = (k for k in idle if self._yields(k, newcomer))
+        if (less_urgent := next(own, None)) is not None:
+            return less_urgent
         rich = max(idle, key=lambda key: self._holds(key, held))  # of equals the longest idle
         return rich if self._holds(rich, held) > share else None

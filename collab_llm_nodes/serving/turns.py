@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -26,8 +26,9 @@ class FairLine(Generic[K]):
     The next turn goes to the address that has had the least, and among its connections to the one
     that has had the least; the cost of the turn that each asks for counts as well. So neither many
     requests, nor many connections, nor costly requests of one client delay another by more than the
-    turns that have begun. The cost of an urgent turn counts only afterwards: it comes before the
-    others of its connection. A newcomer starts level with whoever has had the least so far.
+    turns that have begun. Within a connection urgent turns come first, then cheap ones; an urgent
+    turn gains nothing over other connections. A newcomer starts level with whoever has had the
+    least so far.
 
     Where there are several places, one address gets all but one of them at a time, and one
     connection all but two: a free place is left for who comes next. An empty name is nobody's: its
@@ -58,18 +59,21 @@ class FairLine(Generic[K]):
 
     def next(self) -> K | None:
         """Return whose turn begins now; None if nobody's may."""
-        first: dict[str, K] = {}  # of each address
-        for key, request in self._waiting.items():
-            address = request.peer.address
-            if self._may_begin(request.peer) and (
-                address not in first
-                or self._connection_tag(key) < self._connection_tag(first[address])
-            ):
-                first[address] = key
-        if not first:
+        waiting = [r for r in self._waiting.items() if self._may_begin(r[1].peer)]
+        if not waiting:
             return None
-        chosen = min(first.values(), key=self._address_tag)
-        request = self._running[chosen] = self._waiting.pop(chosen)
+        of_connections = _first_of_each(
+            waiting, lambda r: r.peer.connection, lambda r: (not r.urgent, r.cost)
+        )
+        of_addresses = _first_of_each(
+            of_connections,
+            lambda r: r.peer.address,
+            lambda r: (self._connections[r.peer.connection] + r.cost,),
+        )
+        chosen, request = min(
+            of_addresses, key=lambda r: self._addresses[r[1].peer.address] + r[1].cost
+        )
+        self._running[chosen] = self._waiting.pop(chosen)
         for used, name in self._accounts(request.peer):
             used[name] += request.cost
         return chosen
@@ -84,18 +88,22 @@ class FairLine(Generic[K]):
             and of_connection < max(1, self._places - 2)
         )
 
-    def _address_tag(self, key: K) -> float:
-        request = self._waiting[key]
-        return self._addresses[request.peer.address] + (0.0 if request.urgent else request.cost)
-
-    def _connection_tag(self, key: K) -> float:
-        request = self._waiting[key]
-        return self._connections[request.peer.connection] + (
-            0.0 if request.urgent else request.cost
-        )
-
     def _accounts(self, peer: Peer) -> tuple[tuple[dict[str, float], str], ...]:
         return (self._addresses, peer.address), (self._connections, peer.connection)
+
+
+def _first_of_each(
+    requests: Iterable[tuple[K, _Request]],
+    name: Callable[[_Request], str],
+    rank: Callable[[_Request], tuple[float, ...]],
+) -> list[tuple[K, _Request]]:
+    """Return the request of the lowest rank for each name; of equals the first."""
+    first: dict[str, tuple[K, _Request]] = {}
+    for key, request in requests:
+        best = first.setdefault(name(request), (key, request))
+        if rank(request) < rank(best[1]):
+            first[name(request)] = key, request
+    return list(first.values())
 
 
 class Turns:

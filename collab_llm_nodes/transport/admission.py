@@ -21,8 +21,11 @@ from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import Unavailable
 from collab_llm_nodes.network import network_of
 
-PATIENCE_S = 0.3
-"""Time for a stream to send its first message while places are scarce [s]."""
+PATIENCE_S = 1.0
+"""Time for a stream to send its first message while places are scarce [s].
+
+A picture of 300 kB takes 0.6 s at 4 Mbit/s.
+"""
 MOST_WAIT_S = 2.0
 """Longest wait of a session whose address has begun too many; a longer one is a refusal [s]."""
 URGENT = "collab-llm-urgent"

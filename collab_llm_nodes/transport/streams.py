@@ -38,8 +38,7 @@ Unary = Callable[[bytes], Awaitable[bytes]]
 """One question, one answer; raises CollabError."""
 
 _OPEN_S = 10.0  # from a new stream to its first message
-_TURNS = 4  # sessions of one address that begin at a time
-_TURN_S = 0.02  # for a client's first message to arrive before the next of its address may come
+_TURNS = 8  # streams of one address whose first message is awaited at a time
 _PARTING_S = 2.0  # from the last word to the client's end of the stream, at most
 _PARTINGS = 32  # of streams that were refused a place, at a time
 MAX_UNANSWERED = 128
@@ -118,7 +117,8 @@ class StreamService(abc.ABC, Generic[M]):
         self._admission = Admission(config.limits.max_streams, config.shares, self.name)
         self._begun = Allowance(config.shares.sessions_per_s)
         self._received = Allowance(config.shares.bytes_per_s)
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._lines: WeakValueDictionary[str, _Line[M]] = WeakValueDictionary()
+        self._unheard = asyncio.Semaphore(_TURNS)
         self._clients: set[ClientSession[M]] = set()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -251,48 +251,38 @@ class StreamService(abc.ABC, Generic[M]):
     async def turn(self, client: ClientSession[M]) -> AsyncIterator[None]:
         """Hold a turn of the client's address to begin a session, as its allowance lets it.
 
-        Few of its sessions begin at a time. One that takes long to say what it wants holds up the
-        next for ``_TURN_S`` only, and one that never does uses up nothing.
+        A turn lasts until the first message is read. See :class:`_Line` for those who say nothing;
+        they use up nothing.
 
         Raises:
             Busy: the turn would not come soon.
         """
         assert client.place is not None
         client.place.since = math.inf
-        account, turns = client.peer.account, asyncio.Semaphore(_TURNS)
-        if account:
-            turns = self._turns.setdefault(account, turns)
-        loop = asyncio.get_running_loop()
+        account, loop = client.peer.account, asyncio.get_running_loop()
         allowances = (self._begun, self._received)
-
-        async def take() -> _Once:
-            await turns.acquire()
-            over = _Once(turns.release)
+        line: _Line[M] = _Line(
+            lambda: max(used.wait_s(account, loop.time()) for used in allowances),
+            self.most_wait_s,
+        )
+        if account:
+            line = self._lines.setdefault(account, line)
+        try:
             try:
-                while (wait_s := max(used.wait_s(account, loop.time()) for used in allowances)) > 0:
-                    await asyncio.sleep(wait_s)
-            except BaseException:  # cancelled as well: the turn must not be lost
-                over()
-                raise
-            loop.call_later(_TURN_S, over)
-            return over
-
-        try:
-            over = await within(take(), self.most_wait_s)
-        except asyncio.TimeoutError as error:
-            raise Busy(
-                "one address begins too many sessions, or sends too many bytes, in a second",
-                field="session",
-                remedy="try again later, or raise shares.sessions_per_s and shares.bytes_per_s on"
-                f" the {self.name}",
-            ) from error
-        client.place.since = loop.time()
-        try:
+                await within(line.join(client), self.most_wait_s)
+            except asyncio.TimeoutError as error:
+                raise Busy(
+                    "one address begins too many sessions, or sends too many bytes, in a second",
+                    field="session",
+                    remedy="try again later, or raise shares.sessions_per_s and shares.bytes_per_s"
+                    f" on the {self.name}",
+                ) from error
+            client.place.since = loop.time()
             yield
             if not client.hung_up:
                 self._begun.use(account, 1.0, loop.time())
         finally:
-            over()
+            line.leave(client)
 
     def _has_time_for(self, client: ClientSession[M]) -> bool:
         """Return True while the client may still close the stream itself: nobody waits for that."""
@@ -300,6 +290,7 @@ class StreamService(abc.ABC, Generic[M]):
         refused = len(self._clients) - len(self._admission)
         return (
             (client.opened or self.serving)
+            and not client.late
             and len(self._clients) <= places
             and (client.place is not None or refused <= _PARTINGS)
         )
@@ -308,12 +299,14 @@ class StreamService(abc.ABC, Generic[M]):
         """Read, and forget, what ``client`` still sends, unless it is a flood."""
         await listening
         loop = asyncio.get_running_loop()
-        for _ in range(MAX_UNANSWERED):
-            if client.hung_up:
-                break
-            if self._received.wait_s(client.peer.account, loop.time()) > 0:
-                await asyncio.sleep(_PARTING_S)  # its messages stay where they are
-            await self._receive(client)
+        # What was refused unread is read by a few at a time: all together would fill the memory.
+        async with contextlib.nullcontext() if client.opened else self._unheard:
+            for _ in range(MAX_UNANSWERED):
+                if client.hung_up:
+                    break
+                if self._received.wait_s(client.peer.account, loop.time()) > 0:
+                    await asyncio.sleep(_PARTING_S)  # its messages stay where they are
+                await self._receive(client)
 
     def _admit(self, client: ClientSession[M]) -> None:
         """Find a place for ``client``; another may lose its own, and is told so.
@@ -325,13 +318,7 @@ class StreamService(abc.ABC, Generic[M]):
         client.place = place
         for other in self._clients if lost is not None else ():
             if other.place is lost:
-                other.deliver(
-                    Unavailable(
-                        "streams are scarce and the first message did not come in time",
-                        field="session",
-                        remedy="send it at once, on a new stream",
-                    )
-                )
+                other.end_late()
 
     async def _tell(self, client: ClientSession[M]) -> None:
         """Write what there is to tell, up to the last word; then the session is over."""
@@ -412,6 +399,7 @@ class ClientSession(Generic[M]):
         self.gone = threading.Event()
         self.opened = False
         self.writing = False
+        self.late = False  # its first message did not come while others waited
         self.hung_up = False  # the client has ended its side of the stream
         self.sent: Counter[str] = Counter()
         self.failures = 0
@@ -447,6 +435,20 @@ class ClientSession(Generic[M]):
             self._unanswered = self._unanswered_bytes = 0
         self._outbox.push(message)
         self._wake.set()
+
+    def end_late(self) -> None:
+        """End the stream, because its first message did not come while others wait.
+
+        It is closed at once: what it would still send has not been waited for.
+        """
+        self.late = True
+        self.deliver(
+            Unavailable(
+                "streams are scarce and the first message did not come in time",
+                field="session",
+                remedy="send it at once, on a new stream",
+            )
+        )
 
     async def next(self) -> M | CollabError | None:
         """Return the next message to send; None when the client wants no more."""
@@ -546,13 +548,69 @@ class ThreadBridge(Generic[M]):
             client.deliver(message)
 
 
-class _Once:
-    """Calls ``job`` the first time it is called."""
+class _Line(Generic[M]):
+    """The streams of one address that have not said what they want: few may do so at a time.
 
-    def __init__(self, job: Callable[[], None]) -> None:
-        self._job: Callable[[], None] | None = job
+    So little of what they send is in memory before it counts. A stream that says nothing ends if
+    another waits for its turn: at once if its connection has two turns more than the other's, else
+    after half of the time for which the other may wait, or sooner if many wait.
 
-    def __call__(self) -> None:
-        job, self._job = self._job, None
-        if job is not None:
-            job()
+    Args:
+        allowed_in_s: returns the time until the address may use up more [s].
+        most_wait_s: longest wait for a turn.
+    """
+
+    def __init__(self, allowed_in_s: Callable[[], float], most_wait_s: float) -> None:
+        self._allowed_in_s = allowed_in_s
+        self._most_wait_s = most_wait_s
+        self._turns: dict[ClientSession[M], float] = {}  # since; the longest first
+        self._waiting: dict[ClientSession[M], asyncio.Future[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def join(self, client: ClientSession[M]) -> None:
+        """Wait for a turn of ``client``, which must :meth:`leave` whether it got one or not."""
+        called = self._waiting[client] = asyncio.get_running_loop().create_future()
+        self._call()
+        await called
+
+    def leave(self, client: ClientSession[M]) -> None:
+        """Take back the turn of ``client``, or its place in the line."""
+        self._turns.pop(client, None)
+        self._waiting.pop(client, None)
+        self._call()
+
+    def _call(self) -> None:
+        """Give turns to all who may have one, and look again when the next one may."""
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            held = Counter(client.peer.connection for client in self._turns)
+            client = min(self._waiting, key=lambda c: held[c.peer.connection])
+            silent, left_s = self._gives_way(client, held, loop.time())
+            if (left_s := max(left_s, self._allowed_in_s())) > 0:
+                self._timer = loop.call_later(left_s, self._call)
+                return
+            if silent is not None:
+                del self._turns[silent]
+                silent.end_late()
+            self._turns[client] = loop.time()
+            called = self._waiting.pop(client)
+            if not called.done():
+                called.set_result(None)
+
+    def _gives_way(
+        self, client: ClientSession[M], held: Counter[str], now: float
+    ) -> tuple[ClientSession[M] | None, float]:
+        """Return the stream that must end for ``client`` to have a turn, and in how many seconds.
+
+        None if a turn is free.
+        """
+        if len(self._turns) < _TURNS:
+            return None, 0.0
+        greediest = max(held, key=held.__getitem__)
+        if greediest and held[greediest] >= held[client.peer.connection] + 2:
+            return next(c for c in self._turns if c.peer.connection == greediest), 0.0
+        silent, since = next(iter(self._turns.items()))
+        patience_s = self._most_wait_s * min(0.5, 0.6 * _TURNS / len(self._waiting))
+        return silent, since + patience_s - now

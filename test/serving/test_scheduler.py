@@ -240,20 +240,44 @@ def test_an_urgent_newcomer_takes_a_cache_of_its_own_owners_questions() -> None:
     assert slots.advance(1.0) == [], "only urgent ones are left"
 
 
-def test_an_urgent_newcomer_takes_a_busy_cache_only_from_who_holds_more() -> None:
-    slots: Slots[str] = Slots(3, BatchConfig(evict_idle_s=60.0, slot_wait_s=60.0))
-    for number in range(3):
-        slots.request(f"a{number}", 0.0, "a")
-    assert len(slots.advance(0.0)) == 3
+def test_an_urgent_newcomer_takes_no_busy_cache_of_another_owner() -> None:
+    """Even if it is small and theirs are large."""
+    slots: Slots[str] = Slots(4, BatchConfig(evict_idle_s=60.0, slot_wait_s=60.0))
+    for owner in "bcde":
+        slots.request(f"{owner} question", 0.0, owner, size=1000)
+    assert len(slots.advance(0.0)) == 4
+    for number in range(4):
+        slots.request(f"motion {number}", 1.0, "a", size=10, urgent=True)
+    assert slots.advance(1.0) == []
+    slots.rest("b question", 2.0)
+    assert slots.advance(2.0) == [Evicted("b question"), Granted("motion 0")], "as for any newcomer"
+    slots.request("c motion", 3.0, "c", size=10, urgent=True)
+    assert slots.advance(3.0) == [Evicted("c question"), Granted("c motion")], "of its own owner"
+
+
+def test_urgent_newcomers_of_two_owners_never_go_past_a_third() -> None:
+    slots: Slots[str] = Slots(1, BatchConfig(evict_idle_s=60.0, slot_wait_s=60.0))
+    slots.request("a0", 0.0, "a", urgent=True)
+    assert slots.advance(0.0) == [Granted("a0")]
     slots.request("question", 0.0, "c")
-    assert slots.advance(0.0) == [], "all are busy"
-    slots.request("motion", 1.0, "b", urgent=True)
-    changes = slots.advance(1.0)
-    assert [type(change) for change in changes] == [Evicted, Granted]
-    assert changes[1] == Granted("motion"), "it goes past the one that is not urgent"
-    slots.leave("question")
-    slots.request("motion too", 1.0, "b", urgent=True)
-    assert slots.advance(1.0) == [], "b would then hold as much as a"
+    slots.request("b0", 0.0, "b", urgent=True)
+    slots.leave("a0")
+    assert slots.advance(1.0) == [Granted("question")]
+
+
+def test_an_urgent_newcomer_leaves_what_is_free_to_a_large_one_that_has_waited() -> None:
+    slots: Slots[str] = Slots(8, BatchConfig(evict_idle_s=2.0, slot_wait_s=4.0))
+    slots.room = 100
+    for key, owner, size in (("busy", "b", 70), ("a question", "a", 10), ("idle", "b", 10)):
+        slots.request(key, 0.0, owner, size)
+    assert len(slots.advance(0.0)) == 3
+    slots.rest("idle", 0.0)
+    slots.request("large", 0.0, "c", size=60)
+    assert slots.advance(0.0) == []
+    slots.request("motion", 3.0, "a", size=10, urgent=True)
+    assert slots.advance(3.0) == [Evicted("a question"), Granted("motion")]
+    slots.request("motion too", 3.0, "a", size=10, urgent=True)
+    assert slots.advance(3.0) == [], "neither the free memory nor the idle cache is for it"
 
 
 @settings(max_examples=200, deadline=None)

@@ -6,6 +6,7 @@ import asyncio
 import gc
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from raw_client import WAIT_S
@@ -61,6 +62,22 @@ def test_an_urgent_turn_comes_first_in_its_connection_and_is_charged_for() -> No
         line.join(f"flood {number}", FLOOD, 1.0, urgent=True)
     turns = order(line, 4)
     assert sorted(t for t in turns if "question" in t) == ["question 1", "question 2"], "charged"
+
+
+@pytest.mark.parametrize("addresses", ["ab", "rr"])
+def test_urgent_turns_that_alternate_do_not_hold_up_another_client(addresses: str) -> None:
+    """Neither those of two addresses, nor those of two connections of its own address."""
+    line: FairLine[str] = FairLine(1)
+    peers = [Peer(f"{address}:{i}", address) for i, address in enumerate(addresses)]
+    line.join("0", peers[0], 50.0, urgent=True)
+    assert line.next() == "0"
+    line.join("plain", Peer("r:2", "r"), 0.3)
+    for number in range(1, 10):
+        line.join(str(number), peers[number % 2], 50.0, urgent=True)
+        line.leave(str(number - 1))
+        if line.next() == "plain":
+            return
+    raise AssertionError("it never had its turn")
 
 
 def test_robots_behind_one_address_share_it() -> None:

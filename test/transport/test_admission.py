@@ -53,6 +53,7 @@ from collab_llm_nodes.transport.admission import (
 )
 from collab_llm_nodes.transport.background import background_loop
 from collab_llm_nodes.transport.server import Server, ServerHandle
+from collab_llm_nodes.transport.streams import ClientSession, StreamService
 
 OPEN = Open("go to the red box", (), SamplingConfig(), 24, VOCABULARY)
 SESSION = codec.SESSION.encode()
@@ -149,6 +150,19 @@ def test_who_waits_for_its_turn_is_not_silent() -> None:
     second, _ = admission.enter(robot(2), 0.1)
     first.since = math.inf
     assert admission.enter(robot(3), 0.1 + PATIENCE_S)[1] is second
+
+
+def test_a_robot_with_a_slow_uplink_keeps_its_place() -> None:
+    """It uploads 300 kB at 4 Mbit/s, while opened sessions of others hold all other places."""
+    admission = Admission(64, Shares(1.0, 0.5))
+    attackers = [robot(number, f"10.0.0.{number}") for number in (2, 3)]
+    filled(admission, attackers[:1])
+    place, _ = admission.enter(robot(1), 0.0)
+    filled(admission, attackers[1:])
+    for now in (0.35, 0.6):
+        with pytest.raises(Unavailable):
+            admission.enter(robot(4, "10.0.0.4"), now)
+    assert place in admission._places
 
 
 def test_a_share_that_is_full_costs_none_but_its_own_client_a_place() -> None:
@@ -331,6 +345,41 @@ def test_streams_that_say_nothing_cost_others_no_answer(attackers: list[str]) ->
             ended.set()
             for attack in attacks:
                 attack.result(WAIT_S)
+
+
+async def speak_late(address: str, after_s: float, message: bytes) -> None:
+    """Open 400 streams on four connections, and say something on each of them only later."""
+    connections = [await dial(address, source="127.0.0.66") for _ in range(4)]
+    calls = [each.call(codec.SESSION, WAIT_S) for each in connections for _ in range(100)]
+    await asyncio.sleep(after_s)
+    writing = [asyncio.ensure_future(call.write(message)) for call in calls]
+    await asyncio.wait(writing, timeout=1.0)
+    for task in writing:
+        task.cancel()
+    await asyncio.gather(*writing, return_exceptions=True)
+    for connection in connections:
+        connection.close()
+
+
+@pytest.mark.parametrize("max_streams", [64, 512])
+def test_streams_that_are_opened_first_and_speak_later_stay_within_the_allowance(
+    max_streams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8 MB may come at once, and a megabyte on each of the streams that have a turn."""
+    heard: list[int] = []
+    receive = StreamService._receive
+
+    async def noted(service: StreamService[object], client: ClientSession[object]) -> bytes | None:
+        data = await receive(service, client)
+        heard.append(len(data or b""))
+        return data
+
+    monkeypatch.setattr(StreamService, "_receive", noted)
+    config = VerifierConfig(address="127.0.0.1:0", limits=Limits(max_streams=max_streams))
+    with start_server(config, as_engine(FakeEngine(1)), encode) as server:
+        attack = speak_late(f"127.0.0.1:{server.port}", 1.9, bytes(1_000_000))
+        asyncio.run_coroutine_threadsafe(attack, background_loop()).result(WAIT_S)
+    assert sum(heard) <= 16e6 + 1.5 * config.shares.bytes_per_s
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,16 @@ class ClientConfig:
 
 
 class EdgeClient:
-    """One generation, from the first draft to the last verdict."""
+    """One generation, from the first draft to the last verdict.
 
-    def __init__(self, config: ClientConfig) -> None:
+    Args:
+        draft_room: tokens of the answer that the draft models can read. The verifier decodes alone
+            what follows them.
+    """
+
+    def __init__(self, config: ClientConfig, draft_room: int = MAX_TOKENS) -> None:
         self._config = config
+        self._draft_room = draft_room
         self.round = 0
         self.generated: list[int] = []
         self.sources: list[Source] = []
@@ -177,10 +183,8 @@ class EdgeClient:
     def _job(self, round_: int, prefix: tuple[int, ...]) -> DraftJob:
         # The verdict adds one token by itself.
         room = max(0, self._config.max_tokens - len(prefix) - 1)
-        gamma = min(self._config.gamma, room)
-        return DraftJob(
-            round_, prefix, gamma, autoregressive_rounds=0 if self._config.gamma else room
-        )
+        gamma = max(0, min(self._config.gamma, room, self._draft_room - len(prefix)))
+        return DraftJob(round_, prefix, gamma, autoregressive_rounds=0 if gamma else room)
 
     def _count(self, verdict: Verdict) -> None:
         m = self.metrics

@@ -205,13 +205,6 @@ class Verifier(StreamService[Reply]):
     def _read_prompt(self, client: Client, asked: Prompt, opened: Open) -> TargetSession:
         """Turn the prompt into ids and the pictures into features, in the reader's thread."""
         prompt = self._encode_prompt(asked)
-        room = self._engine.context - len(prompt.ids)
-        if opened.max_tokens > room:
-            raise InvalidInput(
-                f"a prompt of {len(prompt.ids)} tokens leaves room for {room}",
-                field="max_tokens",
-                remedy="lower max_tokens or shorten the prompt",
-            )
         target = TargetSession(self._engine, prompt, opened, self.config.exits)
         if not client.gone.is_set():
             target.encode_images()

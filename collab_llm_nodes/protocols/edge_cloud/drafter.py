@@ -83,6 +83,7 @@ class Drafter:
             vote of all, and all go on from the voted one.
 
     Attributes:
+        room: tokens of an answer that all models can read.
         between_pieces: called between two passes over a long prompt; what it raises ends the read.
         on_pass: called after each forward pass with the tokens that it read and its seconds, which
             include the choice of the next tokens; with several models, one after the other, for all
@@ -100,6 +101,7 @@ class Drafter:
         own = self._own if others else None
         self.between_pieces: Callable[[], None] = _nothing
         models = [(engine, prompt), *others]
+        self.room = min(model.context - len(read.ids) for model, read in models)
         self._models = [
             Continuations(model, read, self._laws, own, lambda: self.between_pieces())
             for model, read in models

@@ -218,7 +218,7 @@ class EdgeLoop:
         if before is not None and before.sent is not None:
             self._asked, self._left_at = True, before.at
         self._suggested.clear()
-        if job.round and client.speculates:
+        if job.round and client.speculates and not job.autoregressive_rounds:
             client.metrics.cache_lookups += 1
             client.metrics.cache_hits += ready
         self._profile.on_draft(len(draft.tokens), job.gamma)

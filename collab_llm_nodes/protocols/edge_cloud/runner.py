@@ -79,7 +79,7 @@ class InProcessRunner:
         )
         models = [(each, encode(prompt, each.loaded)) for each in (self._draft, *self._others)]
         drafter = Drafter(*models[0], sampling, others=models[1:])
-        client = EdgeClient(ClientConfig(self._gamma, max_tokens))
+        client = EdgeClient(ClientConfig(self._gamma, max_tokens), drafter.room)
         exits = EarlyExitQueue(self._exits)
 
         def verify(draft: Draft) -> None:

@@ -260,9 +260,8 @@ class _Generation:
         self._told = 0  # tokens that were emitted
         self._patience = Patience(config.link_loss.after_s)
         self._session: Session | None = None
-        room = max(1, owner._engine.context - prompt_tokens)
-        self._length = min(request.length(config.client.max_tokens), room)
-        self._client = EdgeClient(ClientConfig(mode.gamma, self._length))
+        self._length = request.length(config.client.max_tokens)
+        self._client = EdgeClient(ClientConfig(mode.gamma, self._length), drafter.room)
         predraft, ahead = settings_of(mode, config.predraft, config.ahead)
         self._loop = EdgeLoop(
             self._client,
@@ -338,12 +337,13 @@ class _Generation:
                 raise error from None
 
         check_()
+        room = self._drafter.room - len(self._client.generated) + 1
         self._owner._log.warning(f"the draft model finishes the answer alone: {error}")
         finish_alone(
             self._client,
             self._drafter.alone,
             self._owner._engine.eos,
-            self._link_loss.max_unverified,
+            min(self._link_loss.max_unverified, room),
             check=check_,
             on_tokens=lambda tokens: self._tell(),
         )

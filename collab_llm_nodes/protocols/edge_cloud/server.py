@@ -12,11 +12,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import MAX_TOKENS, check_ranges, setting
 from collab_llm_nodes.decoding.rejection import verify_chain
 from collab_llm_nodes.decoding.sampling import (
     Distribution,
@@ -95,12 +95,24 @@ class EarlyExitQueue:
 
 
 class VerifierSession:
-    """State of one session at the verifier: confirmed tokens, round, drafts now and to come."""
+    """State of one session at the verifier: confirmed tokens, round, drafts now and to come.
+
+    Args:
+        room: tokens that the target can add to the prompt. The client does not know it, so the
+            answer ends there, and drafts are cut to it.
+    """
 
     def __init__(
-        self, opened: Open, *, eos: frozenset[int], vocab_size: int, exits: ExitConfig | None = None
+        self,
+        opened: Open,
+        *,
+        eos: frozenset[int],
+        vocab_size: int,
+        exits: ExitConfig | None = None,
+        room: int = MAX_TOKENS,
     ) -> None:
         self._open = opened
+        self._length = min(opened.max_tokens, room)
         self._eos = eos
         self._vocab_size = vocab_size
         self._exits = exits or ExitConfig()
@@ -111,7 +123,7 @@ class VerifierSession:
         self._next: Draft | None = None  # for this round
         self._ahead = PushedDrafts()
         self._check_ids(opened.replay, "replay")
-        if len(opened.replay) >= opened.max_tokens:
+        if len(opened.replay) >= self._length:
             raise InvalidInput(
                 "replay is as long as the answer may be", field="replay", remedy="raise max_tokens"
             )
@@ -138,6 +150,7 @@ class VerifierSession:
         self._check_content(draft)
         if not may_come(draft, self.round, self.generated):
             return False
+        draft = self._cut(draft)
         if draft.round == self.round:
             self._next = draft
         elif not self._ahead.has_room_for(draft):
@@ -226,7 +239,7 @@ class VerifierSession:
         )
         extra = () if outcome.next_token < 0 else (outcome.next_token,)
         tokens = draft.tokens[: outcome.accepted] + extra
-        full = len(self.generated) + len(tokens) >= self._open.max_tokens
+        full = len(self.generated) + len(tokens) >= self._length
         return draft, tokens, outcome.accepted, full or tokens[-1] in self._eos
 
     def _check_due(self, draft: Draft) -> None:
@@ -256,6 +269,11 @@ class VerifierSession:
                 "the draft goes past max_tokens", field="tokens", remedy="draft fewer tokens"
             )
         self._check_probs(draft)
+
+    def _cut(self, draft: Draft) -> Draft:
+        most = max(0, self._length - draft.start - 1)
+        probs = None if draft.probs is None else draft.probs[:most]
+        return replace(draft, tokens=draft.tokens[:most], probs=probs)
 
     def _check_ids(self, ids: tuple[int, ...], field: str) -> None:
         for token in ids:

@@ -45,13 +45,15 @@ class TargetSession:
         self, engine: Engine, prompt: EncodedPrompt, opened: Open, exits: ExitConfig | None = None
     ) -> None:
         self._prompt_ids = tuple(prompt.ids)
+        room = engine.context - len(prompt.ids)
         self._state = VerifierSession(
             replace(opened, text="", images=()),  # encoded: no need to keep them
             eos=engine.eos,
             vocab_size=engine.vocab_size,
             exits=exits,
+            room=room,
         )
-        self.most_tokens = len(prompt.ids) + opened.max_tokens
+        self.most_tokens = len(prompt.ids) + min(opened.max_tokens, room)
         self._kv = engine.open(prompt, self.most_tokens)
         self._dropped = False  # an early exit that could not be read
 

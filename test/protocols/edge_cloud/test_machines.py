@@ -246,6 +246,17 @@ def test_the_edge_client_never_drafts_past_the_limit() -> None:
     assert client.predraft(()) is None
 
 
+def test_beyond_the_draft_models_room_the_verifier_decodes_alone() -> None:
+    client = EdgeClient(ClientConfig(gamma=4, max_tokens=12), draft_room=5)
+    assert client.next_draft().gamma == 4
+    client.on_sent(DRAFT)
+    (near, far) = client.predraft((5, 6, 9)), client.predraft((5, 6, 7, 8, 9))
+    assert near is not None
+    assert far is not None
+    assert (near.gamma, near.autoregressive_rounds) == (2, 0)
+    assert (far.gamma, far.autoregressive_rounds) == (0, 6)
+
+
 @pytest.mark.parametrize(
     "verdict",
     [Verdict(0, (1,) * 6, 5, False), Verdict(0, (1,) * 4, 2, False), Verdict(0, (1,), 2, False)],

@@ -11,14 +11,29 @@ import pytest
 from tiny_models import scene, tiny_folder, tiny_model
 
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.errors import Cancelled, ConfigError, DeadlineExceeded, InvalidInput
+from collab_llm_nodes.errors import (
+    Cancelled,
+    ConfigError,
+    DeadlineExceeded,
+    InvalidInput,
+    Unavailable,
+)
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.protocols import registry
-from collab_llm_nodes.protocols.base import Control, Progress, Request, Resources, Running, Turn
+from collab_llm_nodes.protocols.base import (
+    Answer,
+    Control,
+    Progress,
+    Request,
+    Resources,
+    Running,
+    Turn,
+)
 from collab_llm_nodes.protocols.edge_cloud.carrier import VerifierCarrier
 from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
+from collab_llm_nodes.protocols.edge_cloud.link_loss import LinkLossConfig
 from collab_llm_nodes.protocols.edge_cloud.planner import PlannerConfig
 from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
 from collab_llm_nodes.protocols.edge_cloud.running import EdgeCloud, EdgeCloudConfig
@@ -128,6 +143,72 @@ def test_a_limit_that_the_context_has_no_room_for_is_cut_to_it(
     answer = running.run(request(max_tokens=target.context), emit, control)
     assert isinstance(answer.error, Cancelled)
     assert told
+
+
+@pytest.fixture
+def own_engines() -> tuple[Engine, Engine]:
+    """Draft and target whose contexts a test may change; the draft is right half of the time."""
+    return Engine(tiny_model(ARCHITECTURE, 0, head_noise=0.5)), Engine(tiny_model(ARCHITECTURE, 0))
+
+
+def decode(draft: Engine, target: Engine, gamma: int, text: str = PROMPT) -> Answer:
+    config = replace(CONFIG, client=ClientConfig(gamma, MAX_TOKENS))
+    with start_server(VerifierConfig(address="127.0.0.1:0"), target) as server:
+        client = VerifierClient(ClientLinkConfig(address=f"127.0.0.1:{server.port}"))
+        edge = EdgeCloud(draft, config, Resources(VerifierCarrier(client)))
+        asked = request(config=config, turns=(Turn("user", text),))
+        answer = edge.run(asked, lambda told: None, in_time())
+        client.close()
+    return answer
+
+
+@pytest.mark.parametrize("gamma", [0, 3])
+@pytest.mark.parametrize("room", [1, 4, 7])
+def test_a_draft_model_with_a_short_context_shortens_no_answer(
+    own_engines: tuple[Engine, Engine], gamma: int, room: int
+) -> None:
+    draft, target = own_engines
+    prompt = Prompt(PROMPT, (scene(1),))
+    expected = InProcessRunner(draft, target).generate(prompt, max_tokens=MAX_TOKENS).tokens
+    draft.context = len(encode(prompt, draft.loaded).ids) + room
+    answer = decode(draft, target, gamma)
+    assert (answer.tokens, answer.error, answer.verified) == (expected, None, True)
+    assert len(answer.tokens) == MAX_TOKENS
+    in_process = InProcessRunner(draft, target, gamma=gamma)
+    assert in_process.generate(prompt, max_tokens=MAX_TOKENS).tokens == expected
+
+
+@pytest.mark.parametrize("gamma", [0, 3])
+@pytest.mark.parametrize("room", [1, 5])
+def test_an_answer_ends_where_the_targets_context_does(
+    own_engines: tuple[Engine, Engine], gamma: int, room: int
+) -> None:
+    draft, target = own_engines
+    text = 40 * "go to the red ball "  # longer than the passes by which a verifier warms up
+    prompt = Prompt(text, (scene(1),))
+    whole = InProcessRunner(draft, target).generate(prompt, max_tokens=MAX_TOKENS).tokens
+    target.context = len(encode(prompt, target.loaded).ids) + room
+    answer = decode(draft, target, gamma, text)
+    assert (answer.tokens, answer.error, answer.verified) == (whole[:room], None, True)
+
+
+def test_a_draft_model_alone_goes_no_further_than_its_context(
+    own_engines: tuple[Engine, Engine],
+) -> None:
+    class Gone:
+        queues_exits = False
+
+        def open(self, *_: object) -> None:
+            raise Unavailable("gone")
+
+    draft, _ = own_engines
+    prompt = Prompt(PROMPT, (scene(1),))
+    draft.context = len(encode(prompt, draft.loaded).ids) + 4
+    config = replace(CONFIG, link_loss=LinkLossConfig("draft_only"))
+    edge = EdgeCloud(draft, config, Resources(Gone()))
+    answer = edge.run(request(config=config), lambda told: None, in_time())
+    assert isinstance(answer.error, Unavailable), "half a sentence is no answer"
+    assert len(answer.tokens) == 5
 
 
 def test_cancel_between_two_rounds_leaves_what_was_verified(running: Running) -> None:
