@@ -178,9 +178,9 @@ def test_documents_are_refused_before_they_are_counted(
 ) -> None:
     entry = replace(served.server.entry, takes=frozenset({"images"}))
     monkeypatch.setattr(served.server.host, "_entry", entry)
-    for fields in ({"document_names": ["a"]}, {"document_contents": ["a"]}):
-        told = served.ask("hey", **fields).status.message
-        assert told.startswith("document_names: echo takes no documents")
+    for field in ("document_names", "document_contents"):
+        told = served.ask("hey", **{field: ["a"]}).status.message
+        assert told.startswith(f"{field}: echo takes no documents")
     image = CompressedImage(format="x\n" * 10**6, data=b"x")
     told = served.ask("hey", images=[image]).status.message
     assert told.startswith("images[0]: format 'x\\nx\\n")

@@ -176,7 +176,7 @@ def test_damaged_messages_reach_the_checks_behind_the_parser() -> None:
             return True
         return False
 
-    assert find(damaged(), refused_behind_the_parser)
+    find(damaged(), refused_behind_the_parser)  # raises if there is none; the least is empty
 
 
 def half(*values: float) -> bytes:
