@@ -236,7 +236,7 @@ from collab_llm_nodes.processes import run_process
 def wait():
     with run_process("child", ["sleep", "100"]) as child:
         print(child.pid, flush=True)
-        while Path(f"/proc/{child.pid}/comm").read_text() == "setpriv\\n":
+        while Path(f"/proc/{child.pid}/comm").read_text() != "sleep\\n":  # python, setpriv
             time.sleep(0.01)
         os.kill(os.getpid(), int(number))
         signal.pause()
