@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from collab_llm_nodes.chat.base import Finish, Reply
 from collab_llm_nodes.chat.structured import last_object
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.models.detokenising import Detokeniser
+from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.models.thoughts import (
     answer_of,
@@ -295,13 +295,12 @@ def test_a_thought_that_the_template_begins_is_known_without_its_end(tmp_path: P
 
 
 def test_an_earlier_answer_with_thoughts_is_no_attack() -> None:
-    loaded = tiny_model("llama")
+    loaded = load(ModelConfig(path=str(tiny_folder("llama"))))  # not shared: it grows
     tokenizer = AutoTokenizer.from_pretrained(tiny_folder("llama"))
     tokenizer.add_tokens(["<think>", "</think>"])
-    model = copy.deepcopy(loaded.model)
-    model.resize_token_embeddings(len(tokenizer))
+    loaded.model.resize_token_embeddings(len(tokenizer))
     tokenizer.chat_template = THINKING.replace("<think>\n", "{% if x %}<think>{% endif %}")
-    thinking = replace(loaded, tokenizer=tokenizer, model=model)
+    thinking = replace(loaded, tokenizer=tokenizer)
     said = "<think>\nhm\n</think>\n\nhello"
 
     def ids(answer: str) -> list[int]:
