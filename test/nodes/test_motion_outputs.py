@@ -14,7 +14,6 @@ pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make tes
 from geometry_msgs.msg import Twist, TwistStamped
 from motion_graph import Reader, Robot, graph
 from rclpy.action import ActionServer, CancelResponse, GoalResponse
-from rclpy.parameter import Parameter
 from started_nodes import start
 
 from collab_llm.msg import NavigationAction, Status
@@ -41,16 +40,8 @@ def test_phrases_are_parameters(graph: Any) -> None:
     assert reader.read("a", "the next action is walk 0.5 m.").distance == 0.5
     assert reader.read("b", '{"action": "walk 25 cm"}').distance == 0.25
     assert reader.read("c", "move forward 25 cm").kind == NavigationAction.NONE
-    results: list[Any] = []
-
-    def change() -> None:
-        wish = [Parameter("grammar.forward", value=["(a+)+ {distance}"])]
-        results.extend(reader.node.set_parameters(wish))
-
-    reader.node.post(change)
-    graph.wait_for(lambda: results)
-    assert not results[0].successful
-    assert "is no phrase" in results[0].reason
+    with pytest.raises(ConfigError, match="is no phrase"):
+        Reader(graph, grammar__forward=["(a+)+ {distance}"])
 
 
 # motion_guard.
