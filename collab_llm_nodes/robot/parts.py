@@ -1,4 +1,4 @@
-"""What an instruction asks for, apart from what it excludes and what it only refers to.
+"""Split an instruction into what it asks for, what it excludes and what it only refers to.
 
     find the ball, not the blue one             asks for "the ball", excludes "the blue one"
     stay away from the cone and find the box    asks for "the box", excludes "the cone"

@@ -1,4 +1,4 @@
-"""What bounds that which leaves the robot is fixed at the start: everybody may set parameters."""
+"""Bounds of what leaves the robot are fixed at the start: everybody may set parameters."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_who_cannot_read_the_graph_must_not_move_the_robot() -> None:
 
 
 def test_what_decides_about_motion_has_an_owner() -> None:
-    """From an answer to a velocity, and what allows it."""
+    """The guard watches each topic from an answer to a velocity, and those that allow motion."""
     answer = {"image", "image/compressed", "observation", "draft", "verdict", "early_exit"}
     motion = {"generated_text", "navigation_action", "odom", "link_state", "obstacle_avoidance"}
     assert set(MOTION_TOPICS) == {*answer, *motion, "cmd_vel", "motion_state"}

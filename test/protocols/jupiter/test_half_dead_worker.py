@@ -344,7 +344,7 @@ def test_a_worker_that_describes_what_cannot_be(
     ],
 )
 def test_a_worker_that_fails_each_job_is_left_out(job: str, failing: type[CollabError]) -> None:
-    """From its first one on, so that no request ever sees it work."""
+    """Worker that lies from its first message on, so that no request ever sees it work."""
     ids = prompt(9)
     with workers(2) as (handles, addresses), pipeline_of(addresses) as made:
         service: Any = handles[1].service
