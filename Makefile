@@ -4,7 +4,7 @@
 # ARGS goes to the command:  make demo ARGS="--rooms 3 --seed 7"   make test ARGS="-k grammar"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test colcon-test lint format docs policy bag train eval bench clean distclean
+.PHONY: help setup build lab demo test colcon-test lint format docs policy bag train eval bench clean distclean
 
 ARGS ?=
 RUN := scripts/with-ros
@@ -28,7 +28,10 @@ setup: ## Install what is needed into .venv (and EGL from apt when root)
 build: ## Set up, then build interfaces and nodes into install/
 	@scripts/setup.sh build
 
-demo: build ## Ten rooms in simulation through the whole graph; leaves a film and JSON in out/
+lab: build ## The same, then the laboratory: demo, benchmarks and training
+	@scripts/setup.sh lab
+
+demo: lab ## Ten rooms in simulation through the whole graph; leaves a film and JSON in out/
 	@$(CLI) demo $(ARGS)
 
 test: lint ## Linters, types, then all tests
@@ -61,13 +64,13 @@ policy: build ## Write config/sros2_policy.xml again, from what the nodes make
 bag: build ## Record the bag of the tests again (test/bags/room)
 	@scripts/record_test_bag.sh
 
-train: build ## Train the embedded navigation pair (hours; resumes)
+train: lab ## Train the embedded navigation pair (hours; resumes)
 	@$(CLI) train nav $(ARGS)
 
-eval: build ## Measure the embedded pair in fresh rooms
+eval: lab ## Measure the embedded pair in fresh rooms
 	@$(CLI) eval nav $(ARGS)
 
-bench: build ## Benchmarks: predicted beside measured, JSON and plots
+bench: lab ## Benchmarks: predicted beside measured, JSON and plots
 	@$(CLI) bench edge-cloud --json out/bench.json --plot out/bench.png $(ARGS)
 
 clean: ## Remove what was built; keeps .venv

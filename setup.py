@@ -1,7 +1,8 @@
 """Plain pip installation (``pip install .``): everything but the ROS interfaces.
 
-Enough for the cloud side (``collab-llm verifier``), checks and training; nodes need colcon, which
-does not use this file: the package's build type is ament_cmake (see CMakeLists.txt).
+Enough for the cloud side (``collab-llm verifier``). ``.[lab]`` adds benchmarks and training. Nodes
+need colcon, which does not use this file: the package's build type is ament_cmake (see
+CMakeLists.txt).
 """
 
 from pathlib import Path
@@ -31,6 +32,10 @@ def shared() -> list[tuple[str, list[str]]]:
 
 setup(
     install_requires=requirements("runtime"),
-    extras_require={"ray": requirements("ray"), "dashboard": requirements("dashboard")},
+    extras_require={
+        "ray": requirements("ray"),
+        "dashboard": requirements("dashboard"),
+        "lab": [f"collab_llm_lab @ {(ROOT / 'collab_llm_lab').as_uri()}"],
+    },
     data_files=shared(),
 )

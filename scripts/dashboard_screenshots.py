@@ -17,8 +17,8 @@ from selenium import webdriver
 from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.keys import Keys
 
+from collab_llm_lab.demo.memory import memory_processes
 from collab_llm_nodes.assets import config_file
-from collab_llm_nodes.demo.memory import memory_processes
 from collab_llm_nodes.processes import free_port, run_process
 from collab_llm_nodes.protocols.edge_cloud.process import verifier_process
 from collab_llm_nodes.ros.domain import isolate_ros

@@ -4,6 +4,7 @@
 #   scripts/setup.sh          environment: .venv with Python packages and, without a ROS 2 of your
 #                             own ($ROS_DISTRO unset), ROS 2 Jazzy as wheels; system libraries
 #   scripts/setup.sh build    the same, then interfaces and nodes into install/
+#   scripts/setup.sh lab      the same, then the laboratory: demo, benchmarks, training
 #   scripts/setup.sh tests    the same, then what the tests need: interfaces of others, other
 #                             versions of transformers, a browser, HAProxy
 #
@@ -255,6 +256,14 @@ build() {
     mark_done build "$key"
 }
 
+install_laboratory() { # linked, not copied: only what its metadata says asks for another run
+    local key
+    key=$(fingerprint collab_llm_lab/setup.py collab_llm_lab/pyproject.toml -- "$root" "$(cat "$done_marks/packages")")
+    is_done laboratory "$key" && return
+    pip_install --quiet --no-deps --no-build-isolation --editable ./collab_llm_lab
+    mark_done laboratory "$key"
+}
+
 build_test_interfaces() { # see test/interfaces/README.md; scripts/with-ros finds them
     local out=build/test_interfaces key
     key=$(fingerprint test/interfaces/*/*/* test/interfaces/*/*.* -- "$root" "$(cat "$done_marks/packages")")
@@ -287,12 +296,17 @@ write_launcher
 case ${1:-} in
 "") ;;
 build) build ;;
+lab)
+    build
+    install_laboratory
+    ;;
 tests)
     build
+    install_laboratory
     build_test_interfaces
     install_other_transformers
     install_if_root "the dashboard's browser tests" chromium chromedriver -- chromium chromium-driver
     install_if_root "the tests of the proxy before the verifier" haproxy -- haproxy
     ;;
-*) fail "unknown argument: $1" "usage: scripts/setup.sh [build | tests]" ;;
+*) fail "unknown argument: $1" "usage: scripts/setup.sh [build | lab | tests]" ;;
 esac

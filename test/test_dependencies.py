@@ -10,7 +10,9 @@ from xml.etree import ElementTree
 from folders import ROOT, SUPPORT
 
 PYTHON_FILES = sorted(
-    p for folder in ("collab_llm_nodes", "scripts", "test") for p in (ROOT / folder).rglob("*.py")
+    p
+    for folder in ("collab_llm_nodes", "collab_llm_lab", "scripts", "test")
+    for p in (ROOT / folder).rglob("*.py")
 )
 # Where the module's name is not the distribution's.
 DISTRIBUTION = {
@@ -79,7 +81,7 @@ def test_every_requirement_has_its_reason() -> None:
 
 def test_every_import_is_a_requirement() -> None:
     helpers = (*(ROOT / "scripts").glob("*.py"), *SUPPORT.iterdir())  # a test is no helper
-    own = {p.stem for p in helpers} | {"collab_llm", "collab_llm_nodes"}
+    own = {p.stem for p in helpers} | {"collab_llm", "collab_llm_nodes", "collab_llm_lab"}
     ros = {
         element.text
         for element in ElementTree.parse(ROOT / "package.xml").getroot()

@@ -7,26 +7,14 @@ from __future__ import annotations
 
 import signal
 import sys
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
 
-from collab_llm_nodes.cli import (
-    ask,
-    bags,
-    bench,
-    check,
-    demo,
-    dragon,
-    evaluate,
-    jupiter,
-    jupiter_worker,
-    knowledge,
-    train,
-    verifier,
-)
+from collab_llm_nodes.cli import ask, bags, dragon, jupiter, jupiter_worker, knowledge, verifier
 from collab_llm_nodes.cli.output import console, fail, told_without_ros
-from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.errors import CollabError, ConfigError
 
 app = typer.Typer(
     name="collab-llm",
@@ -35,14 +23,40 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for group in (demo, verifier, dragon, jupiter_worker, ask, bags):
+for group in (verifier, dragon, jupiter_worker, ask, bags):
     app.add_typer(group.app)
-for name, group in (
-    *(("train", train), ("eval", evaluate), ("bench", bench), ("check", check)),
-    *(("knowledge", knowledge), ("jupiter", jupiter)),
-):
+for name, group in (("knowledge", knowledge), ("jupiter", jupiter)):
     app.add_typer(group.app, name=name)
 app.add_typer(bags.bag_app, name="bag")
+
+LABORATORY = ("bench", "check", "demo", "eval", "train")
+"""Commands of the distribution ``collab_llm_lab``, which robots do without."""
+
+
+def _missing(context: typer.Context) -> None:
+    raise ConfigError(
+        f"{context.info_name} is a command of the laboratory, which is not installed",
+        field="command",
+        remedy="in the source tree: pip install . ./collab_llm_lab",
+    )
+
+
+def _add_laboratory(group: typer.Typer) -> None:
+    """Add what other distributions bring; name the laboratory where it is missing."""
+    if others := entry_points(group="collab_llm.commands"):
+        for other in others:
+            other.load()(group)
+        return
+    for name in LABORATORY:
+        group.command(
+            name,
+            hidden=True,
+            context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+            add_help_option=False,
+        )(_missing)
+
+
+_add_laboratory(app)
 
 
 def _version(wanted: bool) -> None:

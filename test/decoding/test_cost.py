@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collab_llm_nodes.bench.engine_host import LAWS, VOCABULARY, rounds, table_of
+from collab_llm_lab.bench.engine_host import LAWS, VOCABULARY, rounds, table_of
 
 
 @pytest.mark.parametrize("law", ["greedy", "temperature 0.7, top-p 0.9"])

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from collab_llm_lab.training.nav.wording import FRAMES, HELD_OUT_FRAMES, VERBS
 from collab_llm_nodes.knowledge.naming import Named
-from collab_llm_nodes.training.nav.wording import FRAMES, HELD_OUT_FRAMES, VERBS
 
 RED = "At 10:33 on 2026-11-23, the red ball was last seen from (1.0, 2.0): the red ball is near."
 BLUE = "At 10:34 on 2026-11-23, the blue ball was last seen from (1.0, 2.0): it is on the left."

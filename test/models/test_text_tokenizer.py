@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from collab_llm_lab.training.text.samples import vocabulary_text
 from collab_llm_nodes.models.detokenising import Detokeniser
 from collab_llm_nodes.models.tokenizer import JOINER, train_text_tokenizer
-from collab_llm_nodes.training.text.samples import vocabulary_text
 
 
 @cache

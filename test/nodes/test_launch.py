@@ -16,9 +16,9 @@ import pytest
 import yaml
 from folders import ROOT
 
+from collab_llm_lab.training.text.samples import SUB_DOMAINS
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.sim.rooms import make_room
-from collab_llm_nodes.training.text.samples import SUB_DOMAINS
 
 if find_spec("launch_ros") is None and "ROS_DISTRO" not in os.environ:  # with it the run fails
     pytest.skip("launch files need ROS 2's launch (no wheel has it)", allow_module_level=True)

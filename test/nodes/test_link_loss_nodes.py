@@ -17,8 +17,8 @@ from started_nodes import start
 
 from collab_llm.action import Generate
 from collab_llm.msg import GeneratedText, NavigationAction, Status, Verdict
-from collab_llm_nodes.bench.link import LinkProxy
-from collab_llm_nodes.bench.scenes import scene_prompts
+from collab_llm_lab.bench.link import LinkProxy
+from collab_llm_lab.bench.scenes import scene_prompts
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt

@@ -9,12 +9,7 @@ from functools import cache
 import pytest
 from driving import CONFIG, Drive
 
-from collab_llm_nodes.robot.asked_thing import AskedThing
-from collab_llm_nodes.robot.executor import ZERO
-from collab_llm_nodes.robot.grammar import GrammarConfig, ParsedAction, parse
-from collab_llm_nodes.sim.expert import ACTIONS, DIRECTIONS, DISTANCES, action_for
-from collab_llm_nodes.sim.rooms import COLOURS, SHAPES
-from collab_llm_nodes.training.nav.wording import (
+from collab_llm_lab.training.nav.wording import (
     HELD_OUT,
     TRAINED,
     VERBS,
@@ -22,6 +17,11 @@ from collab_llm_nodes.training.nav.wording import (
     reason_seen,
     reason_unseen,
 )
+from collab_llm_nodes.robot.asked_thing import AskedThing
+from collab_llm_nodes.robot.executor import ZERO
+from collab_llm_nodes.robot.grammar import GrammarConfig, ParsedAction, parse
+from collab_llm_nodes.sim.expert import ACTIONS, DIRECTIONS, DISTANCES, action_for
+from collab_llm_nodes.sim.rooms import COLOURS, SHAPES
 
 NAMES = [f"{colour} {shape}" for colour in COLOURS for shape in SHAPES]
 

@@ -7,12 +7,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from collab_llm_nodes.robot.diary import Diary, sighting, thing_of
-from collab_llm_nodes.robot.episodes import EpisodeConfig
-from collab_llm_nodes.robot.executor import Pose2D
-from collab_llm_nodes.robot.grammar import Code, GrammarConfig, Kind, ParsedAction, parse
-from collab_llm_nodes.sim.expert import DIRECTIONS, DISTANCES
-from collab_llm_nodes.training.nav.wording import (
+from collab_llm_lab.training.nav.wording import (
     ARTICLES,
     FRAMES,
     HELD_OUT_FRAMES,
@@ -21,6 +16,11 @@ from collab_llm_nodes.training.nav.wording import (
     reason_seen,
     reason_unseen,
 )
+from collab_llm_nodes.robot.diary import Diary, sighting, thing_of
+from collab_llm_nodes.robot.episodes import EpisodeConfig
+from collab_llm_nodes.robot.executor import Pose2D
+from collab_llm_nodes.robot.grammar import Code, GrammarConfig, Kind, ParsedAction, parse
+from collab_llm_nodes.sim.expert import DIRECTIONS, DISTANCES
 
 MORNING = datetime(2026, 11, 23, 10, 32, 5, tzinfo=timezone.utc).timestamp()
 SEEN = "the red ball is on the left and near. the next action is turn left 15 degree."

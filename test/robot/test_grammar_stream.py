@@ -66,8 +66,8 @@ def test_streaming_never_reports_what_no_prefix_says() -> None:
 
 
 def test_every_answer_the_models_are_trained_on_is_read() -> None:
+    from collab_llm_lab.training.nav.wording import VERBS, reason_seen, reason_unseen
     from collab_llm_nodes.sim.expert import DIRECTIONS, DISTANCES, action_for
-    from collab_llm_nodes.training.nav.wording import VERBS, reason_seen, reason_unseen
 
     answers = [
         (reason_seen("red ball", where, far, verb), action_for(where, far))

@@ -6,9 +6,9 @@ import timeit
 
 import pytest
 
+from collab_llm_lab.training.nav.wording import HELD_OUT, TRAINED
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
-from collab_llm_nodes.training.nav.wording import HELD_OUT, TRAINED
 
 
 @pytest.mark.parametrize("word", STOP_WORDS)

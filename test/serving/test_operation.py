@@ -39,7 +39,7 @@ from passes_bed import (
 )
 from torch import Tensor
 
-from collab_llm_nodes.bench.verifier import LOADS, Recording, Tally, drive_robots
+from collab_llm_lab.bench.verifier import LOADS, Recording, Tally, drive_robots
 from collab_llm_nodes.engine.session import Feed
 from collab_llm_nodes.errors import (
     CollabError,

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable
 
-from collab_llm_nodes.bench.hostile.attacks import Attacker
+from collab_llm_lab.bench.hostile.attacks import Attacker
 from collab_llm_nodes.errors import CollabError
 
 _LEAST = 3

@@ -9,7 +9,7 @@ import sys
 import threading
 from typing import Any
 
-from collab_llm_nodes.bench.gpu.worker import Send
+from collab_llm_lab.bench.gpu.worker import Send
 
 
 class FakeLab:

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from collab_llm_nodes.bench.link.packets import why_not
+from collab_llm_lab.bench.link.packets import why_not
 
 needs_packets = pytest.mark.skipif(bool(why_not()), reason=why_not())

@@ -6,7 +6,7 @@ import socket
 import ssl
 from collections.abc import Mapping
 
-from collab_llm_nodes.bench.http2 import (
+from collab_llm_lab.bench.http2 import (
     ACK,
     PING,
     PREFACE,

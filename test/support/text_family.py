@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
+from collab_llm_lab.training.text.architecture import TINY, TINY_DRAFT, build
+from collab_llm_lab.training.text.export import export
+from collab_llm_lab.training.text.samples import draw_sample
 from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.heads import MedusaHeads, head_fingerprint
 from collab_llm_nodes.models.random_init import add_head_noise
 from collab_llm_nodes.models.tokenizer import train_text_tokenizer
-from collab_llm_nodes.training.text.architecture import TINY, TINY_DRAFT, build
-from collab_llm_nodes.training.text.export import export
-from collab_llm_nodes.training.text.samples import draw_sample
 
 
 def vocabulary(size: int = 400) -> PreTrainedTokenizerBase:

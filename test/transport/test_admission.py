@@ -29,9 +29,9 @@ from raw_http2 import WAIT_S, RawConnection, call
 from typer.testing import CliRunner
 from waiting import wait_for
 
-from collab_llm_nodes.bench.http2 import goaway
-from collab_llm_nodes.bench.wire import Call
-from collab_llm_nodes.bench.wire import connect as dial
+from collab_llm_lab.bench.http2 import goaway
+from collab_llm_lab.bench.wire import Call
+from collab_llm_lab.bench.wire import connect as dial
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import ConfigError, Unavailable

@@ -12,7 +12,7 @@ from fake_models import FakeEngine, as_engine, encode
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collab_llm_nodes.bench.link import LinkProfile, LinkProxy
+from collab_llm_lab.bench.link import LinkProfile, LinkProxy
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import (

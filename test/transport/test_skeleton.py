@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2
 from proxies import environment_proxy
 from waiting import wait_for
 
-from collab_llm_nodes.bench import wire
+from collab_llm_lab.bench import wire
 from collab_llm_nodes.errors import (
     Busy,
     CollabError,

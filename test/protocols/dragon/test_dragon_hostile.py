@@ -16,9 +16,9 @@ from dragon_sides import EOS, INFO, VOCAB, Ask, Serve, Tables, TableSide, ask, c
 from dragon_timeline import plain_answer
 from waiting import wait_for
 
-from collab_llm_nodes.bench.hostile.attacks import mutated
-from collab_llm_nodes.bench.wire import Connection
-from collab_llm_nodes.bench.wire import connect as dial
+from collab_llm_lab.bench.hostile.attacks import mutated
+from collab_llm_lab.bench.wire import Connection
+from collab_llm_lab.bench.wire import connect as dial
 from collab_llm_nodes.decoding.aggregation import (
     AggregationConfig,
     AggregationLaw,

@@ -15,8 +15,8 @@ from dragon_sides import EOS, INFO, VOCAB, Ask, Serve, Tables, TableSide, ask, c
 from dragon_timeline import plain_answer
 from waiting import wait_for
 
-from collab_llm_nodes.bench.link.lane import LinkProfile
-from collab_llm_nodes.bench.link.proxy import LinkProxy
+from collab_llm_lab.bench.link.lane import LinkProfile
+from collab_llm_lab.bench.link.proxy import LinkProxy
 from collab_llm_nodes.decoding.aggregation import AggregationConfig, AggregationLaw, Party
 from collab_llm_nodes.errors import (
     Busy,

@@ -23,7 +23,7 @@ import torch
 from fake_models import VOCAB, VOCABULARY, FakeEngine, as_engine, encode
 from raw_client import RawClient
 
-from collab_llm_nodes.bench.hostile.attacks import mutated
+from collab_llm_lab.bench.hostile.attacks import mutated
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import BY_CODE, CollabError, ProtocolError, Replay
 from collab_llm_nodes.models.prompt import Prompt

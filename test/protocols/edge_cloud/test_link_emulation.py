@@ -14,9 +14,9 @@ from dataclasses import fields
 import pytest
 from packet_links import needs_packets
 
-from collab_llm_nodes.bench.link import LinkProfile, LinkProxy, PacketLink, packets
-from collab_llm_nodes.bench.link.lane import Lane
-from collab_llm_nodes.bench.link.packets import why_not
+from collab_llm_lab.bench.link import LinkProfile, LinkProxy, PacketLink, packets
+from collab_llm_lab.bench.link.lane import Lane
+from collab_llm_lab.bench.link.packets import why_not
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.errors import ConfigError, Unavailable
 from collab_llm_nodes.processes import free_port

@@ -14,9 +14,9 @@ from packet_links import needs_packets
 from typer.testing import CliRunner
 from waiting import wait_for
 
-from collab_llm_nodes.bench.link import LinkProfile, LinkProxy, report
-from collab_llm_nodes.bench.link.report import Bed, Scenario, disturb, embedded_bed, silence
-from collab_llm_nodes.bench.scenes import scene_prompts
+from collab_llm_lab.bench.link import LinkProfile, LinkProxy, report
+from collab_llm_lab.bench.link.report import Bed, Scenario, disturb, embedded_bed, silence
+from collab_llm_lab.bench.scenes import scene_prompts
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.decoding.rejection import own_token

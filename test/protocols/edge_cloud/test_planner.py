@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tiny_models import tiny_model, tiny_prompt
 from torch import Tensor
 
-from collab_llm_nodes.bench.cost import PROVIDERS, api_cost
-from collab_llm_nodes.bench.emulation import PacedEngine, batch_factor
+from collab_llm_lab.bench.cost import PROVIDERS, api_cost
+from collab_llm_lab.bench.emulation import PacedEngine, batch_factor
 from collab_llm_nodes.decoding.rejection import propose, verify_chain, verify_own
 from collab_llm_nodes.decoding.sampling import Distribution, SamplingConfig, distributions, to_wire
 from collab_llm_nodes.engine.engine import Engine

@@ -24,8 +24,8 @@ from raw_client import RawClient
 from raw_http2 import WAIT_S, RawConnection, call
 from waiting import wait_for
 
+from collab_llm_lab.bench.http2 import HEADERS, reset
 from collab_llm_nodes.assets import config_file
-from collab_llm_nodes.bench.http2 import HEADERS, reset
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import Unauthenticated
 from collab_llm_nodes.models.prompt import Prompt

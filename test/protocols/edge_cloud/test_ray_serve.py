@@ -34,7 +34,7 @@ from grpc_health.v1 import health_pb2
 from typer.testing import CliRunner
 from waiting import wait_for
 
-from collab_llm_nodes.bench.scenes import scene_prompts
+from collab_llm_lab.bench.scenes import scene_prompts
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from jupiter_bed import alone, control, prompt, workers
 
-from collab_llm_nodes.bench.link.proxy import LinkProxy
+from collab_llm_lab.bench.link.proxy import LinkProxy
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import (
     BY_CODE,

@@ -19,8 +19,8 @@ import torch
 from certificates import Certificates
 from jupiter_bed import PATIENT, WAIT_S, alone, control, prompt, workers
 
+from collab_llm_lab.bench.hostile.attacks import mutated
 from collab_llm_nodes.assets import version
-from collab_llm_nodes.bench.hostile.attacks import mutated
 from collab_llm_nodes.errors import BY_CODE, CollabError, Unauthenticated, Unavailable
 from collab_llm_nodes.protocols.jupiter import codec
 from collab_llm_nodes.protocols.jupiter.generation import Asked, answer

@@ -12,7 +12,7 @@ from generated_code import check_generated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collab_llm_nodes.bench.hostile.attacks import mutated
+from collab_llm_lab.bench.hostile.attacks import mutated
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import CollabError, InvalidInput, ModelError, ProtocolError
 from collab_llm_nodes.protocols.jupiter import codec

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collab_llm_lab.training.text.samples import SUB_DOMAINS, make_sample
 from collab_llm_nodes.protocols.jupiter import outline
 from collab_llm_nodes.protocols.jupiter.outline import (
     CHAINED,
@@ -23,7 +24,6 @@ from collab_llm_nodes.protocols.jupiter.outline import (
     read_point,
     route,
 )
-from collab_llm_nodes.training.text.samples import SUB_DOMAINS, make_sample
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ import pytest
 import yaml
 from jupiter_bed import WAIT_S
 
+from collab_llm_lab.bench.scenes import scene_prompts
 from collab_llm_nodes.assets import config_file
-from collab_llm_nodes.bench.scenes import scene_prompts
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.reference import generate

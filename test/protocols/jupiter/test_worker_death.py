@@ -16,7 +16,7 @@ import pytest
 from jupiter_bed import PATIENT, WAIT_S, alone, control, folder, prompt, settings, workers
 from waiting import wait_for
 
-from collab_llm_nodes.bench.link.proxy import LinkProxy
+from collab_llm_lab.bench.link.proxy import LinkProxy
 from collab_llm_nodes.errors import Busy, ConfigError, ModelError, Unavailable
 from collab_llm_nodes.processes import free_port
 from collab_llm_nodes.protocols.base import Control

@@ -21,9 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import comes_true, wait_for
 
-from collab_llm_nodes.bench.minions import attacks
-from collab_llm_nodes.bench.minions.attack_programs import BOMBS, LEAKS, WORKS, program
-from collab_llm_nodes.bench.minions.attacks import (
+from collab_llm_lab.bench.minions import attacks
+from collab_llm_lab.bench.minions.attack_programs import BOMBS, LEAKS, WORKS, program
+from collab_llm_lab.bench.minions.attacks import (
     BOMB_LIMITS,
     CANARY,
     ENDS_WITHIN_S,

@@ -1,0 +1,1 @@
+"""The laboratory: benchmarks, trainings, measurements and the demo. Robots do without it."""

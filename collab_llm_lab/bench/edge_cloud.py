@@ -1,0 +1,506 @@
+"""``collab-llm bench edge-cloud``: what each way of decoding takes at four operating points.
+
+EMULATED, and labelled so: passes of both models are padded to the times of a point, and the link is
+a proxy that delays. Real are the acceptance of drafts, the early exits, the outcomes and their
+prediction, the protocol over gRPC between two processes, and its overhead. ``as_is`` is the
+embedded pair with nothing emulated, beside ``transformers`` generate in one process.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from collab_llm_lab.bench.cost import PROVIDERS, api_cost
+from collab_llm_lab.bench.emulation import PacedEngine, blur
+from collab_llm_lab.bench.harness import save_plot, stolen_s, subplots
+from collab_llm_lab.bench.link import LinkProfile, LinkProxy
+from collab_llm_lab.bench.lossless.check import transformers_generate
+from collab_llm_lab.bench.scenes import scene_prompts
+from collab_llm_nodes.assets import config_file
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.prompt import Prompt, encode
+from collab_llm_nodes.models.threads import set_threads
+from collab_llm_nodes.processes import free_port
+from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
+from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
+from collab_llm_nodes.protocols.edge_cloud.planner import (
+    Mean,
+    Mode,
+    Planner,
+    PlannerConfig,
+    Profile,
+    round_seconds,
+)
+from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
+from collab_llm_nodes.protocols.edge_cloud.process import verifier_process, wait_for_verifier
+from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
+from collab_llm_nodes.protocols.edge_cloud.runner import Generation
+from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
+
+GAMMA = 4
+MAX_TOKENS = 64
+DEADLINE_S = 300.0
+TRIALS = 2
+"""Answers before the measured ones: the planner tries both ways, everybody else warms up."""
+MORE = 2
+"""So many times more answers at the fast points; half as many in the ablations."""
+BLUR = 1.15
+"""Noise on the draft model's head that lowers tau of the embedded pair to about 2.9."""
+ABLATION_SCALE = 0.1
+"""Ablations run with all times of their point divided by ten."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """An operating point [s]: a pass of the draft model, of the target, the link one way."""
+
+    t_p: float
+    t_q: float
+    t_c: float
+
+    def scaled(self, factor: float) -> Point:
+        """All times multiplied."""
+        return Point(factor * self.t_p, factor * self.t_q, factor * self.t_c)
+
+
+POINTS = {
+    "go2": Point(0.288 / 4, 0.620, 0.120),  # paper 003, Table 8
+    "jetson": Point(0.334 / 4, 0.497, 0.095),  # Table 5, Vicuna-68M / 7B
+    "fast_server": Point(0.012, 0.025, 0.020),
+    "lan": Point(0.012, 0.025, 0.002),
+}
+PAIRS = {"points": BLUR, "embedded_pair": 0.0}
+"""Results by acceptance process: tuned to tau = 2.9 (``points``), and the embedded pair's own."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The settings of a way of decoding."""
+
+    gamma: int = GAMMA
+    predraft: PreDraftConfig = field(default_factory=lambda: PreDraftConfig(max_predrafts=0))
+    ahead: AheadConfig = field(default_factory=lambda: AheadConfig(push_window=0))
+    planned: bool = False
+    drafts: int = 1
+    """Draft models; several vote on each token (``drafts:`` of the draft node)."""
+    side_by_side: bool = False
+    """The passes of all drafts take T_p together, as if each had a processor of its own."""
+
+
+def fsd(gamma: int = GAMMA, workers: int = 6, queue: str = "priority") -> Setup:
+    """Early exits and cache as in the paper: ``workers`` exits are pre-drafted for at a time."""
+    return Setup(
+        gamma,
+        PreDraftConfig(max_predrafts=workers, queue=queue),
+        AheadConfig(batch=workers, predictions=0, push_window=0),
+    )
+
+
+MODES = {
+    "ar": Setup(gamma=0),
+    "sd": Setup(),
+    "fsd": fsd(),
+    "push_ahead": Setup(GAMMA, PreDraftConfig(), AheadConfig()),
+    "planner": Setup(GAMMA, PreDraftConfig(), AheadConfig(), planned=True),
+}
+
+
+VOTES = {"1": Setup()} | {
+    f"{drafts} {'side by side' if side_by_side else 'in turn'}": Setup(
+        drafts=drafts, side_by_side=side_by_side
+    )
+    for drafts in (2, 3)
+    for side_by_side in (False, True)
+}
+"""Votes of drafts that err independently: the embedded draft, blurred with a seed each."""
+
+
+def run_edge_cloud(
+    *, answers: int, seed: int, ablations: bool, plot: Path | None, console: Console
+) -> dict[str, Any]:
+    """Decode ``answers`` answers per point, pair and mode.
+
+    Returns:
+        ``points.<point>.<mode>`` (tau about 2.9) and ``embedded_pair.<point>.<mode>`` with
+        ``ms_per_token, predicted_ms_per_token, tau, hit_rate, miss_rate, mean_exit_layer, rounds,
+        pushed, bytes, output_mismatches, drafting_ms_per_round`` (with the verifier idle),
+        ``profile`` (see ``_profile``) and ``stolen`` (processors that other virtual machines took
+        meanwhile); ``as_is.<mode>`` and ``transformers_ms_per_token``; ``speedups``; ``api_cost``
+        (paper 003, Table 1); ``votes`` (see ``VOTES``; paper 002's vote in this protocol);
+        ``ablations`` (Figure 4 and Table 7).
+    """
+    set_threads(ModelConfig(path="nav-draft"), ModelConfig(path="nav-target"))
+    prompts = scene_prompts(MORE * answers, seed)
+    target = Engine(load(ModelConfig(path="nav-target")))
+    right = [_alone(target, prompt) for prompt in prompts]
+    drafts = {pair: [_draft(noise)] for pair, noise in PAIRS.items()}
+    results: dict[str, Any] = {
+        "emulated": "model passes padded, link delayed; see points_ms",
+        "points_ms": {
+            name: {"T_p": 1e3 * p.t_p, "T_q": 1e3 * p.t_q, "T_c": 1e3 * p.t_c}
+            for name, p in POINTS.items()
+        },
+        "answers": answers,
+        "gamma": GAMMA,
+        **{pair: {} for pair in PAIRS},
+    }
+
+    def measure(pair: str, name: str, n: int) -> None:
+        rows = measure_modes(
+            POINTS[name], drafts[pair], prompts[:n], right[:n], MODES, console, f"{pair} {name}"
+        )
+        results[pair][name] = rows
+
+    # The slow points mostly sleep, so they share the machine; the fast ones have it alone.
+    slow = [(pair, name, answers) for pair in PAIRS for name in ("go2", "jetson")]
+    threads = [threading.Thread(target=measure, args=args, daemon=True) for args in slow]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(1.0)  # no longer wait: a signal that another thread got is handled after it
+    for pair in PAIRS:
+        for name in ("fast_server", "lan"):
+            measure(pair, name, MORE * answers)
+    results["as_is"] = measure_modes(
+        Point(0.0, 0.0, 0.0), drafts["embedded_pair"], prompts, right, MODES, console, "as it is"
+    )
+    started = time.perf_counter()
+    tokens = sum(len(_alone(target, prompt)) for prompt in prompts)
+    results["transformers_ms_per_token"] = 1e3 * (time.perf_counter() - started) / tokens
+    everywhere = [results["as_is"], *(rows for pair in PAIRS for rows in results[pair].values())]
+    results["output_mismatches"] = sum(
+        row["output_mismatches"] for rows in everywhere for row in rows.values()
+    )
+    results["speedups"] = {
+        pair: {name: _speedups(rows) for name, rows in results[pair].items()} for pair in PAIRS
+    }
+    tau = results["points"]["go2"]["sd"]["tau"]
+    results["api_cost"] = {
+        "tau_of_the_paper": {p.pair: api_cost(p, GAMMA, 2.5) for p in PROVIDERS},
+        "tau_measured": {p.pair: api_cost(p, GAMMA, tau) for p in PROVIDERS},
+    }
+    results["votes"] = votes(prompts[:answers], right[:answers], console)
+    if ablations:
+        n = MORE * answers // 2
+        results["ablations"] = _ablations(drafts["points"], prompts[:n], right[:n], console)
+    _print(results, console)
+    if plot is not None:
+        _plot(results, plot)
+    return results
+
+
+def _draft(noise: float, seed: int = 0) -> Engine:
+    loaded = load(ModelConfig(path="nav-draft"))
+    if noise:
+        blur(loaded, noise, seed)
+    return Engine(loaded)
+
+
+def votes(
+    prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]], console: Console
+) -> dict[str, dict[str, Any]]:
+    """Return the rows of ``VOTES`` at the point of the paper's robot, all times divided by ten."""
+    drafts = [_draft(BLUR, seed) for seed in range(3)]
+    point = POINTS["go2"].scaled(ABLATION_SCALE)
+    return measure_modes(point, drafts, prompts, answers, VOTES, console, "votes")
+
+
+@contextmanager
+def _link(point: Point, exit_queue: str = "priority") -> Iterator[VerifierClient]:
+    """A verifier as slow as the point's, behind its link."""
+    address = f"127.0.0.1:{free_port()}"
+    settings = yaml.safe_load(config_file("verifier_embedded.yaml").read_text(encoding="utf-8"))
+    settings["exits"] = {"queue": exit_queue}
+    with (
+        tempfile.TemporaryDirectory(prefix="collab_llm_") as folder,
+        verifier_process(
+            address, compute_s=point.t_q, config=_write(Path(folder) / "verifier.yaml", settings)
+        ) as process,
+        LinkProxy(address, LinkProfile(delay_s=point.t_c)) as link,
+        VerifierClient(ClientLinkConfig(address=link.address)) as client,
+    ):
+        wait_for_verifier(client, process)
+        yield client
+
+
+def _write(file: Path, settings: Any) -> Path:
+    file.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    return file
+
+
+def measure_modes(
+    point: Point,
+    drafts: Sequence[Engine],
+    prompts: Sequence[Prompt],
+    answers: Sequence[tuple[int, ...]],
+    modes: Mapping[str, Setup],
+    console: Console,
+    title: str,
+    exit_queue: str = "priority",
+) -> dict[str, dict[str, Any]]:
+    """Decode ``prompts`` in each mode at ``point``; ``answers`` are the target's own.
+
+    Args:
+        drafts: of which a mode takes the first ``Setup.drafts``.
+
+    Returns:
+        By mode, its row in what :func:`run_edge_cloud` returns.
+    """
+    with _link(point, exit_queue) as client:
+        rows = {name: _Row(setup, point, drafts, client) for name, setup in modes.items()}
+        for prompt in prompts[:TRIALS]:
+            for row in rows.values():
+                row.warm_up(prompt)
+        # In turn: what else the machine does slows all of them down alike.
+        for number, (prompt, right) in enumerate(zip(prompts, answers, strict=True), start=1):
+            for row in rows.values():
+                row.measure(prompt, right)
+            console.print(f"{title}: {number} of {len(prompts)} answers")
+    results = {name: row.result() for name, row in rows.items()}
+    found = ", ".join(f"{name} {row['ms_per_token']:.1f}" for name, row in results.items())
+    console.print(f"{title}: {found} ms per token")
+    return results
+
+
+class _Row:
+    """Figures of a way of decoding; rates leave out the first round, which opens the session."""
+
+    def __init__(
+        self, setup: Setup, point: Point, drafts: Sequence[Engine], client: VerifierClient
+    ) -> None:
+        self._setup, self._point = setup, point
+        t_p = point.t_p / setup.drafts if setup.side_by_side else point.t_p
+        draft, *others = (PacedEngine(each, t_p).as_engine() for each in drafts[: setup.drafts])
+        self._runner = RemoteRunner(
+            draft,
+            client,
+            others=others,
+            gamma=setup.gamma,
+            predraft=setup.predraft,
+            ahead=setup.ahead,
+            planner=PlannerConfig(enabled=setup.planned),
+        )
+        self._total = EdgeCloudMetrics()
+        self._later_s, self._later_tokens, self._predicted_s = 0.0, 0, 0.0
+        self._mismatches = 0
+        self._modes: set[str] = set()
+        self._trials_ms: list[float] = []
+        self._seconds, self._stolen = 0.0, 0.0
+
+    def warm_up(self, prompt: Prompt) -> None:
+        """An answer that does not count."""
+        answer, _ = _generate(self._runner, prompt)
+        self._trials_ms.append(1e3 * answer.metrics.total_s / answer.metrics.tokens)
+
+    def measure(self, prompt: Prompt, right: tuple[int, ...]) -> None:
+        """An answer that counts; ``right`` is what it should be."""
+        begun, stolen = time.monotonic(), stolen_s()
+        answer, first = _generate(self._runner, prompt)
+        self._seconds += time.monotonic() - begun
+        self._stolen += stolen_s() - stolen
+        metrics = answer.metrics
+        self._mismatches += answer.tokens != right
+        assert answer.mode is not None
+        self._modes.add(answer.mode.name)
+        self._predicted_s += (metrics.rounds - 1) * _predicted(
+            self._setup, self._point, self._runner.planner, answer.mode, metrics
+        )
+        self._total.add(metrics)
+        self._later_s += metrics.total_s - metrics.time_to_first_token_s
+        self._later_tokens += metrics.tokens - first
+
+    def result(self) -> dict[str, Any]:
+        """Return the figures of one mode at one point, in the form of :func:`run_edge_cloud`."""
+        total = self._total
+        return {
+            "ms_per_token": 1e3 * self._later_s / self._later_tokens,
+            "predicted_ms_per_token": 1e3 * self._predicted_s / self._later_tokens,
+            "output_mismatches": self._mismatches,
+            "modes": sorted(self._modes),
+            "trials_ms_per_token": self._trials_ms,
+            "tau": total.tau,
+            "hit_rate": total.hit_rate,
+            "miss_rate": 1.0 - total.hit_rate,
+            "mean_exit_layer": total.mean_exit_layer,
+            "drafting_ms_per_round": 1e3 * total.draft_s / total.rounds,
+            "rounds": total.rounds,
+            "pushed": total.pushed,
+            "bytes": total.bytes_up + total.bytes_down,
+            "profile": _profile(self._runner.planner.profile),
+            "stolen": self._stolen / self._seconds,
+        }
+
+
+def _generate(runner: RemoteRunner, prompt: Prompt) -> tuple[Generation, int]:
+    """An answer, and how many tokens its first round gave."""
+    rounds: list[tuple[int, ...]] = []
+    answer = runner.generate(
+        prompt, max_tokens=MAX_TOKENS, deadline_s=DEADLINE_S, on_tokens=rounds.append
+    )
+    return answer, len(rounds[0])
+
+
+def _predicted(
+    setup: Setup, point: Point, planner: Planner, mode: Mode, metrics: EdgeCloudMetrics
+) -> float:
+    """Seconds per round from the point's T_c, passes as long as they were, and the run's shares.
+
+    Passes are a little longer than the point's T_p and T_q: sleeping threads wake late. The link's
+    T_c is nominal: what gRPC, loop and scheduling add is not in the prediction. The shares are, for
+    FSD, how much of the drafting was still to do when a verdict came (r of paper 003, Table 4), the
+    rest of the pass that was under way included; with push-ahead, how often outcomes were foreseen
+    and the planner's other shares.
+    """
+    profile = planner.profile
+    if point.t_c:  # else nothing is emulated
+        profile = replace(profile, rtt=Mean(2 * point.t_c))
+    if setup.ahead.push_window:
+        return round_seconds(profile, mode, setup.ahead.push_depth)
+    plain = round_seconds(profile, Mode(setup.gamma), 1)
+    if not setup.predraft.max_predrafts:
+        return plain
+    drafting = profile.tokens(setup.gamma) * profile.t_p.value
+    left = metrics.draft_s / metrics.rounds + profile.under_way.value
+    return plain - max(0.0, drafting - left)
+
+
+def _profile(profile: Profile) -> dict[str, float]:
+    """The planner's measurements by the run's end [s, shares]; see :func:`_predicted`."""
+    means = {f.name: getattr(profile, f.name) for f in fields(profile)}
+    return {name: mean.value for name, mean in means.items() if isinstance(mean, Mean)}
+
+
+def _alone(target: Engine, prompt: Prompt) -> tuple[int, ...]:
+    """Return the answers of the target alone, by transformers' generate."""
+    encoded = encode(prompt, target.loaded)
+    made, _ = transformers_generate(
+        target.loaded, encoded, SamplingConfig(), MAX_TOKENS, target.eos
+    )
+    return tuple(made)
+
+
+def _speedups(rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    ms = {mode: row["ms_per_token"] for mode, row in rows.items()}
+    best = min(ms[mode] for mode in ("ar", "sd", "fsd", "push_ahead"))
+    return {
+        "ar_to_sd": ms["ar"] / ms["sd"],
+        "sd_to_fsd": ms["sd"] / ms["fsd"],
+        "sd_to_push_ahead": ms["sd"] / ms["push_ahead"],
+        "ar_to_push_ahead": ms["ar"] / ms["push_ahead"],
+        "planner_over_best_fixed": ms["planner"] / best,
+        "planner_over_ar": ms["planner"] / ms["ar"],
+    }
+
+
+def _ablations(
+    drafts: Sequence[Engine],
+    prompts: Sequence[Prompt],
+    answers: Sequence[tuple[int, ...]],
+    console: Console,
+) -> dict[str, Any]:
+    """Figure 4 and Table 7 of paper 003 at the Jetson point, all times divided by ten."""
+    point = POINTS["jetson"].scaled(ABLATION_SCALE)
+    gammas, workers = (1, 2, 3, 4, 5, 6, 8, 10), (1, 2, 3, 4, 6, 10)
+    modes = {"ar": Setup(gamma=0)}
+    modes |= {f"sd {g}": Setup(gamma=g) for g in gammas}
+    modes |= {f"fsd {g}": fsd(gamma=g) for g in gammas}
+    modes |= {f"workers {w}": fsd(workers=w) for w in workers}
+    rows = measure_modes(point, drafts, prompts, answers, modes, console, "ablation")
+
+    def ms(name: str) -> float:
+        return rows[name]["ms_per_token"]
+
+    queues = {}
+    for server in ("priority", "fifo"):
+        modes = {
+            f"{queue} {w}": queue_setup(queue, w)
+            for queue in ("priority", "random", "fifo")
+            for w in (3, 5, 10)
+        }
+        measured = measure_modes(
+            point, drafts, prompts, answers, modes, console, f"queues, {server}", server
+        )
+        queues[server] = {name: 100 * row["miss_rate"] for name, row in measured.items()}
+    return {
+        "time_scale": ABLATION_SCALE,
+        "figure_4b": {
+            g: {
+                "ar_to_sd": ms("ar") / ms(f"sd {g}"),
+                "sd_to_fsd": ms(f"sd {g}") / ms(f"fsd {g}"),
+                "tau": rows[f"sd {g}"]["tau"],
+            }
+            for g in gammas
+        },
+        "figure_4a": {
+            w: {
+                "sd_to_fsd": ms(f"sd {GAMMA}") / ms(f"workers {w}"),
+                "miss_rate": rows[f"workers {w}"]["miss_rate"],
+            }
+            for w in workers
+        },
+        "table_7_miss_percent": queues,
+    }
+
+
+def queue_setup(queue: str, workers: int) -> Setup:
+    """Table 7: outcomes suggested by exits and by the draft model wait in one queue."""
+    return Setup(
+        GAMMA,
+        PreDraftConfig(max_predrafts=workers, queue=queue),
+        AheadConfig(batch=workers, predictions=16, min_probability=0.0, push_window=0),
+    )
+
+
+def _print(results: Mapping[str, Any], console: Console) -> None:
+    for pair in (*PAIRS, "as_is"):
+        emulated = "emulated points" if pair in PAIRS else "embedded pair on this machine"
+        table = Table(title=f"{pair}: milliseconds per token ({emulated})")
+        for column in ("point", "mode", "measured", "predicted", "tau", "hits", "exit", "bytes"):
+            table.add_column(column, justify="left" if column in ("point", "mode") else "right")
+        rows = results[pair] if pair in PAIRS else {pair: results[pair]}
+        for point, modes in rows.items():
+            for mode, row in modes.items():
+                table.add_row(
+                    point,
+                    mode if mode != "planner" else f"planner: {', '.join(row['modes'])}",
+                    f"{row['ms_per_token']:.1f}",
+                    f"{row['predicted_ms_per_token']:.1f}",
+                    f"{row['tau']:.2f}",
+                    f"{row['hit_rate']:.0%}",
+                    f"{row['mean_exit_layer']:.1f}",
+                    str(row["bytes"]),
+                )
+        console.print(table)
+
+
+def _plot(results: Mapping[str, Any], file: Path) -> None:
+    figure, grid = subplots(len(PAIRS), len(POINTS), figsize=(13, 6))
+    titles = {"points": "tau about 2.9", "embedded_pair": "embedded pair"}
+    for axes, pair in zip(grid, PAIRS, strict=True):
+        for axis, (point, modes) in zip(axes, results[pair].items(), strict=True):
+            places = range(len(modes))
+            for shift, key, label in (
+                (-0.2, "ms_per_token", "measured"),
+                (0.2, "predicted_ms_per_token", "predicted"),
+            ):
+                heights = [row[key] for row in modes.values()]
+                axis.bar([x + shift for x in places], heights, 0.4, label=label)
+            axis.set_xticks(list(places), [m.replace("_", "\n") for m in modes], fontsize=8)
+            axis.set_title(f"{point}, {titles[pair]}", fontsize=9)
+        axes[0].set_ylabel("ms per token (emulated)")
+    grid[0][0].legend()
+    save_plot(figure, file)

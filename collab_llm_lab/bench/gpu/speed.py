@@ -1,0 +1,155 @@
+"""Times of passes: decoding, verification, prompts, pictures, sessions, exits, whole answers."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from collab_llm_lab.bench.gpu.exactness import greedy
+from collab_llm_lab.bench.gpu.lab import Lab, weights_read
+from collab_llm_lab.bench.gpu.timing import copy_bytes_per_s, synchronize, timed
+from collab_llm_lab.bench.gpu.transformers_peer import generate
+from collab_llm_nodes.decoding.sampling import SamplingConfig, previews_of
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.session import Feed, OnExit, Session
+from collab_llm_nodes.models.loading import LoadedModel
+
+VERIFIED = (1, 5, 9)
+"""Rows of a pass: the last confirmed token, and drafts of 0, 4 and 8."""
+DRAFTED = 5
+CANDIDATES = 64
+"""``exit_candidates`` of ``config/verifier_qwen2_vl_7b.yaml``."""
+
+
+def passes(lab: Lab) -> None:
+    """Time the large model's passes in bfloat16, from the call until the device has finished."""
+    loaded = lab.held(lab.form.large, "bfloat16")
+    engine = Engine(loaded)
+    limit_ms = limit(lab, loaded)
+    lab.figure("bandwidth_limit_ms", limit_ms)
+    session = filled(lab, engine)
+
+    def verify(rows: int) -> None:
+        found = timed(lab.device, again(session, lab.ids(rows)), lab.form.repeats)
+        lab.figure(f"{rows} rows", {**found, "bandwidth_share": limit_ms / found["ms"]})
+
+    for rows in VERIFIED:
+        lab.attempt(f"{rows} rows", partial(verify, rows))
+    session.close()
+    lab.attempt("prompts", partial(_prompts, lab, engine))
+    lab.attempt("sessions", partial(_sessions, lab, engine, limit_ms))
+    lab.attempt("exits", partial(_exits, lab, loaded))
+
+
+def _prompts(lab: Lab, engine: Engine) -> None:
+    """Read prompts of text, and one with a picture, which is encoded first."""
+    for tokens in lab.form.prefills:
+        session = engine.open(lab.text(0))
+        read = again(session, lab.ids(tokens), last=1)
+        lab.figure(f"prompt of {tokens}", timed(lab.device, read, max(3, lab.form.repeats // 4)))
+        session.close()
+    shown, encoded, read_ms = lab.shown(engine.loaded), list[float](), list[float]()
+    for turn in range(4):
+        session = engine.open(shown)
+        synchronize(lab.device)
+        begun = time.perf_counter()
+        session.encode_images()
+        synchronize(lab.device)
+        between = time.perf_counter()
+        session.feed(shown.ids, last=1)
+        synchronize(lab.device)
+        if turn:  # the first one warms up
+            encoded.append(1e3 * (between - begun))
+            read_ms.append(1e3 * (time.perf_counter() - between))
+        session.close()
+    found = {"tokens": len(shown.ids), "encode_ms": statistics.median(encoded)}
+    lab.figure("picture 640x480", {**found, "read_ms": statistics.median(read_ms)})
+
+
+def _sessions(lab: Lab, engine: Engine, limit_ms: float) -> None:
+    """Verify the drafts of several sessions in one pass."""
+    sessions = [filled(lab, engine, seed) for seed in range(max(lab.form.sessions))]
+    lengths = [session.length for session in sessions]
+    for count in lab.form.sessions:
+
+        def verify(count: int = count) -> None:
+            for session, length in zip(sessions[:count], lengths, strict=False):
+                session.length = length
+            for result in engine.run([Feed(s, lab.ids(DRAFTED)) for s in sessions[:count]]):
+                if isinstance(result, Exception):
+                    raise result
+
+        found = timed(lab.device, verify, max(3, lab.form.repeats // 2))
+        share = {"bandwidth_share": limit_ms / found["ms"]}
+        lab.figure(f"{count} sessions of {DRAFTED} rows", {**found, **share})
+    for session in sessions:
+        session.close()
+
+
+def _exits(lab: Lab, loaded: LoadedModel) -> None:
+    """Verify with the exits' most likely tokens fetched at each of them, as a verifier does."""
+
+    def fetch(layer: int, logits: Tensor) -> None:
+        previews_of([logits], [SamplingConfig()])
+
+    variants: dict[str, tuple[int, OnExit | None]] = {
+        "none": (0, None),
+        "whole vocabulary": (0, fetch),
+        "candidates": (CANDIDATES, fetch),
+    }
+    for name, (candidates, on_exit) in variants.items():
+        engine = Engine(loaded, candidates=candidates)
+        session = filled(lab, engine)
+        call = again(session, lab.ids(DRAFTED), on_exit=on_exit)
+        lab.figure(f"exits: {name}", timed(lab.device, call, lab.form.repeats))
+        session.close()
+
+
+@torch.inference_mode()
+def generation(lab: Lab) -> None:
+    """Decode an answer with the engine and with transformers' ``generate``, equal weights."""
+    loaded = lab.held(lab.form.large, "bfloat16")
+    engine, limit_ms = Engine(loaded), limit(lab, loaded)
+    peer = lab.build(lab.form.large, "bfloat16")  # the engine has rearranged its own
+    prompt, tokens = lab.text(lab.form.filled), lab.form.answer
+    calls: dict[str, Callable[[], list[int]]] = {
+        "engine": lambda: greedy(engine, prompt, tokens),
+        "transformers": lambda: generate(peer, prompt, tokens, padding=True),
+    }
+    rates = {}
+    for name, call in calls.items():
+        found = timed(lab.device, call, 3, warm_up=1)
+        rates[name] = 1e3 * tokens / found["ms"]
+        share = limit_ms * tokens / found["ms"]
+        lab.figure(name, {"tokens_per_s": rates[name], "bandwidth_share": share, **found})
+    lab.figure("engine over transformers", rates["engine"] / rates["transformers"])
+
+
+def limit(lab: Lab, loaded: LoadedModel) -> float:
+    """Return the least time of a pass [ms]: its weights, read at the bandwidth of a copy."""
+    return 1e3 * weights_read(loaded) / copy_bytes_per_s(lab.device, lab.form.copied_bytes)
+
+
+def filled(lab: Lab, engine: Engine, seed: int = 0) -> Session:
+    """Return a session that holds ``Form.filled`` tokens."""
+    session = engine.open(lab.text(0))
+    session.feed(lab.ids(lab.form.filled, seed), last=0)
+    return session
+
+
+def again(
+    session: Session, ids: tuple[int, ...], on_exit: OnExit | None = None, last: int | None = None
+) -> Callable[[], Tensor]:
+    """Return a call that reads ``ids`` behind what the session holds now."""
+    length = session.length
+
+    def read() -> Tensor:
+        session.length = length
+        return session.feed(ids, on_exit, last)
+
+    return read

@@ -1,0 +1,419 @@
+"""The measurements of the benchmark, one function each."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from collab_llm_lab.bench.minions.crew import Answer, Desk, Staff
+from collab_llm_lab.bench.minions.figures import row
+from collab_llm_lab.bench.minions.material import Case, make_case, make_cases
+from collab_llm_lab.bench.minions.shown import EXAMPLES
+from collab_llm_lab.bench.minions.ways import (
+    DIRECT,
+    MINION,
+    MINIONS,
+    WAYS,
+    Answered,
+    Models,
+    Way,
+    answer_all,
+)
+from collab_llm_lab.training.minions.chats import job_chat
+from collab_llm_lab.training.minions.logs import VALUE_OF, Entry, LogWriter
+from collab_llm_lab.training.minions.questions import (
+    HELD_OUT_SHAPES,
+    SHAPES,
+    Asked,
+    draw,
+)
+from collab_llm_nodes.chat.base import (
+    ChatModel,
+    ChatRequest,
+    Control,
+    Reply,
+    Told,
+    tell_nobody,
+)
+from collab_llm_nodes.chat.ledger import PriceTable
+from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.protocols.base import Control as Unhurried
+from collab_llm_nodes.protocols.minions.baselines import local_only, rag
+from collab_llm_nodes.protocols.minions.embedded.queries import Query
+from collab_llm_nodes.protocols.minions.embedded.remote import Planner
+from collab_llm_nodes.protocols.minions.minion import minion
+from collab_llm_nodes.protocols.minions.minions import minions
+from collab_llm_nodes.protocols.minions.reading import worker_output
+from collab_llm_nodes.protocols.minions.settings import HISTORY, RETRIES, SCRATCHPAD
+
+CHUNK_SIZES = (400, 800, 1600, 2400)
+SAMPLES = (1, 2, 4)
+TASKS = (1, 2)
+ROUNDS = (1, 2, 3)
+CARRIED = (RETRIES, SCRATCHPAD, HISTORY)
+RETRIEVED = (2, 4, 8, 16, 32, 64)
+SEPARATE_CHUNKS = (1, 16, 32, 64, 128)
+CHUNKS_AT_ONCE = (1, 2, 3)
+SUB_TASKS = (1, 2, 3, 4)
+REALITY_CHARACTERS = 400
+"""Characters of a piece for a pretrained worker."""
+REALITY_REPLY = 64
+"""Tokens of its longest reply: one that is longer goes round in circles."""
+REALITY_WINDOW = 160
+"""Tokens of a window in which it reads a long text: as much as a piece."""
+_CHUNK_TOKENS = 512
+_WARM = 0.4
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Models and tools of a run.
+
+    Attributes:
+        staff: the models that answer.
+        desk: holds models in this process.
+        answer: answers tasks, here or in several processes.
+        count: returns the number of tokens of a text, by the text family's tokenizer.
+        tell: tells what was measured.
+    """
+
+    staff: Staff
+    desk: Desk
+    answer: Answer
+    prices: PriceTable
+    count: Callable[[str], int]
+    seed: int
+    tell: Callable[[str], None]
+
+    @property
+    def models(self) -> Models:
+        """The models that answer, in this process."""
+        return self.desk.models(self.staff)
+
+    def with_staff(self, **changed: Any) -> Bench:
+        """Return the same run with other models."""
+        return replace(self, staff=replace(self.staff, **changed))
+
+    def rows(
+        self, ways: Mapping[str, Way], cases: Sequence[Case]
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, list[Answered]]]:
+        """Return figures and answers of each way, and tell the figures as they come."""
+        told = self.answer([(self.staff, way, case) for way in ways.values() for case in cases])
+        rows, answers = {}, {}
+        for name in ways:
+            answers[name] = [each for _ in cases for each in next(told)]
+            rows[name] = self.row(name, answers[name], cases)
+        return rows, answers
+
+    def row(self, name: str, answered: Sequence[Answered], cases: Sequence[Case]) -> dict[str, Any]:
+        """Return the figures of a way, and tell them."""
+        length = round(sum(case.tokens for case in cases) / len(cases))
+        figures = row(answered, length, self.prices)
+        self.tell(
+            f"{name}: {figures['accuracy']:.3f} of {figures['questions']} right,"
+            f" {figures['remote_prefill_tokens']:.0f} tokens read by the remote"
+        )
+        return figures
+
+
+def sweeps(bench: Bench, cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
+    """Vary one setting at a time (paper 000, figures 5 to 8 and appendix E.3)."""
+
+    def minions_with(**changed: Any) -> Way:
+        return Way(partial(minions, config=replace(MINIONS, **changed)))
+
+    warm = replace(MINIONS.local, temperature=_WARM)
+    ways: dict[str, dict[Any, Way]] = {
+        "chunk_characters": {size: minions_with(chunk_size=size) for size in CHUNK_SIZES},
+        "samples": {n: minions_with(samples=n, local=warm, rounds=1) for n in SAMPLES},
+        "tasks": {n: minions_with(tasks=n, rounds=1) for n in TASKS},
+        "minions_rounds": {n: minions_with(rounds=n) for n in ROUNDS},
+        "minion_rounds": {
+            n: Way(partial(minion, config=replace(MINION, rounds=n))) for n in ROUNDS
+        },
+        "carry": {memory: minions_with(carry=memory, rounds=ROUNDS[-1]) for memory in CARRIED},
+        "retrieved": {k: Way(partial(rag, config=replace(DIRECT, retrieve=k))) for k in RETRIEVED},
+        "retrieved_dense": {
+            k: Way(partial(rag, config=replace(DIRECT, retrieve=k)), "dense") for k in RETRIEVED
+        },
+        "minions_retrieved": {k: minions_with(retrieve=k) for k in RETRIEVED[2:]},
+    }
+    points = {f"{name} {value}": way for name, own in ways.items() for value, way in own.items()}
+    rows, _ = bench.rows(points, cases)
+    return {
+        name: {str(value): rows[f"{name} {value}"] for value in own} for name, own in ways.items()
+    }
+
+
+def contexts(
+    bench: Bench, lengths: Sequence[int], questions: int, per_log: int
+) -> dict[str, dict[str, Any]]:
+    """Return the rows of the protocols on logs of several lengths (figure 4 of paper 000)."""
+    found = {}
+    for tokens in lengths:
+        cases = make_cases(f"contexts {bench.seed}", tokens, questions, per_log, bench.count)
+        bench.tell(f"logs of {tokens} tokens")
+        found[str(tokens)], _ = bench.rows(chosen("remote_only", "minion", "minions"), cases)
+    return found
+
+
+def workers(
+    bench: Bench, folders: Sequence[Path], cases: Sequence[Case]
+) -> dict[str, dict[str, Any]]:
+    """Return the row of MinionS with each model as its worker (table 2 of paper 000)."""
+    found = {}
+    for folder in folders:
+        rows, _ = bench.with_staff(worker=folder).rows({folder.name: WAYS["minions"]}, cases)
+        size = (folder / "model.safetensors").stat().st_size
+        found[folder.name] = {"weights_bytes": size, **rows[folder.name]}
+    return found
+
+
+def reality(bench: Bench, folder: Path, cases: Sequence[Case]) -> dict[str, Any]:
+    """Return rows with a pretrained model as worker, which is shown examples.
+
+    There is one round: it takes much longer than the trained worker. ``trained_worker`` has the
+    rows of that one, as it ships, on the same questions.
+    """
+    own = bench.with_staff(worker=folder, shown=bench.seed, window=REALITY_WINDOW)
+    local = replace(MINIONS.local, max_tokens=REALITY_REPLY)
+    config = replace(MINIONS, local=local, chunk_size=REALITY_CHARACTERS, rounds=1)
+    ways = {
+        **chosen("remote_only", "rag_bm25"),
+        "minions": Way(partial(minions, config=config)),
+        "minion": Way(partial(minion, config=replace(MINION, local=local))),
+        "local_only": Way(partial(local_only, config=replace(DIRECT, local=local))),
+    }
+    trained, _ = bench.rows(chosen("local_only", "minion", "minions"), cases)
+    rows, _ = own.rows(ways, cases)
+    return {
+        "model": folder.name,
+        "examples": EXAMPLES,
+        "chunk_characters": REALITY_CHARACTERS,
+        "window_tokens": REALITY_WINDOW,
+        "reply_tokens": REALITY_REPLY,
+        "protocols": rows,
+        "trained_worker": trained,
+    }
+
+
+def reality_retrieval(bench: Bench, encoder: Path, cases: Sequence[Case]) -> dict[str, Any]:
+    """Return the row of RAG whose passages a pretrained encoder has found."""
+    rows, _ = bench.with_staff(encoder=encoder).rows(chosen("rag_dense"), cases)
+    return {"encoder": encoder.name, "protocols": rows}
+
+
+def chosen(*names: str) -> dict[str, Way]:
+    """Return these ways to answer."""
+    return {name: WAYS[name] for name in names}
+
+
+def chunks_and_tasks(bench: Bench, worker: ChatModel, requests: int) -> dict[str, Any]:
+    """Return the worker's accuracy by chunks and by sub-tasks in one request (tables 4 and 5).
+
+    ``separate`` has the chunks in one request each; right is what finds the answer in its chunk
+    and nothing in the others that would be sent. ``separate_sub_tasks`` has the tasks in one
+    request each; right are only all of them together.
+    """
+    rng = random.Random(f"requests {bench.seed}")
+    found: dict[str, dict[str, float]] = {
+        "chunks_in_one_request": {
+            str(n): _chunks_together(bench, worker, rng, n, requests) for n in CHUNKS_AT_ONCE
+        },
+        "separate": {
+            str(n): _chunks_apart(bench, worker, rng, n, requests) for n in SEPARATE_CHUNKS
+        },
+        "sub_tasks": {},
+        "separate_sub_tasks": {},
+    }
+    for n in SUB_TASKS:
+        together, apart = _sub_tasks(bench, worker, rng, n, requests)
+        found["sub_tasks"][str(n)], found["separate_sub_tasks"][str(n)] = together, apart
+    bench.tell(f"chunks and tasks in one request: {json.dumps(found)}")
+    return found
+
+
+def _chunks_together(
+    bench: Bench, worker: ChatModel, rng: random.Random, n: int, requests: int
+) -> float:
+    jobs, wanted = [], []
+    for _ in range(requests):
+        chunks, query, entry = _chunks(rng, n, bench.count)
+        jobs.append(("\n".join(chunks), query.tasks[0]))
+        wanted.append(entry.fields[VALUE_OF[query.fact]])
+    return _agreement(_outputs(worker, jobs), wanted)
+
+
+def _chunks_apart(
+    bench: Bench, worker: ChatModel, rng: random.Random, n: int, requests: int
+) -> float:
+    tries, right = max(4, requests // n), 0
+    for _ in range(tries):
+        chunks, query, entry = _chunks(rng, n, bench.count)
+        outputs = _outputs(worker, [(chunk, query.tasks[0]) for chunk in chunks])
+        said = {output for output in outputs if output}
+        right += said == {entry.fields[VALUE_OF[query.fact]]}
+    return right / tries
+
+
+def _sub_tasks(
+    bench: Bench, worker: ChatModel, rng: random.Random, n: int, requests: int
+) -> tuple[float, float]:
+    """Return the shares of right answers to ``n`` tasks in one request, and in one each."""
+    together, apart = [], []
+    wanted: list[list[str]] = []
+    for _ in range(requests):
+        writer = LogWriter(rng, held_out=True)
+        asked = [draw(writer, "lookup") for _ in range(n)]
+        groups = [each.planted[0] for each in asked]
+        text = writer.log(groups, _CHUNK_TOKENS // 2, bench.count).text
+        tasks = [each.query.tasks[0] for each in asked]
+        together.append((text, "; ".join(tasks)))
+        apart += [(text, task) for task in tasks]
+        wanted.append([each.answer for each in asked])
+    joined = _outputs(worker, together)
+    each_alone = iter(_outputs(worker, apart))
+    alone = [[next(each_alone) for _ in answers] for answers in wanted]
+    return _agreement(joined, ["; ".join(each) for each in wanted]), _agreement(alone, wanted)
+
+
+def _agreement(said: Sequence[object], wanted: Sequence[object]) -> float:
+    """Return the share of answers that are the wanted ones."""
+    return sum(a == b for a, b in zip(said, wanted, strict=True)) / len(wanted)
+
+
+def _chunks(
+    rng: random.Random, n: int, count: Callable[[str], int]
+) -> tuple[list[str], Query, Entry]:
+    """Return chunks of which one holds the line that a query asks for."""
+    writer = LogWriter(rng, held_out=True)
+    asked = draw(writer, "lookup")
+    ((entry,), misses) = asked.planted
+    place = rng.randrange(n)
+    chunks = [
+        writer.log([[entry], misses] if i == place else [], _CHUNK_TOKENS, count).text
+        for i in range(n)
+    ]
+    return chunks, asked.query, entry
+
+
+def _outputs(worker: ChatModel, jobs: Sequence[tuple[str, str]]) -> list[str | None]:
+    """Return the worker's answers to chunks and tasks, as MinionS would send them on."""
+    requests = [
+        ChatRequest(job_chat(chunk, task), max_tokens=MINIONS.local.max_tokens)
+        for chunk, task in jobs
+    ]
+    found: list[str | None] = []
+    for reply, (chunk, _) in zip(worker.ask(requests, Unhurried()), jobs, strict=True):
+        output = None
+        if not isinstance(reply, CollabError):
+            output = worker_output(reply.text, quotes=False, max_characters=2000)
+        cited = output is not None and (output.citation or "") in chunk
+        found.append(output.answer if output is not None and cited else None)
+    return found
+
+
+def planning(bench: Bench, planner: Planner, questions: int) -> dict[str, Any]:
+    """Return the share of valid and of right plans, by what training has not shown."""
+    kinds: dict[str, dict[str, Any]] = {
+        "trained": {"held_out": False, "wording": False},
+        "entities": {"held_out": True, "wording": False},
+        "wordings": {"held_out": True, "wording": True},
+        "kinds": {"held_out": True, "wording": False, "shapes": HELD_OUT_SHAPES},
+    }
+    shapes = {(group, shape) for group, own in SHAPES.items() for shape in own}
+    found = {}
+    for name, facts in kinds.items():
+        rng = random.Random(f"planning {bench.seed} {name}")
+        wanted = facts.get("shapes")
+        choice = sorted((g, s) for g, s in shapes if (s in HELD_OUT_SHAPES) == (wanted is not None))
+        by_group = {group: [s for g, s in choice if g == group] for group, _ in choice}
+        valid = right = 0
+        for i in range(questions):
+            writer = LogWriter(rng, held_out=facts["held_out"])
+            group = sorted(by_group)[i % len(by_group)]
+            asked = draw(
+                writer,
+                group,
+                shape=rng.choice(by_group[group]),
+                held_out_wording=facts["wording"],
+            )
+            query = _planned(planner, asked)
+            valid += query is not None
+            right += query == asked.query
+        found[name] = {"valid": valid / questions, "right": right / questions}
+    bench.tell(f"plans: {json.dumps(found)}")
+    return found
+
+
+def _planned(planner: Planner, asked: Asked) -> Query | None:
+    try:
+        return planner.understand(asked.text, Unhurried())
+    except CollabError:
+        return None
+
+
+class TellingWorker:
+    """A worker whose outputs without an answer hold a canary each.
+
+    Attributes:
+        planted: the canaries.
+    """
+
+    def __init__(self, worker: ChatModel) -> None:
+        self._worker = worker
+        self.planted: list[str] = []
+
+    @property
+    def name(self) -> str:
+        return self._worker.name
+
+    def ask(
+        self, requests: Sequence[ChatRequest], control: Control, told: Told = tell_nobody
+    ) -> list[Reply | CollabError]:
+        """Answer ``requests``; see ``chat.base.ChatModel``."""
+        results = [self._telling(reply) for reply in self._worker.ask(requests, control)]
+        for place, result in enumerate(results):
+            told(place, result)
+        return results
+
+    def close(self) -> None:
+        """Leave the worker open: it is the caller's."""
+
+    def _telling(self, reply: Reply | CollabError) -> Reply | CollabError:
+        if isinstance(reply, CollabError):
+            return reply
+        output = worker_output(reply.text, quotes=False, max_characters=2000)
+        if output is not None and output.answer is not None:
+            return reply
+        self.planted.append(f"canary-output-{len(self.planted)}-")
+        told = {"explanation": self.planted[-1], "citation": self.planted[-1], "answer": None}
+        return replace(reply, text=json.dumps(told))
+
+
+def privacy(bench: Bench, tokens: int, questions: int) -> dict[str, Any]:
+    """Return how many canaries cross the wire of MinionS.
+
+    One stands in each paragraph of a log that answers nothing, one in each output without answer.
+    """
+    case = make_case(f"privacy {bench.seed}", tokens, questions, bench.count)
+    answering = {entry.text for asked in case.asked for group in asked.planted for entry in group}
+    paragraphs, planted = [], []
+    for number, paragraph in enumerate(case.text.split("\n\n")):
+        if not answering & set(paragraph.splitlines()):
+            planted.append(f"canary-text-{number}-")
+            paragraph = f"{paragraph}\nNote {planted[-1]}."
+        paragraphs.append(paragraph)
+    case = replace(case, text="\n\n".join(paragraphs))
+    worker = TellingWorker(bench.models.local)
+    answered = answer_all(WAYS["minions"], [case], replace(bench.models, local=worker))
+    wire = "\n".join(text for each in answered for text in each.wire)
+    canaries = planted + worker.planted
+    seen = sum(canary in wire for canary in canaries)
+    bench.tell(f"{seen} of {len(canaries)} canaries were seen on the wire")
+    return {"canaries_seen": seen, "canaries_planted": len(canaries), "wire_bytes": len(wire)}

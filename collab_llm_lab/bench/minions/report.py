@@ -1,0 +1,380 @@
+"""``collab-llm bench minions``: what is measured in which order, and the tables of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from collab_llm_lab.bench.chat import JobsShape, measure_parallel
+from collab_llm_lab.bench.harness import Keep, beside, check_parts, forget, run_parts
+from collab_llm_lab.bench.minions import PARTS, measure
+from collab_llm_lab.bench.minions.attacks import run_attacks
+from collab_llm_lab.bench.minions.crew import (
+    PRICED_AS,
+    TARGET,
+    WORKER,
+    Counter,
+    Desk,
+    Staff,
+    crew,
+    read,
+)
+from collab_llm_lab.bench.minions.figures import break_even, paired
+from collab_llm_lab.bench.minions.material import Case, make_cases
+from collab_llm_lab.bench.minions.measure import Bench
+from collab_llm_lab.bench.minions.ways import WAYS, Answered
+from collab_llm_nodes.assets import config_file
+from collab_llm_nodes.chat.ledger import PriceTable
+from collab_llm_nodes.config import from_yaml
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.protocols.minions.embedded.remote import ROLE, Planner
+
+_RUN = ("machine", "models", "threads", "processes")
+"""Facts of a run, which parts that are measured later have of their own."""
+
+Results = Mapping[str, Any]
+
+_WORKERS = (WORKER, TARGET, "ssm-reports")
+"""Models of the family that are a worker in turn; the first alone is trained for it."""
+_ROWS = (
+    ("accuracy", "{:.3f}"),
+    ("remote_prefill_tokens", "{:,.0f}"),
+    ("remote_decode_tokens", "{:,.0f}"),
+    ("local_tokens", "{:,.0f}"),
+    ("cost_usd", "{:.4f}"),
+    ("rounds", "{:.2f}"),
+    ("wall_s", "{:.2f}"),
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers of questions, and lengths of logs in tokens.
+
+    Attributes:
+        questions: of the main table, on logs of ``tokens``; ``per_log`` share a log.
+        trained: logs of the main table that the trained remote is asked about, too.
+        few: questions of each point of the other parts, on one log.
+        shape: jobs of ``parallel``.
+        reality: questions to the pretrained worker, on logs of ``reality_tokens`` in equal parts.
+    """
+
+    questions: int = 406
+    tokens: int = 32_768
+    per_log: int = 29
+    trained: int = 2
+    few: int = 14
+    sweep_tokens: int = 16_384
+    contexts: tuple[int, ...] = (4096, 8192, 16_384, 65_536)
+    requests: int = 64
+    plans: int = 60
+    shape: JobsShape = JobsShape()
+    repeats: int = 3
+    reality: int = 24
+    reality_tokens: tuple[int, ...] = (4096, 8192)
+
+
+QUICK = Sizes(
+    questions=14,
+    tokens=4096,
+    per_log=14,
+    trained=1,
+    few=7,
+    sweep_tokens=2048,
+    contexts=(2048, 8192),
+    requests=4,
+    plans=10,
+    shape=JobsShape(chunks=2, tasks=2, samples=2, chunk_tokens=300, reply_tokens=16),
+    repeats=1,
+    reality=4,
+    reality_tokens=(1024, 2048),
+)
+
+
+def run_minions(
+    *,
+    models: Path,
+    sizes: Sizes,
+    threads: int,
+    processes: int,
+    seed: int,
+    console: Console,
+    parts: Sequence[str] = (),
+    pretrained: Path | None = None,
+    encoder: Path | None = None,
+    answers: Path | None = None,
+    keep: Keep = forget,
+) -> dict[str, Any]:
+    """Measure Minion, MinionS and the baselines with the text family in ``models``.
+
+    Args:
+        processes: answer questions about several logs side by side.
+        parts: some of ``PARTS``, empty for all; ``reality`` needs ``pretrained``, and
+            ``reality_encoder`` needs ``encoder``.
+        pretrained: folder of a model to be the worker of some questions too.
+        encoder: folder of an encoder that finds the passages of RAG too.
+        answers: folder that keeps the answers about each log, for a run that goes on later.
+        keep: is given the results so far after each part.
+
+    Returns:
+        ``protocols.<way>`` with remote ``oracle``, ``trained.protocols.<way>`` and
+        ``trained.plans``; ``paired`` gains; ``sweeps.<setting>.<value>``, ``contexts.<tokens>``,
+        ``requests`` (figure 3, tables 4 and 5), ``workers.<model>`` (table 2),
+        ``remotes.<remote>.<way>`` (table 3), ``reality``, ``reality_encoder``,
+        ``break_even_tokens``; ``parallel``, ``privacy``, ``attacks``; ``seconds.<part>`` and
+        ``failed.<part>``; ``goals`` and ``ok``.
+
+    Raises:
+        ConfigError: a model is missing, or a part is unknown.
+        ModelError: a model cannot be loaded.
+    """
+    check_parts(parts, PARTS)
+    staff = Staff(models, models / WORKER, threads=threads)
+    count = Counter(read(models / WORKER)).text
+    prices = from_yaml(PriceTable, config_file("prices.yaml"))
+    results: dict[str, Any] = {
+        "models": str(models),
+        "tokenizer": f"that of {WORKER}",
+        "priced_as": PRICED_AS,
+        "threads": threads,
+        "processes": processes,
+    }
+    desk = Desk()
+
+    def tell(text: str) -> None:
+        console.print(text, highlight=False)
+
+    given = {"reality": pretrained, "reality_encoder": encoder}
+    wanted = [part for part in PARTS if part in (parts or PARTS) and given.get(part, True)]
+    with crew(desk, processes, answers) as answer:
+        bench = Bench(staff, desk, answer, prices, count, seed, tell)
+        run = _Run(bench, sizes, pretrained, encoder)
+        run_parts([(part, partial(_PARTS[part], run)) for part in wanted], results, console, keep)
+    desk.close()
+    results["goals"] = _goals(results, wanted)
+    results["ok"] = _ok(results)
+    _print("remote: oracle", results.get("protocols", {}), console)
+    _print("remote: trained", results.get("trained", {}).get("protocols", {}), console)
+    _print("pretrained worker", results.get("reality", {}).get("protocols", {}), console)
+    _print("encoder", results.get("reality_encoder", {}).get("protocols", {}), console)
+    for goal, reached in results["goals"].items():
+        console.print(f"{'reached' if reached else 'MISSED '}  {goal}", highlight=False)
+    return results
+
+
+def join(earlier: Results, found: Results) -> dict[str, Any]:
+    """Return ``earlier`` with the parts of ``found`` in place of its own."""
+    return beside(earlier, found, _ok, facts=_RUN)
+
+
+def _ok(results: Results) -> bool:
+    return all(results["goals"].values()) and not results["failed"]
+
+
+@dataclass
+class _Run:
+    """The common state of the parts of a run.
+
+    Attributes:
+        answers: of the main table's ways, in the order of its questions; empty until they are in.
+    """
+
+    bench: Bench
+    sizes: Sizes
+    pretrained: Path | None
+    encoder: Path | None
+    answers: dict[str, list[Answered]] = field(default_factory=dict)
+
+    def cases(self, name: str, tokens: int, questions: int, per_log: int) -> list[Case]:
+        """Return the logs and questions of a part."""
+        return make_cases(f"{name} {self.bench.seed}", tokens, questions, per_log, self.bench.count)
+
+    @property
+    def main(self) -> list[Case]:
+        """Logs and questions of the main table."""
+        return self.cases("main", self.sizes.tokens, self.sizes.questions, self.sizes.per_log)
+
+
+def _protocols(run: _Run) -> dict[str, Any]:
+    rows, run.answers = run.bench.rows(WAYS, run.main)
+    local, minion, minions = (run.answers[name] for name in ("local_only", "minion", "minions"))
+    gains = {
+        "minion_over_local_only": paired(local, minion, run.bench.seed),
+        "minions_over_minion": paired(minion, minions, run.bench.seed),
+    }
+    return {"protocols": rows, "paired": gains}
+
+
+def _trained(run: _Run) -> dict[str, Any]:
+    """Return rows and plans of the trained remote, and rows of both on the same questions."""
+    folder = run.bench.staff.family / TARGET
+    if not (folder / f"{ROLE}.json").is_file():
+        run.bench.tell(f"{folder} has not learnt to plan: no remote is trained")
+        return {"trained": {}, "remotes": {}}
+    cases = run.main[: run.sizes.trained]
+    trained = run.bench.with_staff(trained=True)
+    rows, _ = trained.rows(WAYS, cases)
+    questions = sum(len(case.asked) for case in cases)
+    answers = run.answers or run.bench.rows(WAYS, cases)[1]
+    oracle = {
+        name: run.bench.row(f"oracle, {name}", answers[name][:questions], cases) for name in WAYS
+    }
+    planner = trained.models.remote
+    assert isinstance(planner, Planner)
+    plans = measure.planning(trained, planner, run.sizes.plans)
+    return {
+        "trained": {"protocols": rows, "plans": plans},
+        "remotes": {"oracle": oracle, "trained": rows},
+    }
+
+
+def _contexts(run: _Run) -> dict[str, Any]:
+    few = run.sizes.few
+    rows = measure.contexts(run.bench, run.sizes.contexts, few, few)
+    first, last = rows[str(min(run.sizes.contexts))], rows[str(max(run.sizes.contexts))]
+    return {"contexts": rows, "break_even_tokens": break_even(first, last)}
+
+
+def _sweeps(run: _Run) -> dict[str, Any]:
+    few = run.sizes.few
+    cases = run.cases("sweeps", run.sizes.sweep_tokens, few, few)
+    return {"sweeps": measure.sweeps(run.bench, cases)}
+
+
+def _workers(run: _Run) -> dict[str, Any]:
+    few = run.sizes.few
+    cases = run.cases("workers", min(run.sizes.contexts), few, few)
+    folders = [run.bench.staff.family / name for name in _WORKERS]
+    here = [folder for folder in folders if (folder / "config.json").is_file()]
+    return {"workers": measure.workers(run.bench, here, cases)}
+
+
+def _requests(run: _Run) -> dict[str, Any]:
+    local = run.bench.models.local
+    return {"requests": measure.chunks_and_tasks(run.bench, local, run.sizes.requests)}
+
+
+def _parallel(run: _Run) -> dict[str, Any]:
+    engine = Engine(read(run.bench.staff.family / WORKER))
+    engine.eos = frozenset()  # every reply has the same length
+    found = measure_parallel(engine, run.sizes.shape, repeats=run.sizes.repeats)
+    engine.close()
+    return {"parallel": {**found["parallel"], "shape": found["shape"]}}
+
+
+def _privacy(run: _Run) -> dict[str, Any]:
+    return {"privacy": measure.privacy(run.bench, run.sizes.sweep_tokens, run.sizes.few)}
+
+
+def _attacks(run: _Run) -> dict[str, Any]:
+    return {"attacks": run_attacks()}
+
+
+def _reality(run: _Run) -> dict[str, Any]:
+    assert run.pretrained is not None
+    lengths = run.sizes.reality_tokens
+    each = max(1, run.sizes.reality // len(lengths))
+    cases = [case for tokens in lengths for case in run.cases("reality", tokens, each, each)]
+    return {"reality": measure.reality(run.bench, run.pretrained, cases)}
+
+
+def _reality_encoder(run: _Run) -> dict[str, Any]:
+    assert run.encoder is not None
+    return {"reality_encoder": measure.reality_retrieval(run.bench, run.encoder, run.main)}
+
+
+_PARTS: Mapping[str, Callable[[_Run], dict[str, Any]]] = {
+    "parallel": _parallel,
+    "protocols": _protocols,
+    "trained": _trained,
+    "privacy": _privacy,
+    "attacks": _attacks,
+    "contexts": _contexts,
+    "sweeps": _sweeps,
+    "requests": _requests,
+    "workers": _workers,
+    "reality": _reality,
+    "reality_encoder": _reality_encoder,
+}
+
+_READ = "remote_prefill_tokens"
+
+
+def _share(results: Results, way: str, figure: str) -> float:
+    """Return a figure of a way as a share of remote only's."""
+    rows = results["protocols"]
+    return float(rows[way][figure] / rows["remote_only"][figure])
+
+
+def _surely_better(results: Results, gain: str) -> bool:
+    return bool(results["paired"][gain]["interval"][0] > 0)
+
+
+_GOALS: Mapping[str, tuple[str, Callable[[Results], bool]]] = {
+    "remote only >= 0.8": (
+        "protocols",
+        lambda found: found["protocols"]["remote_only"]["accuracy"] >= 0.8,
+    ),
+    "MinionS >= 95 % of remote only": (
+        "protocols",
+        lambda found: _share(found, "minions", "accuracy") >= 0.95,
+    ),
+    "MinionS reads <= 20 % remotely": (
+        "protocols",
+        lambda found: _share(found, "minions", _READ) <= 0.2,
+    ),
+    "MinionS costs <= 25 %": (
+        "protocols",
+        lambda found: _share(found, "minions", "cost_usd") <= 0.25,
+    ),
+    "Minion reads <= 5 % remotely": (
+        "protocols",
+        lambda found: _share(found, "minion", _READ) <= 0.05,
+    ),
+    "local only < Minion": (
+        "protocols",
+        lambda found: _surely_better(found, "minion_over_local_only"),
+    ),
+    "Minion < MinionS": ("protocols", lambda found: _surely_better(found, "minions_over_minion")),
+    "nothing truncated": (
+        "protocols",
+        lambda found: not any(row["truncated_share"] for row in found["protocols"].values()),
+    ),
+    "both <= a third of one by one": (
+        "parallel",
+        lambda found: found["parallel"]["both_s"] <= found["parallel"]["one_by_one_s"] / 3,
+    ),
+    "no canary seen": ("privacy", lambda found: found["privacy"]["canaries_seen"] == 0),
+    "no attack escapes or hangs": (
+        "attacks",
+        lambda found: found["attacks"]["escaped"] == found["attacks"]["hung"] == 0,
+    ),
+}
+"""Each goal's part, and the rule by which it is reached."""
+
+
+def _goals(results: Results, parts: Sequence[str]) -> dict[str, bool]:
+    """Return which goals of the parts that were run are reached; none of a part that failed."""
+    return {
+        name: part not in results["failed"] and holds(results)
+        for name, (part, holds) in _GOALS.items()
+        if part in parts
+    }
+
+
+def _print(title: str, rows: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+    if not rows:
+        return
+    table = Table(title=title)
+    table.add_column("way")
+    for name, _ in _ROWS:
+        table.add_column(name.replace("_", " "), justify="right")
+    for way, row in rows.items():
+        table.add_row(way.replace("_", " "), *(form.format(row[name]) for name, form in _ROWS))
+    console.print(table)

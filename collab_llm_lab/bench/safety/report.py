@@ -1,0 +1,100 @@
+"""``collab-llm bench safety``: how soon the robot stops, and whether it ever moves unasked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from collab_llm_lab.bench.harness import save_plot, subplots
+from collab_llm_lab.bench.safety.soak import drive_undisturbed, run_soak
+from collab_llm_lab.bench.safety.trials import run_trials
+from collab_llm_nodes.ros.domain import isolate_ros
+
+UNDISTURBED_S = 90.0
+
+
+def run_safety(
+    *, trials: int, soak_minutes: float, seed: int, plot: Path | None, console: Console
+) -> dict[str, Any]:
+    """Stop latencies and what the undisturbed graph costs, unless ``trials`` is 0; then a soak,
+    unless ``soak_minutes`` is 0.
+
+    Returns:
+        What ``run_trials`` and ``drive_undisturbed`` return, ``soak`` as ``run_soak`` does, ``ok``.
+
+    Raises:
+        CollabError: a process ended by itself, or the robot did not move, or did not stop.
+    """
+    isolate_ros(shared_memory=False)
+    results: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "seed": seed}
+    if trials:
+        results |= run_trials(trials, seed, console)
+        results |= drive_undisturbed(UNDISTURBED_S, seed, console)
+    if soak_minutes:
+        results["soak"] = run_soak(soak_minutes, seed, console)
+    in_time = all(row["ok"] for row in results.get("faults", {}).values())
+    soaked = "soak" not in results or results["soak"]["ok"]
+    results["ok"] = in_time and soaked and not results.get("unintended_motions")
+    if trials:
+        _print_trials(results, console)
+    if soak_minutes:
+        _print_soak(results["soak"], console)
+    if plot is not None and trials:
+        _plot(results, plot)
+    return results
+
+
+def _print_trials(results: Mapping[str, Any], console: Console) -> None:
+    table = Table(title=f"from the fault to zero velocity; limit {1e3 * results['limit_s']:.0f} ms")
+    for column in ("fault", "trials", "median [ms]", "max [ms]"):
+        table.add_column(column, justify="left" if column == "fault" else "right")
+    for name, row in results["faults"].items():
+        colour = "green" if row["ok"] else "red"
+        worst = Text(f"{1e3 * row['max_s']:.0f}", colour)
+        table.add_row(name, str(row["trials"]), f"{1e3 * row['median_s']:.0f}", worst)
+    console.print(table)
+    table = Table(title="every node in a process of its own, simulator in real time")
+    for column in ("process", "CPU [% of a core]", "memory [MB]"):
+        table.add_column(column, justify="left" if column == "process" else "right")
+    for name, row in results["nodes"].items():
+        table.add_row(name, f"{row['cpu_percent']:.1f}", f"{row['rss_mb']:.0f}")
+    console.print(table)
+    age = results["camera_to_action_age"]
+    console.print(
+        f"from picture to action: median {1e3 * age['median']:.0f} ms,"
+        f" 95 % {1e3 * age['p95']:.0f} ms; unintended motions: {results['unintended_motions']}"
+    )
+    for words in results["unintended"]:
+        console.print(f"  {words}", markup=False)
+
+
+def _print_soak(soak: Mapping[str, Any], console: Console) -> None:
+    console.print(
+        f"soak of {soak['minutes']:g} min: {soak['instructions']} instructions,"
+        f" {sum(soak['faults'].values())} faults, {soak['crashes']} crashes,"
+        f" {soak['hangs']} hangs, {soak['leaks']} leaks,"
+        f" {soak['unintended_motions']} unintended motions"
+    )
+    for words in (*soak["crashed"], *soak["unintended"]):
+        console.print(f"  {words}", markup=False)
+
+
+def _plot(results: Mapping[str, Any], file: Path) -> None:
+    figure, axes = subplots(figsize=(8, 4))
+    names = list(results["faults"])
+    axes.boxplot(
+        [[1e3 * s for s in results["faults"][n]["latencies_s"]] for n in names],
+        orientation="horizontal",
+        whis=(0, 100),
+        tick_labels=names,
+    )
+    axes.axvline(1e3 * results["limit_s"], linestyle="--", color="grey")
+    axes.set_xlim(left=0)
+    axes.set_xlabel("from the fault to zero velocity [ms]; whiskers: all trials; dashed: the limit")
+    save_plot(figure, file)

@@ -1,0 +1,484 @@
+"""``collab-llm bench verifier``: one verifier, many robots.
+
+The verifier is a process of its own with the embedded target. The robots are coroutines in this
+process, each with a connection of its own (``wire.py``); they replay drafts that the embedded pair
+really proposed, recorded beforehand, so that no draft model competes for the cores.
+
+Four loads. ``clients``: verification alone, by robots that take as long for each draft as the
+embedded draft model took when it was recorded; every robot opens some sessions, then the clock runs
+while it decodes in one after another, all robots equally many rounds, so that all of them are there
+all the time; and so on, wave after wave. ``saturated``: the same without any time between a verdict
+and the next draft, which is the verifier's capacity, but nothing that robots do. ``answers``: whole
+answers, each a new session whose picture and prompt must be read first, which batching hardly makes
+cheaper, and no time between them either. ``emulated_robots``: whole answers at the pace of larger
+draft models and of links that take time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import selectors
+import statistics
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+from rich.console import Console
+from rich.table import Table
+
+from collab_llm_lab.bench.harness import save_plot, subplots
+from collab_llm_lab.bench.scenes import scene_prompts
+from collab_llm_lab.bench.wire import Call, Connection, connect
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.prompt import Prompt, encode
+from collab_llm_nodes.models.threads import set_threads
+from collab_llm_nodes.processes import free_port
+from collab_llm_nodes.protocols.edge_cloud import codec
+from collab_llm_nodes.protocols.edge_cloud import verifier_pb2 as pb
+from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, EdgeClient
+from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter
+from collab_llm_nodes.protocols.edge_cloud.messages import Open
+from collab_llm_nodes.protocols.edge_cloud.process import verifier_process, wait_for_verifier
+from collab_llm_nodes.protocols.edge_cloud.target import TargetSession
+from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
+
+T = TypeVar("T")
+
+GAMMA = 4
+MAX_TOKENS = 48
+PROMPTS = 32
+SESSIONS = 4
+"""Opened by each robot before the clock of a wave runs."""
+T_P_S, T_C_S = 0.012, 0.02
+"""Emulated robot: drafting one token, the link one way [s]."""
+WARM_UP_S = 1.0
+ANSWER_DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One answer of the pair: what the robot sends, what it must get.
+
+    Attributes:
+        opened: encoded Open.
+        drafts: [rounds] encoded drafts and the number of tokens in each.
+        drafting_s: [rounds] what each draft took [s].
+        verdicts: [rounds] tokens of each verdict.
+    """
+
+    opened: bytes
+    drafts: tuple[tuple[bytes, int], ...]
+    drafting_s: tuple[float, ...]
+    verdicts: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Load:
+    """The behaviour of the robots.
+
+    Attributes:
+        waves: all together open sessions, then decode, which alone counts. Else each robot has
+            answer after answer at its own time.
+        draft_token_s, link_s: what a robot and its link take (emulated) [s]; ``draft_token_s``
+            None: what the drafts took when they were recorded.
+    """
+
+    waves: bool = False
+    draft_token_s: float | None = 0.0
+    link_s: float = 0.0
+
+
+LOADS = {
+    "clients": Load(waves=True, draft_token_s=None),
+    "saturated": Load(waves=True),
+    "answers": Load(),
+    "emulated_robots": Load(draft_token_s=T_P_S, link_s=T_C_S),
+}
+
+
+@dataclass
+class Tally:
+    """The times and counts that the robots of one load saw."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    answers: int = 0
+    mismatches: int = 0
+    rounds_s: list[float] = field(default_factory=list)
+    first_s: list[float] = field(default_factory=list)
+    queue_s: list[float] = field(default_factory=list)
+    compute_s: list[float] = field(default_factory=list)
+
+
+def run_verifier(
+    *,
+    clients: Sequence[int],
+    seconds: float,
+    seed: int,
+    plot: Path | None,
+    console: Console,
+) -> dict[str, Any]:
+    """Load the verifier with each number of robots for ``seconds``.
+
+    Returns:
+        ``clients.<n>``, ``saturated.<n>``, ``answers.<n>`` and ``emulated_robots.<n>`` (see the
+        module) with
+        ``tokens_per_s``, ``p50_ms``, ``p99_ms`` (from a draft's sending to its verdict, rounds
+        after the first), ``first_p50_ms``, ``first_p99_ms`` (the first round: opening, picture and
+        prompt included), ``queue_ms``, ``compute_ms`` (medians, as the verifier says),
+        ``answers`` (decoded to the end), ``rounds``, ``speedup`` over one robot; and
+        ``output_mismatches``: verdicts that differ from those of a session alone.
+    """
+    set_threads(ModelConfig(path="nav-draft"), ModelConfig(path="nav-target"))
+    with console.status("recording what the pair proposes ..."):
+        recordings = record(scene_prompts(PROMPTS, seed))
+    tokens = sum(len(v) for r in recordings for v in r.verdicts)
+    rounds = sum(len(r.verdicts) for r in recordings)
+    results: dict[str, Any] = {
+        "gamma": GAMMA,
+        "tau": tokens / rounds,
+        "rounds_per_answer": rounds / len(recordings),
+        "seconds": seconds,
+        "drafting_ms": 1e3 * statistics.median(t for r in recordings for t in r.drafting_s[1:]),
+        "emulated": {"T_p_ms": 1e3 * T_P_S, "T_c_ms": 1e3 * T_C_S},
+        "output_mismatches": 0,
+    }
+    for name, kind in LOADS.items():
+        results[name] = {}
+        for count in clients:
+            with console.status(f"{name}: {count} ..."):
+                tally = _measure(recordings, count, seconds, kind)
+            results["output_mismatches"] += tally.mismatches
+            results[name][str(count)] = _row(tally)
+        one = results[name].get("1")
+        for row in results[name].values():
+            row["speedup"] = row["tokens_per_s"] / one["tokens_per_s"] if one else None
+    _print(results, console)
+    if plot is not None:
+        _plot(results, plot)
+    return results
+
+
+def record(prompts: Sequence[Prompt]) -> list[Recording]:
+    """Decode each prompt with the embedded pair, one session at a time, and keep the messages."""
+    draft, target = (Engine(load(ModelConfig(path=f"nav-{name}"))) for name in ("draft", "target"))
+    return [_record(draft, target, prompt) for prompt in prompts]
+
+
+def _record(draft: Engine, target: Engine, prompt: Prompt) -> Recording:
+    sampling = SamplingConfig()
+    opened = Open(prompt.text, prompt.images, sampling, MAX_TOKENS, draft.vocabulary)
+    session = TargetSession(target, encode(prompt, target.loaded), opened)
+    session.prefill()
+    drafter = Drafter(draft, encode(prompt, draft.loaded), sampling)
+    client = EdgeClient(ClientConfig(GAMMA, MAX_TOKENS))
+    drafts, drafting_s, verdicts = [], [], []
+    while not client.finished:
+        started = time.perf_counter()
+        proposed = drafter.draft(client.next_draft())
+        drafting_s.append(time.perf_counter() - started)
+        assert proposed is not None
+        client.on_sent(proposed)
+        verdict = session.verify(proposed, lambda exit_: None)
+        assert verdict is not None
+        client.on_verdict(verdict)
+        drafts.append((codec.encode(proposed), len(proposed.tokens)))
+        verdicts.append(verdict.tokens)
+    session.close()
+    drafter.close()
+    return Recording(codec.encode(opened), tuple(drafts), tuple(drafting_s), tuple(verdicts))
+
+
+def _measure(recordings: Sequence[Recording], count: int, seconds: float, load: Load) -> Tally:
+    """``count`` robots against a fresh verifier."""
+    address = f"127.0.0.1:{free_port()}"
+    with verifier_process(address) as process:
+        with VerifierClient(ClientLinkConfig(address=address)) as client:
+            wait_for_verifier(client, process)
+        tally = run_to_the_millisecond(drive_robots(address, recordings, count, seconds, load))
+        process.check()
+    return tally
+
+
+def run_to_the_millisecond(job: Coroutine[Any, Any, T]) -> T:
+    """Run as ``asyncio.run``, but with select: epoll rounds waits up to milliseconds."""
+    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+    running = loop.create_task(job)
+    try:
+        return loop.run_until_complete(running)
+    finally:  # interrupted: the robots hang up, or the verifier would wait for them
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            loop.run_until_complete(running)
+        loop.close()
+
+
+async def drive_robots(
+    address: str,
+    recordings: Sequence[Recording],
+    count: int,
+    seconds: float,
+    load: Load,
+    *,
+    warm_up_s: float = WARM_UP_S,
+) -> Tally:
+    """``count`` robots for ``seconds`` after the warm-up."""
+    connections: list[Connection] = []
+    warm_up, tally = Tally(), Tally()
+    try:
+        for number in range(count):
+            connections.append(await connect(address, source=_own_address(number)))
+        for seen, duration in ((warm_up, warm_up_s), (tally, seconds)):
+            await (_waves if load.waves else _stream)(connections, recordings, load, seen, duration)
+    finally:
+        for connection in connections:
+            connection.close()
+    return tally
+
+
+def _own_address(number: int) -> str:
+    """Return the loopback address of robot ``number``: what an address may do is limited."""
+    return f"127.0.{1 + number // 250}.{1 + number % 250}"
+
+
+async def _waves(
+    robots: Sequence[Connection],
+    recordings: Sequence[Recording],
+    load: Load,
+    tally: Tally,
+    seconds: float,
+) -> None:
+    """Open sessions, then decode in them, again and again; only decoding is timed."""
+
+    async def decode(answers: Sequence[Answer], rounds: int) -> None:
+        for answer in answers:
+            rounds -= await answer.decode(tally, rounds)
+            answer.close()
+
+    wave = 0
+    while tally.seconds < seconds:
+        everybodys = [
+            [
+                Answer(robot, recordings[(wave + i + 7 * n) % len(recordings)], load)
+                for n in range(SESSIONS)
+            ]
+            for i, robot in enumerate(robots)
+        ]
+        await asyncio.gather(*(answer.open(tally) for own in everybodys for answer in own))
+        # The verifier may wait for sessions that were opened last: not what is to be measured.
+        untimed = Tally()
+        await asyncio.gather(*(own[0].decode(untimed, 1) for own in everybodys))
+        tally.mismatches += untimed.mismatches
+        rounds = min(sum(answer.left for answer in own) for own in everybodys)
+        begun = time.perf_counter()
+        await asyncio.gather(*(decode(own, rounds) for own in everybodys))
+        tally.seconds += time.perf_counter() - begun
+        wave += 1
+
+
+async def _stream(
+    robots: Sequence[Connection],
+    recordings: Sequence[Recording],
+    load: Load,
+    tally: Tally,
+    seconds: float,
+) -> None:
+    """Every robot has answer after answer."""
+    begun = time.perf_counter()
+
+    async def work(robot: Connection, number: int) -> None:
+        while time.perf_counter() < begun + seconds:
+            answer = Answer(robot, recordings[number % len(recordings)], load)
+            await answer.open(tally)
+            await answer.decode(tally, answer.left)
+            answer.close()
+            number += 7  # coprime to the number of recordings: everybody asks everything
+
+    await asyncio.gather(*(work(robot, number) for number, robot in enumerate(robots)))
+    tally.seconds = time.perf_counter() - begun
+
+
+class Replay(ABC):
+    """A recorded answer, told round by round.
+
+    Args:
+        rounds: of the answer, the first of them included.
+    """
+
+    _call: Call
+
+    def __init__(self, connection: Connection, rounds: int) -> None:
+        self._connection = connection
+        self._rounds, self._done = rounds, 0
+
+    async def open(self, tally: Tally) -> None:
+        """Begin, and have the first round."""
+        await self.begin()
+        tally.first_s.append(await self._next(tally))
+
+    @abstractmethod
+    async def begin(self) -> None:
+        """Have ``_call``, a stream that is ready for the first round."""
+
+    async def stream(self, method: str, opened: bytes) -> Call:
+        """Return a stream of this answer's own that begins with the message ``opened``."""
+        call = self._connection.call(method, ANSWER_DEADLINE_S)
+        await call.write(opened)
+        return call
+
+    @property
+    def left(self) -> int:
+        """Rounds to come."""
+        return self._rounds - self._done
+
+    async def decode(self, tally: Tally, rounds: int) -> int:
+        """Have so many further rounds, or all that are left; return how many."""
+        rounds = min(rounds, self.left)
+        for _ in range(rounds):
+            tally.rounds_s.append(await self._next(tally))
+        tally.answers += not self.left
+        return rounds
+
+    def close(self) -> None:
+        """End the stream."""
+        self._call.done_writing()
+
+    @abstractmethod
+    async def round(self, number: int, tally: Tally) -> float:
+        """Say what is due in round ``number``, check the reply, and return its wait [s]."""
+
+    async def reply(self, messages: type[Message], kind: str) -> Any:
+        """Return the next message of ``kind``; others before it are passed over.
+
+        Raises:
+            CollabError: the server says that the session has failed.
+        """
+        while True:
+            message: Any = messages.FromString(await self._call.read())
+            found = message.WhichOneof("message")
+            if found == kind:
+                return getattr(message, kind)
+            if found == "failure":
+                raise CollabError(message.failure.message, remedy=message.failure.remedy)
+
+    async def _next(self, tally: Tally) -> float:
+        number, self._done = self._done, self._done + 1
+        return await self.round(number, tally)
+
+
+class Answer(Replay):
+    """A robot's answer; a round is a draft and its verdict."""
+
+    def __init__(self, robot: Connection, recording: Recording, load: Load) -> None:
+        super().__init__(robot, len(recording.drafts))
+        self._recording, self._load = recording, load
+
+    async def begin(self) -> None:
+        """Open the session."""
+        self._call = await self.stream(codec.SESSION, self._recording.opened)
+
+    async def round(self, number: int, tally: Tally) -> float:
+        """Have one draft verified."""
+        draft, size = self._recording.drafts[number]
+        per_token_s = self._load.draft_token_s
+        drafting_s = (
+            self._recording.drafting_s[number] if per_token_s is None else size * per_token_s
+        )
+        if drafting_s:
+            await asyncio.sleep(drafting_s)
+        sent = time.perf_counter()
+        if self._load.link_s:
+            await asyncio.sleep(self._load.link_s)
+        await self._call.write(draft)
+        verdict = await self.reply(pb.ServerMessage, "verdict")
+        if self._load.link_s:
+            await asyncio.sleep(self._load.link_s)
+        took_s = time.perf_counter() - sent
+        tally.mismatches += tuple(verdict.tokens) != self._recording.verdicts[number]
+        tally.queue_s.append(verdict.queue_s)
+        tally.compute_s.append(verdict.compute_s)
+        if number or not self._load.waves:  # waves are not timed while sessions open
+            tally.tokens += len(verdict.tokens)
+        return took_s
+
+
+def _row(tally: Tally) -> dict[str, Any]:
+    rounds, first = _percentiles(tally.rounds_s), _percentiles(tally.first_s)
+    return {
+        "tokens_per_s": tally.tokens / tally.seconds,
+        "p50_ms": rounds[49],
+        "p99_ms": rounds[98],
+        "first_p50_ms": first[49],
+        "first_p99_ms": first[98],
+        "queue_ms": 1e3 * statistics.median(tally.queue_s),
+        "compute_ms": 1e3 * statistics.median(tally.compute_s),
+        "answers": tally.answers,
+        "rounds": len(tally.rounds_s),
+    }
+
+
+def _percentiles(times_s: Sequence[float]) -> list[float]:
+    """The 1st to the 99th, in milliseconds."""
+    return [1e3 * t for t in statistics.quantiles(times_s, n=100, method="inclusive")]
+
+
+def _print(results: dict[str, Any], console: Console) -> None:
+    titles = {
+        "clients": f"verification, drafts take {results['drafting_ms']:.1f} ms",
+        "saturated": "verification, no think time",
+        "answers": "whole answers, no think time",
+        "emulated_robots": f"whole answers, robots and links emulated (T_p {1e3 * T_P_S:g} ms per"
+        f" token, T_c {1e3 * T_C_S:g} ms)",
+    }
+    for name, title in titles.items():
+        table = Table(title=f"{title} [ms]")
+        columns = ("robots", "tok/s", "x one", "p50", "p99", "p99/p50")
+        for column in (*columns, "1st p50", "1st p99", "queue", "pass"):
+            table.add_column(column, justify="right")
+        for count, row in results[name].items():
+            table.add_row(
+                count,
+                f"{row['tokens_per_s']:.0f}",
+                f"{row['speedup']:.2f}" if row["speedup"] else "-",
+                f"{row['p50_ms']:.1f}",
+                f"{row['p99_ms']:.1f}",
+                f"{row['p99_ms'] / row['p50_ms']:.1f}",
+                f"{row['first_p50_ms']:.1f}",
+                f"{row['first_p99_ms']:.1f}",
+                f"{row['queue_ms']:.1f}",
+                f"{row['compute_ms']:.1f}",
+            )
+        console.print(table)
+    console.print(f"{results['output_mismatches']} verdicts differ from the recorded ones")
+
+
+def _plot(results: dict[str, Any], file: Path) -> None:
+    figure, (left, right) = subplots(1, 2, figsize=(9, 3.5))
+    for name, label in (
+        ("clients", "verification"),
+        ("saturated", "no think time"),
+        ("answers", "whole answers"),
+        ("emulated_robots", "robots and links emulated"),
+    ):
+        counts = [int(count) for count in results[name]]
+        rows = results[name].values()
+        (line,) = left.plot(counts, [row["tokens_per_s"] for row in rows], "o-", label=label)
+        own = {"color": line.get_color()}
+        right.plot(counts, [row["p50_ms"] for row in rows], "o-", **own)
+        right.plot(counts, [row["p99_ms"] for row in rows], "x--", **own)
+    what_right = "draft to verdict [ms], median and 99 % (dashed)"
+    for axis, what in ((left, "tokens per second, all robots"), (right, what_right)):
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.set_xlabel("robots")
+        axis.set_ylabel(what, fontsize=8)
+    left.legend(fontsize=7)  # of both
+    save_plot(figure, file)

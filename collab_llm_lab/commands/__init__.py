@@ -1,0 +1,17 @@
+"""The commands that the laboratory adds to ``collab-llm``.
+
+Heavy imports happen inside the commands.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from collab_llm_lab.commands import bench, check, demo, evaluate, train
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to ``app``; the entry point in setup.py names this function."""
+    app.add_typer(demo.app)
+    for name, group in (("train", train), ("eval", evaluate), ("bench", bench), ("check", check)):
+        app.add_typer(group.app, name=name)

@@ -1,0 +1,133 @@
+"""``collab-llm train``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from collab_llm_nodes.cli.options import JsonOption, SeedOption
+from collab_llm_nodes.cli.output import write_json
+from collab_llm_nodes.errors import ConfigError
+
+app = typer.Typer(no_args_is_help=True, help="Train the models that ship with the package.")
+
+
+@app.command("nav")
+def train_nav(
+    out: Annotated[Path, typer.Option(help="Where runs are kept; resumes from there.")] = Path(
+        "runs/nav"
+    ),
+    hours: Annotated[
+        float, typer.Option(help="Stop after this long; 0 = the whole plan.", min=0.0)
+    ] = 0.0,
+    seed: SeedOption = 0,
+    pair: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a trained pair (`models`): only the wording stage and the exits."
+        ),
+    ] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Train the embedded pair (target, draft, early-exit adapters) from seeds; resumable."""
+    from collab_llm_lab.training.nav.trainer import train_all
+    from collab_llm_lab.training.stopping import StopRequest
+
+    with StopRequest() as stop:
+        train_all(out, hours=hours, seed=seed, pair=pair, stop=stop)
+    curves = {f.parent.name: json.loads(f.read_text("utf-8")) for f in out.glob("*/curve.json")}
+    write_json(json_file, {"out": str(out), "curves": curves})
+    stop.end()
+
+
+@app.command("text")
+def train_text(
+    out: Annotated[Path, typer.Option(help="Where runs are kept; resumes from there.")] = Path(
+        "runs/text"
+    ),
+    hours: Annotated[
+        float, typer.Option(help="Stop after this long; 0 = the whole plan.", min=0.0)
+    ] = 0.0,
+    seed: SeedOption = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    stages: Annotated[
+        str, typer.Option(help="Only these stages, with spaces between; empty: all.")
+    ] = "",
+    plan: Annotated[
+        str, typer.Option(help="auto (by device), gpu, cpu, or tiny to check a machine.")
+    ] = "auto",
+    minutes: Annotated[
+        str, typer.Option(help="Other times than the plan's, as in 'target=10 draft=0.5'.")
+    ] = "",
+    json_file: JsonOption = None,
+) -> None:
+    """Train the embedded text family from seeds; resumable in every stage."""
+    from collab_llm_lab.training.stopping import StopRequest
+    from collab_llm_lab.training.text import stages as training
+    from collab_llm_lab.training.text.curves import write_curves
+
+    chosen = training.pick_plan(plan, training.pick_device(device))
+    config = training.TrainText(
+        out,
+        chosen.with_minutes(_minutes(minutes)),
+        seed=seed,
+        hours=hours,
+        device=device,
+        stages=tuple(stages.split()) or training.STAGES,
+    )
+    with StopRequest() as stop:
+        finished = training.train_text(config, stop)
+    curves = write_curves(out, out / "curves")
+    write_json(json_file, {"out": str(out), "finished": finished, "curves": curves})
+    stop.end()
+
+
+@app.command("minions")
+def train_minions(
+    out: Annotated[Path, typer.Option(help="Where runs are kept; resumes from there.")] = Path(
+        "runs/minions"
+    ),
+    models: Annotated[Path, typer.Option(help="Folder of the text family that is adapted.")] = Path(
+        "models"
+    ),
+    plan: Annotated[str, typer.Option(help="cpu, or tiny to check a machine.")] = "cpu",
+    stages: Annotated[str, typer.Option(help="worker, planner, or both.")] = "worker planner",
+    hours: Annotated[
+        float, typer.Option(help="Stop after this long; 0 = the whole plan.", min=0.0)
+    ] = 0.0,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Adapt the text worker to its tasks and the text target to planning; resumable."""
+    from collab_llm_lab.training.minions import trainer
+    from collab_llm_lab.training.stopping import StopRequest
+
+    config = trainer.TrainMinions(
+        out, models, plan=plan, seed=seed, hours=hours, stages=tuple(stages.split())
+    )
+    with StopRequest() as stop:
+        finished = trainer.train_minions(config, stop)
+    curves = {f.parent.name: json.loads(f.read_text("utf-8")) for f in out.glob("*/curve.json")}
+    write_json(json_file, {"out": str(out), "finished": finished, "curves": curves})
+    stop.end()
+
+
+def _minutes(text: str) -> dict[str, float]:
+    """Read ``STAGE=MINUTES`` pairs.
+
+    Raises:
+        ConfigError: a part of another form.
+    """
+    found = {}
+    for part in text.split():
+        name, _, value = part.partition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise ConfigError(
+                f"cannot read {part!r}", field="--minutes", remedy="STAGE=MINUTES"
+            ) from None
+    return found

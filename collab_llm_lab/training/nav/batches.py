@@ -1,0 +1,239 @@
+"""Training batches as a function of (seed, step): pictures, questions about them, dense targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from collab_llm_lab.training.nav.data import MOST_THINGS, TOKEN_COLUMNS, TOKEN_ROWS, Pictures
+from collab_llm_lab.training.nav.wording import (
+    TRAINED,
+    VERBS,
+    WORDS,
+    Wish,
+    Wishes,
+    answer,
+    dense_words,
+)
+from collab_llm_nodes.models.tokenizer import token_id
+from collab_llm_nodes.robot.prompt import user_text
+from collab_llm_nodes.sim.expert import ACTIONS, DIRECTIONS, DISTANCES, Sight, direction, distance
+from collab_llm_nodes.sim.renderer import KINDS
+
+TEXT_LENGTH = 46
+"""Question and answer tokens of the longest plain pair, less the last one, which is no input."""
+ANSWER_LENGTH = 25
+NAME_LENGTH = 5
+NAMES = 8
+"""Names looked up per picture besides the questions: cheap, and each contrasts with the others."""
+UNSEEN_SHARE = 0.35
+
+_MIRROR = {"left": "right", "right": "left"}
+_CENTRE = {"far left": 0.6, "left": 0.3, "ahead": 0.0, "right": -0.3, "far right": -0.6}
+_MIDDLE = {"very close": 0.4, "close": 0.6, "near": 0.9, "some way off": 2.0, "distant": 4.0}
+
+
+def mirrored(action: str) -> str:
+    """The action as seen in a mirror."""
+    return " ".join(_MIRROR.get(word, word) for word in action.split())
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question about one picture; ``sight`` is None for a thing that is not there."""
+
+    name: str
+    sight: Sight | None
+    history: tuple[str, ...]
+    wish: Wish
+
+    @property
+    def prompt(self) -> str:
+        return user_text(self.wish.text(self.name), self.history)
+
+    @property
+    def found(self) -> tuple[int, int]:
+        """Direction and distance as word numbers, one past the last ones if not in view."""
+        if self.sight is None or not self.sight.in_view:
+            return len(DIRECTIONS), len(DISTANCES)
+        d, r = direction(self.sight.bearing), distance(self.sight.range)
+        return DIRECTIONS.index(d), DISTANCES.index(r)
+
+    @property
+    def answer(self) -> str:
+        return answer(self.name, self.sight, self.history, self.wish.form)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B pictures with K questions each; T image tokens, W dense words, A answer tokens."""
+
+    pictures: Tensor  # uint8 [B, 84, 168, 3]
+    texts: Tensor  # int64 [B K, L], right padded to TEXT_LENGTH or the longest reworded text
+    at: Tensor  # int64 [B K, ANSWER_LENGTH]: positions whose next token is an answer token
+    labels: Tensor  # int64 [B K, ANSWER_LENGTH], -100 where there is none
+    dense: Tensor  # float [B, T, W]
+    names: Tensor  # int64 [B N, NAME_LENGTH]: instructions alone, right padded
+    name_at: Tensor  # int64 [B N]: the last token of the name asked for
+    found: Tensor  # int64 [B N, 2]: its direction and distance, one past the last word if unseen
+
+
+def ask(
+    pictures: Pictures,
+    index: int,
+    count: int,
+    rng: np.random.Generator,
+    flip: bool = False,
+    unseen: float = UNSEEN_SHARE,
+    reworded: float = 0.0,
+    wishes: Wishes = TRAINED,
+) -> list[Question]:
+    """``count`` questions about picture ``index``: things in view, hidden and absent ones.
+
+    The share ``reworded`` of them is drawn from ``wishes``; the others have the plain wording.
+    """
+    sign = -1.0 if flip else 1.0
+    sights: dict[int, Sight] = {}
+    for i in range(MOST_THINGS):
+        if pictures.kind[index, i] >= 0:
+            sights[i] = Sight(
+                sign * float(pictures.bearing[index, i]),
+                float(pictures.range[index, i]),
+                float(pictures.visible[index, i]),
+            )
+    clear = [i for i, s in sights.items() if not s.borderline]
+    seen = [i for i in clear if sights[i].in_view]
+    told = tuple(ACTIONS[a] for a in pictures.history[index] if a >= 0)
+    if flip:
+        told = tuple(mirrored(a) for a in told)
+    goal = int(pictures.goal[index])
+    questions = []
+    for number in range(count):
+        wish = Wish(VERBS[int(rng.integers(len(VERBS)))])
+        if reworded and rng.random() < reworded:
+            wish = wishes.draw(rng)
+        if number == 0 and goal in clear:
+            chosen: int | None = goal
+        elif seen and rng.random() > unseen:
+            chosen = int(rng.choice(seen))
+        else:
+            chosen = None
+        if chosen is not None:
+            kind, sight = int(pictures.kind[index, chosen]), sights[chosen]
+        else:
+            kind, sight = _unseen_kind(pictures.kind[index], sights, rng), None
+        questions.append(Question(" ".join(KINDS[kind]), sight, told, wish))
+    return questions
+
+
+def _unseen_kind(kinds: np.ndarray, sights: dict[int, Sight], rng: np.random.Generator) -> int:
+    """A kind that is not visible at all, half the time sharing a word with one that is."""
+    visible = {int(kinds[i]) for i, s in sights.items() if s.visible > 0.3}
+    free = [k for k in range(len(KINDS)) if k not in visible]
+    if visible and rng.random() < 0.6:
+        near = [k for k in free if any(set(KINDS[k]) & set(KINDS[v]) for v in visible)]
+        free = near or free
+    return int(rng.choice(free))
+
+
+class Batches:
+    """Makes batch ``step`` from pictures; equal seeds and pictures give equal batches."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, seed: int, reworded: float = 0.0
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._seed = seed
+        self._reworded = reworded
+        self._encode = lru_cache(maxsize=None)(self._encode_text)
+        self._end = token_id(tokenizer, "<|im_end|>")
+        self._pad = token_id(tokenizer, "<|endoftext|>")
+        self._words = _dense_table()
+
+    def _encode_text(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer(text, add_special_tokens=False).input_ids)
+
+    def question_ids(self, prompt: str) -> tuple[int, ...]:
+        """Return the ids between the picture and the start of the answer."""
+        return self._encode(f"{prompt}<|im_end|>\n<|im_start|>assistant\n")
+
+    def make(
+        self,
+        sources: Sequence[tuple[Pictures, int]],
+        step: int,
+        questions: int,
+    ) -> Batch:
+        """``sources``: pictures and how many of them to take."""
+        rng = np.random.default_rng([self._seed, step])
+        pictures, dense, asked, named = [], [], [], []
+        for source, count in sources:
+            chosen = np.sort(rng.integers(len(source), size=count))
+            images = source.images(chosen)
+            for image, index in zip(images, chosen, strict=True):
+                flip = bool(rng.random() < 0.5)
+                asked += ask(source, int(index), questions, rng, flip, reworded=self._reworded)
+                named += ask(source, int(index), NAMES, rng, flip, unseen=0.6)
+                dense.append(self._dense(source, int(index), flip))
+                pictures.append(image[:, ::-1] if flip else image)
+        texts, at, labels = self.encode(asked)
+        wishes = [self._encode(q.wish.text(q.name)) for q in named]
+        names = np.full((len(named), NAME_LENGTH), self._pad, np.int64)
+        for row, wish in enumerate(wishes):
+            names[row, : len(wish)] = wish
+        return Batch(
+            torch.from_numpy(np.stack(pictures)),
+            texts,
+            at,
+            labels,
+            torch.from_numpy(np.stack(dense)),
+            torch.from_numpy(names),
+            torch.tensor([len(wish) - 1 for wish in wishes]),
+            torch.tensor([q.found for q in named]),
+        )
+
+    def encode(self, asked: Sequence[Question]) -> tuple[Tensor, Tensor, Tensor]:
+        """Texts, answer positions and labels of the questions (see ``Batch``)."""
+        pairs = [(self.question_ids(q.prompt), (*self._encode(q.answer), self._end)) for q in asked]
+        longest = max(len(prompt) + len(said) - 1 for prompt, said in pairs)
+        texts = np.full((len(asked), max(longest, TEXT_LENGTH)), self._pad, np.int64)
+        at = np.zeros((len(asked), ANSWER_LENGTH), np.int64)
+        labels = np.full((len(asked), ANSWER_LENGTH), -100, np.int64)
+        for row, (prompt, said) in enumerate(pairs):
+            both = prompt + said[:-1]
+            texts[row, : len(both)] = both
+            at[row, : len(said)] = np.arange(len(said)) + len(prompt) - 1
+            labels[row, : len(said)] = said
+        return torch.from_numpy(texts), torch.from_numpy(at), torch.from_numpy(labels)
+
+    def _dense(self, source: Pictures, index: int, flip: bool) -> np.ndarray:
+        """float32 [T, W]: the words true of what each image token shows."""
+        bits = source.shows[index].reshape(TOKEN_ROWS, TOKEN_COLUMNS)
+        bits = (bits[:, ::-1] if flip else bits).reshape(-1)
+        target = np.zeros((len(bits), len(WORDS)), np.float32)
+        for i in range(MOST_THINGS):
+            kind = int(source.kind[index, i])
+            shown = (bits >> i) & 1
+            if kind >= 0 and shown.any():
+                bearing = float(source.bearing[index, i]) * (-1 if flip else 1)
+                d = DIRECTIONS.index(direction(bearing))
+                r = DISTANCES.index(distance(float(source.range[index, i])))
+                np.maximum(target, shown[:, None] * self._words[kind, d, r], out=target)
+        return target
+
+
+def _dense_table() -> np.ndarray:
+    """float32 [kinds, directions, distances, W] of ``dense_words``."""
+    table = np.zeros((len(KINDS), len(DIRECTIONS), len(DISTANCES), len(WORDS)), np.float32)
+    for k, kind in enumerate(KINDS):
+        for d, d_word in enumerate(DIRECTIONS):
+            for r, r_word in enumerate(DISTANCES):
+                sight = Sight(_CENTRE[d_word], _MIDDLE[r_word], 1.0)
+                for word in dense_words(sight, kind):
+                    table[k, d, r, WORDS.index(word)] = 1.0
+    return table

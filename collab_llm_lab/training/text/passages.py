@@ -1,0 +1,442 @@
+"""Passages that state facts among others of the same kind, and questions about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from collab_llm_lab.training.text.fact_kinds import KINDS
+from collab_llm_lab.training.text.facts import Fields, Kind, named
+from collab_llm_lab.training.text.phrases import Grammar, Voice, pick, say
+from collab_llm_lab.training.text.world import World, clock
+
+_ask = Grammar()
+
+FILLERS = {
+    "conversation": _ask(
+        "Did you sleep well[ last night]?",
+        "(Ha ha|Oh well), that's (funny|so true)!",
+        "I (really|still) need a coffee.",
+        "It's (raining|sunny|windy) again, (isn't it|what a pity).",
+        "(Nobody|Somebody) ever (tells me anything|listens to me) here.",
+        "What are we having for (lunch|dinner)?",
+        "(Sorry|Hang on), the (phone|doorbell) is ringing.",
+        "I'd love to go (swimming|dancing|home) (soon|tonight).",
+        "My feet (hurt|are cold) today.",
+        "(Thanks|Okay), I'll remember that.",
+        "You're (right|joking), (of course|surely)!",
+        "Let's talk about it later, shall we?",
+        "The cat has been (asleep|hiding) all day.",
+        "I (dreamt of|forgot about) the (holidays|party) again.",
+        "(My|Our) neighbour (plays|practises) the (trumpet|drums) at night!",
+        "Who wants (some|the last piece of) (cake|chocolate|bread)?",
+        "(Honestly|You know what), I (love|can't stand) (Mondays|long talks|loud music).",
+        "(Turn|Could you turn) the (music|light|heating) (up|down), please!",
+        "(Grandma|The boss|Uncle) (called|wrote) (twice|again), (no idea why|as always).",
+    ),
+    "instructions": _ask(
+        "(Wear|Put on) gloves (at all times|for this work).",
+        "Read (all steps|the notes) before you (begin|start).",
+        "(Wipe|Dry) the surface with a (soft|clean) cloth.",
+        "Do not use (force|solvents).",
+        "(Wait|Allow) (two|five|ten) minutes before (the next step|going on).",
+        "Keep (children|pets|water) away from the (machine|work area).",
+        "Tighten the screws (by hand|crosswise).",
+        "Switch the power off (first|before opening the cover).",
+        "(Dispose of|Recycle) the old (parts|packaging) properly.",
+        "Check the result (twice|with a lamp).",
+        "If in doubt, (stop|ask a technician).",
+        "Let everything (cool|dry) completely.",
+        "Lay the (tools|screws|parts) on a (tray|towel) in the (right|same) order.",
+        "A second person (should|must) hold the (ladder|cover|frame).",
+        "(Turn|Move) the (lever|knob|handle) (slowly|to the left|to the stop).",
+        "Note the (position|number) of each (cable|part) (first|on paper).",
+        "(Small|Deep) scratches (can be polished|are normal).",
+        "(Never|Do not) (mix|heat) (cleaners|oils).",
+        "Repeat these steps (every|each) (month|spring|year).",
+    ),
+    "reports": _ask(
+        "No further (events|remarks).",
+        "All doors were (closed|checked).",
+        "The (shift|round) was completed (on schedule|without incident).",
+        "Lighting and ventilation in order.",
+        "The (protocol|register) was (signed|filed).",
+        "(Access|Traffic) remained (normal|low).",
+        "Two copies were (archived|distributed).",
+        "The figures are (provisional|final).",
+        "A follow-up is (not required|pending).",
+        "Weather conditions were (stable|fair).",
+        "The (auditor|inspector) raised no (objection|questions).",
+        "Costs are (within|below) the budget.",
+        "(Staff|Visitors) were (informed|registered) (in writing|at the gate).",
+        "The (camera|sensor|alarm) test was (passed|repeated|postponed).",
+        "(Minor|No) (damage|delay) was (reported|established).",
+        "Approval by the (board|management|customer) is (expected|on file).",
+        "The (contract|insurance|licence) (remains valid|expires soon).",
+        "Responsibility lies with the (night|day|late) shift.",
+    ),
+}
+
+_SIGHTINGS = {
+    "conversation": _ask(
+        "I saw the {thing} in the {room} at {time}.",
+        "At {time} somebody had the {thing} in the {room}.",
+    ),
+    "instructions": _ask(
+        "At {time}, use the {thing} in the {room}.",
+        "The {thing} is needed in the {room} at {time}.",
+    ),
+    "reports": _ask(
+        "{time} {thing} seen in the {room}.",
+        "{time} | {room} | {thing}",
+    ),
+}
+_LAST_WHERE = _ask(
+    "Where was the {thing} last?",
+    "Where was the {thing} last seen?",
+    "In which room was the {thing} at the end?",
+    "What was the last room of the {thing}?",
+    "(Tell me|Say) where the {thing} was last.",
+    "Last room of the {thing}?",
+    "[Please ](name|give|state) the last room of the {thing}.",
+    "For the {thing}: where was it last seen?",
+    "At the end, (in which room|where) was the {thing}?",
+    "Could you tell me in which room the {thing} was last seen?",
+    "Which room comes last for the {thing}?",
+)
+_LAST_WHEN = _ask(
+    "When was the {thing} last seen?",
+    "What is the last time given for the {thing}?",
+    "At what time was the {thing} seen last?",
+    "(Tell me|Say) when the {thing} was last seen.",
+    "Time of the last sighting of the {thing}?",
+    "[Please ](name|give|state) the last time for the {thing}.",
+    "For the {thing}: when was it seen last?",
+    "At what time does the {thing} appear last?",
+    "Could you tell me when somebody last saw the {thing}?",
+    "What is the latest time noted for the {thing}?",
+)
+_ALARMS = {
+    "conversation": _ask(
+        "At {time} the alarm went off in the {room}!",
+        "There was that alarm in the {room} at {time}.",
+    ),
+    "instructions": _ask(
+        "At {time}, test the alarm in the {room}.",
+        "The alarm in the {room} is tested at {time}.",
+    ),
+    "reports": _ask("{time} alarm, {room}.", "{time} | {room} | alarm"),
+}
+_HOW_OFTEN = _ask(
+    "How many alarms are there for the {room}?",
+    "How often does the alarm of the {room} occur?",
+    "How many times is an alarm in the {room} mentioned?",
+    "(Tell me|Say) how many alarms the {room} had.",
+    "Number of alarms in the {room}?",
+    "[Please ](give|state) the number of alarms for the {room}.",
+    "For the {room}: how many alarms?",
+    "In the {room}, how often was there an alarm?",
+    "Could you tell me how often the alarm of the {room} is mentioned?",
+    "Count the alarms in the {room}.",
+)
+_DEARER = _ask(
+    "Which costs more, the {thing} or the {other}?",
+    "What is more expensive, the {thing} or the {other}?",
+    "Is the {thing} or the {other} dearer?",
+    "(Tell me|Say) which costs more, the {thing} or the {other}.",
+    "The {thing} or the {other}: which costs more?",
+    "Of the {thing} and the {other}, which is (dearer|more expensive)?",
+    "[Please ]name the dearer of the two: the {thing} or the {other}.",
+    "For which do I pay more, the {thing} or the {other}?",
+    "Could you tell me which is dearer, the {thing} or the {other}?",
+    "Which has the higher price, the {thing} or the {other}?",
+)
+_CHEAPER = _ask(
+    "Which costs less, the {thing} or the {other}?",
+    "What is cheaper, the {thing} or the {other}?",
+    "Is the {thing} or the {other} cheaper?",
+    "(Tell me|Say) which costs less, the {thing} or the {other}.",
+    "The {thing} or the {other}: which costs less?",
+    "Of the {thing} and the {other}, which is (cheaper|less expensive)?",
+    "[Please ]name the cheaper of the two: the {thing} or the {other}.",
+    "For which do I pay less, the {thing} or the {other}?",
+    "Could you tell me which is cheaper, the {thing} or the {other}?",
+    "Which has the lower price, the {thing} or the {other}?",
+)
+_EARLIER = _ask(
+    "Whose {event} is earlier, that of {person} or that of {other}?",
+    "Who has the {event} first, {person} or {other}?",
+    "Who has the earlier {event}, {person} or {other}?",
+    "(Tell me|Say) who has the {event} first, {person} or {other}.",
+    "{person} or {other}: whose {event} is (first|earlier)?",
+    "Whose {event} starts sooner, that of {person} or that of {other}?",
+    "[Please ]name the person with the earlier {event}: {person} or {other}.",
+    "Between {person} and {other}, whose {event} comes first?",
+    "Could you tell me whose {event} is earlier, {person}'s or {other}'s?",
+    "Of {person} and {other}, who has the earlier {event}?",
+)
+_WORDINGS = 8
+"""Tries to find a wording with the key first."""
+_BY_NAME = {kind.name: kind for kind in KINDS}
+_OPPOSED = {"job": "work", "work": "job"}  # one states what the other asks
+
+
+@dataclass(frozen=True)
+class Quote:
+    """Words of an answer that stand in a `line` of the prompt, where a network may copy them."""
+
+    words: str
+    line: str
+
+
+Quoted = tuple[tuple[Quote, ...], ...]
+"""The quotes of each answer of a chat, as far as they are known."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question on a passage.
+
+    Attributes:
+        kind: name of the kind of fact, or "last seen", "count" or "compare".
+        about: what the question names, for an explanation.
+        answer: the right answer, "None" if the passage has none.
+        lines: the lines that hold the answer; none if there is no answer.
+        distractors: how many other facts of the same kind the passage states.
+    """
+
+    kind: str
+    text: str
+    about: str
+    answer: str
+    lines: tuple[str, ...]
+    distractors: int
+
+    def quotes(self, *, whole_line: bool) -> tuple[Quote, ...]:
+        """Return what an answer copies: its words and, in a citation, the whole last line."""
+        found = [Quote(self.answer, line) for line in self.lines if self.answer in line][-1:]
+        cited = [Quote(line, line) for line in self.lines[-1:] if whole_line]
+        return (*cited, *found)
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A text of `lines`; ``text`` joins them in one layout."""
+
+    lines: tuple[str, ...]
+    text: str
+    questions: tuple[Question, ...]
+
+    def distance(self, line: str) -> int:
+        """Return how many words of the passage follow `line`."""
+        return sum(len(text.split()) for text in self.lines[self.lines.index(line) + 1 :])
+
+
+class Writer:
+    """Writes one passage: facts first, then fillers up to a length, then all in one order.
+
+    Args:
+        key_first: facts name their key before their value where the style has such a wording;
+            what follows the key in the text is then the answer.
+    """
+
+    def __init__(self, world: World, style: str, key_first: bool = False) -> None:
+        self.world = world
+        self._key_first = key_first
+        self.style = style
+        self._voice = Voice(world.rng)
+        self._speakers = [world.first_name() for _ in range(2)]
+        self._prefixed = style == "conversation" and world.chance(0.6)
+        self._groups: list[list[str]] = []  # lines of one group keep their order
+        self._known: set[tuple[str, ...]] = set()
+        self._kinds: set[str] = set()
+        self._words = 0
+        self._characters = 0
+
+    def _line(self, text: str, speaker: str = "") -> str:
+        if self._prefixed and not text.startswith(f"{speaker}:"):
+            text = f"{self.world.any(self._speakers)}: {text}"
+        return text
+
+    def _add(self, *lines: str) -> None:
+        self._groups.append(list(lines))
+        self._words += sum(len(line.split()) for line in lines)
+        self._characters += sum(len(line) for line in lines)
+
+    def state(self, kind: Kind, fields: Fields) -> str:
+        """State a fact; return its line."""
+        line = self._statement(kind, fields)
+        self._add(line)
+        self.reserve(kind, fields)
+        return line
+
+    def _statement(self, kind: Kind, fields: Fields) -> str:
+        for _ in range(_WORDINGS if self._key_first else 1):
+            text = say(kind.statements[self.style], self._voice, fields)
+            if all(text.find(fields[key]) < text.find(fields[kind.value]) for key in kind.key):
+                break
+        return self._line(text, fields.get("person", fields.get("robot", "")))
+
+    def fact(self, kind: Kind, near: Fields | None = None) -> Fields | None:
+        """Draw a fact whose key is new in this passage, close to `near` or anywhere.
+
+        Returns None if the kind has hardly any key left.
+        """
+        for _ in range(50):
+            fields = kind.near(self.world, near) if near else kind.draw(self.world)
+            if (kind.name, *(fields[name] for name in kind.key)) not in self._known:
+                return fields
+        return None
+
+    def first(self, kind: Kind | None = None) -> tuple[Kind, Fields]:
+        """Draw a fact that no other fact of this passage can be taken for; reserve its key.
+
+        Args:
+            kind: that of the fact if any of its keys is left; None: any.
+        """
+        kind = kind or self.kind()
+        while (fields := self.fact(kind)) is None:
+            kind = self.kind()
+        self.reserve(kind, fields)
+        return kind, fields
+
+    def _distract(self, kind: Kind, count: int, near: Fields | None) -> int:
+        """State up to `count` other facts of a kind, some `near` one; return how many."""
+        for i in range(count):
+            fields = self.fact(kind, near if i < 3 or self.world.chance(0.3) else None)
+            if fields is None:
+                return i
+            self.state(kind, fields)
+        return count
+
+    def reserve(self, kind: Kind, fields: Fields) -> None:
+        """Keep the key of a fact from being drawn again, without stating the fact."""
+        self._known.add((kind.name, *(fields[name] for name in kind.key)))
+        self._kinds.add(kind.name)
+
+    def other_kind(self) -> Kind:
+        """Return a kind of which nothing has been stated or reserved."""
+        while True:
+            kind = self.kind()
+            if kind.name not in self._kinds:
+                return kind
+
+    def kind(self) -> Kind:
+        """Return a kind whose facts cannot answer questions on the facts stated so far."""
+        while True:
+            kind = self.world.any(KINDS)
+            if _OPPOSED.get(kind.name) not in self._kinds:
+                return kind
+
+    def ask(self, distractors: int, absent: bool, kind: Kind | None = None) -> Question:
+        """State a fact, unless it is `absent`, and distractors; return a question about it."""
+        kind, fields = self.first(kind)
+        lines = () if absent else (self.state(kind, fields),)
+        distractors = self._distract(kind, distractors, fields)
+        return Question(
+            kind.name,
+            pick(kind.questions, self._voice, fields, self.world.new_wordings),
+            kind.about(fields),
+            "None" if absent else fields[kind.value],
+            lines,
+            distractors,
+        )
+
+    def _timed(self, count: int) -> list[str]:
+        times = sorted(self.world.rng.sample(range(360, 1320, 5), count))
+        return [clock(time) for time in times]
+
+    def last_seen(self, distractors: int, absent: bool) -> Question:
+        """State several sightings of things in order of time; ask for the last of one of them."""
+        world = self.world
+        thing = world.thing().name
+        seen = 0 if absent else world.whole(2, 5)
+        others = [world.like(thing)] + [world.thing().name for _ in range(distractors // 4)]
+        of = [thing] * seen + [world.any(others) for _ in range(distractors)]
+        world.rng.shuffle(of)
+        lines, last = [], {}
+        for name, time in zip(of, self._timed(len(of)), strict=True):
+            fields = {"thing": name, "room": world.room(), "time": time}
+            lines.append(self._line(say(_SIGHTINGS[self.style], self._voice, fields)))
+            if name == thing:
+                last = fields | {"line": lines[-1]}
+        self._add(*lines)
+        where = world.chance(0.6)
+        return Question(
+            "last seen",
+            pick(
+                _LAST_WHERE if where else _LAST_WHEN,
+                self._voice,
+                {"thing": thing},
+                world.new_wordings,
+            ),
+            f"the {thing}",
+            "None" if absent else last["room" if where else "time"],
+            () if absent else (last["line"],),
+            distractors,
+        )
+
+    def count(self, distractors: int) -> Question:
+        """State alarms in several rooms in order of time; ask how many one room had."""
+        world = self.world
+        room, number = world.room(), world.whole(1, 5)
+        rooms = [room] * number + [world.room() for _ in range(distractors)]
+        world.rng.shuffle(rooms)
+        lines = [
+            self._line(say(_ALARMS[self.style], self._voice, {"room": name, "time": time}))
+            for name, time in zip(rooms, self._timed(len(rooms)), strict=True)
+        ]
+        self._add(*lines)
+        text = pick(_HOW_OFTEN, self._voice, {"room": room}, world.new_wordings)
+        found = tuple(line for line, name in zip(lines, rooms, strict=True) if name == room)
+        return Question("count", text, f"the {room}", str(number), found, distractors)
+
+    def compare(self, distractors: int) -> Question:
+        """State two facts among others; ask which is larger or earlier."""
+        world = self.world
+        if world.chance(0.6):
+            kind = _BY_NAME["price"]
+            first, second = kind.draw(world), kind.draw(world)
+            dearer = world.chance(0.6)
+            more = float(first["price"]) > float(second["price"])
+            answer = (first if more == dearer else second)["thing"]
+            fields = {"thing": first["thing"], "other": second["thing"]}
+            questions = _DEARER if dearer else _CHEAPER
+        else:
+            kind = _BY_NAME["when"]
+            first, second = kind.draw(world), kind.draw(world)
+            second["event"] = first["event"]
+            answer = (first if first["time"] < second["time"] else second)["person"]
+            fields = {"person": first["person"], "other": second["person"]}
+            fields["event"] = first["event"]
+            questions = _EARLIER
+        lines = (self.state(kind, first), self.state(kind, second))
+        distractors = self._distract(kind, distractors, None)
+        text = pick(questions, self._voice, fields, world.new_wordings)
+        about = " and ".join(named(kind.key[0], fact) for fact in (first, second))
+        return Question("compare", text, about, answer, lines, distractors)
+
+    def fill(self, words: int, characters: int) -> None:
+        """Add other facts and empty sentences up to a number of words or of characters."""
+        fillers = FILLERS[self.style]
+        while self._words < words and self._characters < characters:
+            if self.world.chance(0.65):
+                kind = self.other_kind()  # a further fact of a kind asked for is a distractor
+                self._add(self._statement(kind, kind.draw(self.world)))
+            else:
+                self._add(self._line(say(fillers, self._voice, {})))
+
+    def passage(self, questions: Sequence[Question]) -> Passage:
+        """Return all lines in an order of its own, in one of the layouts of the style."""
+        world = self.world
+        places = [i for i, group in enumerate(self._groups) for _ in group]
+        world.rng.shuffle(places)
+        rest = [iter(group) for group in self._groups]
+        lines = tuple(next(rest[i]) for i in places)
+        if self._prefixed or (self.style == "reports" and world.chance(0.8)):
+            text = "\n".join(lines)
+        elif self.style == "instructions" and world.chance(0.4):
+            text = "\n".join(f"- {line}" for line in lines)
+        else:
+            text = " ".join(line if line[-1] in ".!?" else line + "." for line in lines)
+        return Passage(lines, text, tuple(questions))

@@ -1,0 +1,116 @@
+"""The attacks of ``bench jupiter-hostile`` attack, and an honest coordinator notices what is wrong.
+
+A worker with a tiny model, in this process, stands in for the real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from attacking import assert_attacks
+from jupiter_bed import folder, workers
+from typer.testing import CliRunner
+from waiting import wait_for
+
+from collab_llm_lab.bench.hostile import JUPITER_ATTACK_NAMES
+from collab_llm_lab.bench.hostile.attacker import ATTACKS
+from collab_llm_lab.bench.hostile.attacks import Attacker
+from collab_llm_lab.bench.hostile.jupiter_server import JUPITER, Passes, record
+from collab_llm_lab.bench.hostile.robots import Door, Robots, Seen
+from collab_llm_nodes.cli import app
+from collab_llm_nodes.models.loading import ModelConfig
+from collab_llm_nodes.protocols.jupiter.worker import StageWorker
+from collab_llm_nodes.transport.background import within
+from collab_llm_nodes.transport.server import ServerHandle
+
+WAIT_S = 60.0
+TOKEN = "only-coordinators-with-this"
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[Passes]:
+    return record(ModelConfig(str(folder())), 3)
+
+
+@pytest.fixture
+def worker() -> Iterator[ServerHandle[StageWorker]]:
+    with workers(1, token=TOKEN, heads="", metrics_address="127.0.0.1:0") as ((handle,), _):
+        yield handle
+
+
+def work(
+    worker: ServerHandle[StageWorker], *answers: Passes, token: str = TOKEN, seconds: float = 0.0
+) -> Seen:
+    async def ask() -> Seen:
+        door = Door(f"127.0.0.1:{worker.port}", token=token)
+        robots = Robots(door, answers, JUPITER.converse, JUPITER.robots)
+        seen = await robots.work(seconds)
+        robots.close()
+        return seen
+
+    wait_for(lambda: worker.sessions == 0, WAIT_S)  # the coordinator before may still be leaving
+    return asyncio.run(within(ask(), WAIT_S))
+
+
+def test_drafts_are_accepted_in_part(answers: list[Passes]) -> None:
+    accepted = [len(outcome.path) for answer in answers for outcome in answer.outcomes[1:]]
+    drafted = [len(step.ids) - 1 for answer in answers for step in answer.steps[1:]]
+    assert 0 < sum(accepted) < sum(drafted)
+    for answer in answers:
+        assert len(answer.steps) == len(answer.outcomes) > 1
+
+
+def test_a_coordinator_has_the_models_own_outcomes_and_notices_others(
+    worker: ServerHandle[StageWorker], answers: list[Passes]
+) -> None:
+    seen = work(worker, answers[0])
+    assert (seen.wrong, seen.failures) == (0, [])
+    assert len(seen.rounds_s) == len(answers[0].steps) - 1
+    first, *others = answers[0].outcomes
+    other = replace(answers[0], outcomes=(replace(first, next=first.next + 1), *others))
+    assert work(worker, other).wrong == 1
+    refused = work(worker, answers[0], token="wrong")
+    assert len(refused.failures) == 1
+
+
+def test_one_chain_serves_answer_after_answer(
+    worker: ServerHandle[StageWorker], answers: list[Passes]
+) -> None:
+    seen = work(worker, *answers, seconds=1.0)
+    assert (seen.wrong, seen.failures) == (0, [])
+    assert len(seen.openings_s) > 1
+
+
+@pytest.mark.parametrize("name", ATTACKS["jupiter"])
+def test_every_attack_on_a_worker_is_described_and_sends(
+    name: str, worker: ServerHandle[StageWorker], answers: list[Passes]
+) -> None:
+    attack, recorded = ATTACKS["jupiter"][name], JUPITER.recorded(answers[0])
+    assert attack.__doc__
+    assert "\n\n" not in attack.__doc__, "one sentence"
+    attacker = Attacker(
+        f"127.0.0.1:{worker.port}",
+        f"127.0.0.1:{worker.metrics_port}",
+        None,
+        TOKEN,
+        JUPITER.method,
+        recorded.opened,
+        recorded.light,
+        recorded.messages,
+    )
+    assert_attacks(attacker, attack)
+
+
+def test_the_help_lists_the_attacks_on_a_worker_and_unknown_ones_are_refused() -> None:
+    assert tuple(ATTACKS["jupiter"]) == JUPITER_ATTACK_NAMES
+    done = CliRunner().invoke(app, ["bench", "jupiter-hostile", "--help"], env={"COLUMNS": "80"})
+    assert done.exit_code == 0
+    for name in JUPITER_ATTACK_NAMES:
+        assert name in done.output
+    command = ["bench", "jupiter-hostile", "--attack", "slow_reader"]
+    done = CliRunner().invoke(app, command, env={"COLUMNS": "800"})
+    assert done.exit_code == 2
+    assert "did you mean slow_readers?" in done.output
