@@ -42,7 +42,7 @@ def grpc_works(answer_s: float = ANSWER_S) -> bool:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Look after a failure; where pytest-xdist has workers, they look, not the process above them."""
+    """Check after a failure; with pytest-xdist in the workers, not in their controller."""
     if report.failed and not hasattr(report, "node") and not grpc_works():
         os.write(_stderr, f"\n{report.nodeid} ({report.when}) left gRPC dead:\n".encode())
         os.write(_stderr, f"{report.longreprtext}\n".encode())
