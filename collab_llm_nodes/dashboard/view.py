@@ -1,8 +1,8 @@
 """Content of the page, without clock, ROS or browser.
 
 The node passes messages to a :class:`View`; :meth:`View.snapshot` returns an immutable value for
-the pages, shared between threads by reference. Memory is bounded. Times are seconds of one monotonic
-clock, given by the caller.
+the pages, shared between threads by reference. Memory is bounded. Times are seconds of one
+monotonic clock, given by the caller.
 """
 
 from __future__ import annotations
