@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collab_llm_lab.bench.dragon.served import Served, served
+from collab_llm_lab.bench.dragon.simulation import Trace
 from collab_llm_lab.bench.link.lane import LinkProfile
 from collab_llm_nodes.decoding.aggregation import AggregationConfig, Pair, Party
 from collab_llm_nodes.errors import Cancelled
@@ -32,7 +33,6 @@ from collab_llm_nodes.protocols.dragon.link import PatienceConfig
 from collab_llm_nodes.protocols.dragon.profiler import UNKNOWN
 from collab_llm_nodes.protocols.dragon.scheduler import ScheduleConfig
 from collab_llm_nodes.protocols.dragon.side import SideInfo
-from collab_llm_nodes.protocols.dragon.simulation import Trace
 
 _INFO = SideInfo("trace", "trace", "trace", 3, frozenset())
 _ACCEPTED = np.array([1.0, 0.0, 0.0], np.float32)
