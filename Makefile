@@ -4,7 +4,7 @@
 # ARGS goes to the command:  make demo ARGS="--rooms 3 --seed 7"   make test ARGS="-k grammar"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build lab demo test colcon-test lint format docs policy bag train eval bench clean distclean
+.PHONY: help setup build lab demo test test-fast test-all colcon-test lint format docs policy bag train eval bench clean distclean
 
 ARGS ?=
 RUN := scripts/with-ros
@@ -34,13 +34,21 @@ lab: build ## The same, then the laboratory: demo, benchmarks and training
 demo: lab ## Ten rooms in simulation through the whole graph; leaves a film and JSON in out/
 	@$(CLI) demo $(ARGS)
 
-test: lint ## Linters, types, then all tests
+test: lint ## Linters, types, then the tests, side by side (about a quarter of an hour)
 	@scripts/setup.sh tests
-	@$(RUN) python -m pytest $(ARGS)
+	@scripts/test.sh usual $(ARGS)
+
+test-fast: ## The laws, machines, engine, parser and guard only
+	@scripts/setup.sh tests
+	@scripts/test.sh fast $(ARGS)
+
+test-all: lint ## Linters, types, then every test, also those that take long
+	@scripts/setup.sh tests
+	@scripts/test.sh all $(ARGS)
 
 colcon-test: ## The same tests as `colcon test` runs them
 	@TESTING=ON scripts/setup.sh tests
-	@$(RUN) python -m colcon --log-level error test --base-paths . --merge-install --install-base install \
+	@PYTEST_ADDOPTS="--numprocesses 2 --dist loadfile -m 'not exhaustive'" $(RUN) python -m colcon --log-level error test --base-paths . --merge-install --install-base install \
 		--event-handlers console_direct+ --return-code-on-test-failure
 
 lint: build ## ruff, the order of imports between folders, and mypy
