@@ -11,8 +11,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from collab_llm_lab.training.text.fact_kinds import KINDS
-from collab_llm_lab.training.text.facts import Fields, Kind, fields_of
+from collab_llm_lab.training.text.facts import KINDS, Fields, Kind, fields_of
 from collab_llm_lab.training.text.passages import FILLERS
 from collab_llm_lab.training.text.phrases import Voice, say
 from collab_llm_lab.training.text.world import World

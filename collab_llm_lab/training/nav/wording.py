@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from collab_llm_lab.training.text import phrasebook
 from collab_llm_nodes.sim.expert import (
     ACTIONS,
     DIRECTIONS,
@@ -26,108 +28,11 @@ from collab_llm_nodes.sim.expert import (
 
 VERBS = ("find", "go to", "walk to", "look for", "move to", "approach")
 """The plain verbs: each has sentence forms of its own, and the tokenizer knows their words."""
-# fmt: off
-OTHER_VERBS = (
-    "navigate to", "reach", "head to", "head for", "head towards", "head over to", "drive to",
-    "drive up to", "drive over to", "get to", "get close to", "get near", "run to", "travel to",
-    "proceed to", "come to", "come close to", "come up to", "make your way to", "walk over to",
-    "walk up to", "walk towards", "go over to", "go up to", "go towards", "go near", "go and find",
-    "go find", "go and look for", "go look for", "move towards", "move over to", "move up to",
-    "move close to", "search for", "seek", "locate", "spot", "detect", "identify", "discover",
-    "track down", "look out for", "look around for", "step towards", "step up to", "roll to",
-    "steer to", "aim for", "target", "visit", "take me to", "bring me to", "lead me to",
-    "guide me to", "show me", "show me the way to", "wander to", "march to", "stroll to",
-    "return to", "advance to", "advance towards", "crawl to", "park at", "park near", "stand by",
-    "stand next to", "arrive at", "fetch", "get", "find your way to", "find a way to",
-    "try to find", "try to reach",
-)
-HELD_OUT_VERBS = (
-    "hurry to", "journey to", "sprint to", "trot over to", "pinpoint", "scout for", "dash to",
-    "hunt down", "hike to", "race to",
-)
-"""Never trained on: ``eval nav`` measures other words than those learnt."""
-# fmt: on
-
-FRAMES = (
-    "{verb} {thing}",
-    "please {verb} {thing}",
-    "please, {verb} {thing}",
-    "please go ahead and {verb} {thing}",
-    "{verb} {thing} please",
-    "{verb} {thing}, please",
-    "{verb} {thing}, thank you",
-    "{verb} {thing} thank you",
-    "{verb} {thing}, thanks",
-    "{verb} {thing}, thanks a lot",
-    "{verb} {thing} for me",
-    "{verb} {thing} for me, please",
-    "{verb} {thing} now",
-    "{verb} {thing} in this room",
-    "{verb} {thing}, will you",
-    "{verb} {thing}, would you",
-    "could you {verb} {thing}",
-    "could you please {verb} {thing}",
-    "could you {verb} {thing}, please",
-    "could you {verb} {thing} for me",
-    "can you {verb} {thing}",
-    "can you please {verb} {thing}",
-    "can you {verb} {thing} please",
-    "would you {verb} {thing}",
-    "would you please {verb} {thing}",
-    "will you {verb} {thing}",
-    "will you please {verb} {thing}",
-    "i want you to {verb} {thing}",
-    "i want you to {verb} {thing} now",
-    "i would like you to {verb} {thing}",
-    "i'd like you to {verb} {thing}",
-    "i need you to {verb} {thing}",
-    "you should {verb} {thing}",
-    "you have to {verb} {thing}",
-    "you need to {verb} {thing}",
-    "now {verb} {thing}",
-    "next, {verb} {thing}",
-    "then {verb} {thing}",
-    "and now {verb} {thing}",
-    "robot, {verb} {thing}",
-    "robot, please {verb} {thing}",
-    "hey robot, {verb} {thing}",
-    "hey, {verb} {thing}",
-    "hello, can you {verb} {thing}",
-    "hi robot! {verb} {thing}",
-    "ok, {verb} {thing}",
-    "okay robot, {verb} {thing}",
-    "let's {verb} {thing}",
-    "let us {verb} {thing}",
-    "just {verb} {thing}",
-    "try to {verb} {thing}",
-    "do {verb} {thing}",
-    "your task is to {verb} {thing}",
-    "your goal: {verb} {thing}",
-    "task: {verb} {thing}",
-    "{thing}",
-    "{thing}, please",
-    "to {thing}",
-    "to {thing}, please",
-    "where is {thing}",
-    "i want {thing}",
-    "i need {thing}",
-    "i am looking for {thing}",
-    "your goal is {thing}",
-    "there should be {thing} here, {verb} it",
-)
-HELD_OUT_FRAMES = (
-    "kindly {verb} {thing}",
-    "{verb} {thing} immediately",
-    "i wonder if you could {verb} {thing}",
-    "be so good as to {verb} {thing}",
-    "{verb} {thing}, buddy",
-    "your job is to {verb} {thing}",
-    "it is time to {verb} {thing}",
-    "dear machine, {verb} {thing}",
-    "may i ask you to {verb} {thing}",
-    "{verb} {thing} quickly",
-)
-"""Never trained on, like ``HELD_OUT_VERBS``; each holds a word that no other instruction has."""
+_BOOK = phrasebook.read(Path(__file__).with_suffix(".txt"))
+OTHER_VERBS, FRAMES = _BOOK["verbs"].texts, _BOOK["frames"].texts
+HELD_OUT_VERBS, HELD_OUT_FRAMES = _BOOK["held-out verbs"].texts, _BOOK["held-out frames"].texts
+"""Never trained on: ``eval nav`` measures other words than those learnt. Each held-out frame has a
+word that no other instruction has."""
 ARTICLES = ("the ", "the ", "the ", "a ", "that ", "")
 MARKS = ("", "", ".", "!", "?")
 

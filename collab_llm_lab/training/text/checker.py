@@ -6,19 +6,23 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
-from collab_llm_lab.training.text import fact_kinds, skills
+from collab_llm_lab.training.text import facts, skills
 from collab_llm_lab.training.text.phrases import says, words
 from collab_llm_lab.training.text.samples import Sample
 
 _NUMBERED = re.compile(r"(\d{1,2})\. (.+)")
 _ENDINGS = (".", "!", "?")
 _MAX_CHARACTERS = 20_000
-_LEXICON = {
-    name: domain.GRAMMAR.words | fact_kinds.GRAMMAR.words | skills.GRAMMAR.words
-    for name, domain in skills.DOMAINS.items()
-}
+
+
+@cache
+def lexicon(sub_domain: str) -> frozenset[str]:
+    """Return every word that the grammar can say in answers of a sub-domain, without its fields."""
+    grammars = (skills.DOMAINS[sub_domain].GRAMMAR, facts.GRAMMAR, skills.GRAMMAR)
+    return frozenset(word for grammar in grammars for word in grammar.words)
 
 
 def check(sample: Sample, answer: str) -> str:
@@ -103,7 +107,7 @@ def _missing(sample: Sample, text: str) -> str:
 
 def unknown_word(sample: Sample, text: str) -> str:
     """Return a complaint about the first word that neither grammar nor question has, else ""."""
-    known = set(_LEXICON[sample.sub_domain])
+    known = set(lexicon(sample.sub_domain))
     for turn in sample.turns[:-1]:
         known.update(words(turn.content))
     for mention in _mentions(sample):

@@ -2,29 +2,65 @@
 
 A question names what is to be done to what, and the situation: material, dirt, part, machine. The
 answer lists tools, numbered steps, a warning and the sign that the work is done. Which tools and
-steps are right follows from the situation.
+steps are right follows from the situation. The sentences are in ``instructions.txt``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from collab_llm_lab.training.text import how_to, names
-from collab_llm_lab.training.text.how_to import FAMILIES, ask
-from collab_llm_lab.training.text.phrases import Voice, pick, say
-from collab_llm_lab.training.text.situations import key
-from collab_llm_lab.training.text.tasks import Task
+from collab_llm_lab.training.text import names
+from collab_llm_lab.training.text.phrasebook import Section
+from collab_llm_lab.training.text.phrases import Grammar, Phrase, Voice, pick, say
+from collab_llm_lab.training.text.situations import BOOK, SITUATIONS, WORDS, Situation, key
+from collab_llm_lab.training.text.tasks import Part, Task, parts_of
 from collab_llm_lab.training.text.world import World
 from collab_llm_nodes.models.turns import Turn
 
-GRAMMAR = how_to.GRAMMAR
+GRAMMAR = Grammar()
+"""The words of the answers."""
+GRAMMAR.add_words(*WORDS)
 
-_SYSTEM = ask(
-    "Answer with numbered steps.",
-    "You write instructions for house and workshop.",
-    "You are a manual. Give tools, steps and warnings.",
-    "Explain the work step by step.",
-)
+
+@dataclass(frozen=True)
+class HowTo:
+    """A family of how-to questions.
+
+    Attributes:
+        fields: draws the names and the situation; returns also the numbers that decide choices.
+        questions: wordings of the question; the last is held out of training.
+        intro, warning, done: lines around the steps.
+        steps: all steps; which of the `optional` ones are given depends on the situation.
+        must: fields that every answer names.
+    """
+
+    fields: Callable[[World], Situation]
+    questions: tuple[Phrase, ...]
+    intro: tuple[Phrase, ...]
+    steps: tuple[Part, ...]
+    optional: frozenset[int]
+    warning: tuple[Phrase, ...]
+    done: tuple[Phrase, ...]
+    must: tuple[str, ...]
+
+
+def _family(name: str, book: Section) -> HowTo:
+    steps = book["steps"]
+    return HowTo(
+        SITUATIONS[name],
+        book["questions"].phrases(),
+        book["intro"].phrases(GRAMMAR),
+        parts_of(steps, GRAMMAR),
+        frozenset(i for i, title in enumerate(steps.sections) if title.startswith("[")),
+        book["warning"].phrases(GRAMMAR),
+        book["done"].phrases(GRAMMAR),
+        book["must"].words,
+    )
+
+
+FAMILIES = tuple(_family(name, book) for name, book in BOOK["families"].sections.items())
+_SYSTEM = BOOK["system"].phrases()
 
 
 def draw(world: World, freedom: float = 0.1) -> Task:

@@ -4,180 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from collab_llm_lab.training.text.fact_kinds import KINDS
-from collab_llm_lab.training.text.facts import Fields, Kind, named
-from collab_llm_lab.training.text.phrases import Grammar, Voice, pick, say
+from collab_llm_lab.training.text import phrasebook
+from collab_llm_lab.training.text.facts import KINDS, KINDS_BY_NAME, Fields, Kind, named
+from collab_llm_lab.training.text.phrases import Voice, pick, say
 from collab_llm_lab.training.text.world import World, clock
 
-_ask = Grammar()
-
-FILLERS = {
-    "conversation": _ask(
-        "Did you sleep well[ last night]?",
-        "(Ha ha|Oh well), that's (funny|so true)!",
-        "I (really|still) need a coffee.",
-        "It's (raining|sunny|windy) again, (isn't it|what a pity).",
-        "(Nobody|Somebody) ever (tells me anything|listens to me) here.",
-        "What are we having for (lunch|dinner)?",
-        "(Sorry|Hang on), the (phone|doorbell) is ringing.",
-        "I'd love to go (swimming|dancing|home) (soon|tonight).",
-        "My feet (hurt|are cold) today.",
-        "(Thanks|Okay), I'll remember that.",
-        "You're (right|joking), (of course|surely)!",
-        "Let's talk about it later, shall we?",
-        "The cat has been (asleep|hiding) all day.",
-        "I (dreamt of|forgot about) the (holidays|party) again.",
-        "(My|Our) neighbour (plays|practises) the (trumpet|drums) at night!",
-        "Who wants (some|the last piece of) (cake|chocolate|bread)?",
-        "(Honestly|You know what), I (love|can't stand) (Mondays|long talks|loud music).",
-        "(Turn|Could you turn) the (music|light|heating) (up|down), please!",
-        "(Grandma|The boss|Uncle) (called|wrote) (twice|again), (no idea why|as always).",
-    ),
-    "instructions": _ask(
-        "(Wear|Put on) gloves (at all times|for this work).",
-        "Read (all steps|the notes) before you (begin|start).",
-        "(Wipe|Dry) the surface with a (soft|clean) cloth.",
-        "Do not use (force|solvents).",
-        "(Wait|Allow) (two|five|ten) minutes before (the next step|going on).",
-        "Keep (children|pets|water) away from the (machine|work area).",
-        "Tighten the screws (by hand|crosswise).",
-        "Switch the power off (first|before opening the cover).",
-        "(Dispose of|Recycle) the old (parts|packaging) properly.",
-        "Check the result (twice|with a lamp).",
-        "If in doubt, (stop|ask a technician).",
-        "Let everything (cool|dry) completely.",
-        "Lay the (tools|screws|parts) on a (tray|towel) in the (right|same) order.",
-        "A second person (should|must) hold the (ladder|cover|frame).",
-        "(Turn|Move) the (lever|knob|handle) (slowly|to the left|to the stop).",
-        "Note the (position|number) of each (cable|part) (first|on paper).",
-        "(Small|Deep) scratches (can be polished|are normal).",
-        "(Never|Do not) (mix|heat) (cleaners|oils).",
-        "Repeat these steps (every|each) (month|spring|year).",
-    ),
-    "reports": _ask(
-        "No further (events|remarks).",
-        "All doors were (closed|checked).",
-        "The (shift|round) was completed (on schedule|without incident).",
-        "Lighting and ventilation in order.",
-        "The (protocol|register) was (signed|filed).",
-        "(Access|Traffic) remained (normal|low).",
-        "Two copies were (archived|distributed).",
-        "The figures are (provisional|final).",
-        "A follow-up is (not required|pending).",
-        "Weather conditions were (stable|fair).",
-        "The (auditor|inspector) raised no (objection|questions).",
-        "Costs are (within|below) the budget.",
-        "(Staff|Visitors) were (informed|registered) (in writing|at the gate).",
-        "The (camera|sensor|alarm) test was (passed|repeated|postponed).",
-        "(Minor|No) (damage|delay) was (reported|established).",
-        "Approval by the (board|management|customer) is (expected|on file).",
-        "The (contract|insurance|licence) (remains valid|expires soon).",
-        "Responsibility lies with the (night|day|late) shift.",
-    ),
+_BOOK = phrasebook.read(Path(__file__).with_suffix(".txt"))
+FILLERS = _BOOK["fillers"].phrases_by_name()
+_SIGHTINGS, _ALARMS = _BOOK["sightings"].phrases_by_name(), _BOOK["alarms"].phrases_by_name()
+REQUESTS = {
+    name: _BOOK[name].phrases()
+    for name in ("last where", "last when", "how often", "dearer", "cheaper", "earlier")
 }
-
-_SIGHTINGS = {
-    "conversation": _ask(
-        "I saw the {thing} in the {room} at {time}.",
-        "At {time} somebody had the {thing} in the {room}.",
-    ),
-    "instructions": _ask(
-        "At {time}, use the {thing} in the {room}.",
-        "The {thing} is needed in the {room} at {time}.",
-    ),
-    "reports": _ask(
-        "{time} {thing} seen in the {room}.",
-        "{time} | {room} | {thing}",
-    ),
-}
-_LAST_WHERE = _ask(
-    "Where was the {thing} last?",
-    "Where was the {thing} last seen?",
-    "In which room was the {thing} at the end?",
-    "What was the last room of the {thing}?",
-    "(Tell me|Say) where the {thing} was last.",
-    "Last room of the {thing}?",
-    "[Please ](name|give|state) the last room of the {thing}.",
-    "For the {thing}: where was it last seen?",
-    "At the end, (in which room|where) was the {thing}?",
-    "Could you tell me in which room the {thing} was last seen?",
-    "Which room comes last for the {thing}?",
-)
-_LAST_WHEN = _ask(
-    "When was the {thing} last seen?",
-    "What is the last time given for the {thing}?",
-    "At what time was the {thing} seen last?",
-    "(Tell me|Say) when the {thing} was last seen.",
-    "Time of the last sighting of the {thing}?",
-    "[Please ](name|give|state) the last time for the {thing}.",
-    "For the {thing}: when was it seen last?",
-    "At what time does the {thing} appear last?",
-    "Could you tell me when somebody last saw the {thing}?",
-    "What is the latest time noted for the {thing}?",
-)
-_ALARMS = {
-    "conversation": _ask(
-        "At {time} the alarm went off in the {room}!",
-        "There was that alarm in the {room} at {time}.",
-    ),
-    "instructions": _ask(
-        "At {time}, test the alarm in the {room}.",
-        "The alarm in the {room} is tested at {time}.",
-    ),
-    "reports": _ask("{time} alarm, {room}.", "{time} | {room} | alarm"),
-}
-_HOW_OFTEN = _ask(
-    "How many alarms are there for the {room}?",
-    "How often does the alarm of the {room} occur?",
-    "How many times is an alarm in the {room} mentioned?",
-    "(Tell me|Say) how many alarms the {room} had.",
-    "Number of alarms in the {room}?",
-    "[Please ](give|state) the number of alarms for the {room}.",
-    "For the {room}: how many alarms?",
-    "In the {room}, how often was there an alarm?",
-    "Could you tell me how often the alarm of the {room} is mentioned?",
-    "Count the alarms in the {room}.",
-)
-_DEARER = _ask(
-    "Which costs more, the {thing} or the {other}?",
-    "What is more expensive, the {thing} or the {other}?",
-    "Is the {thing} or the {other} dearer?",
-    "(Tell me|Say) which costs more, the {thing} or the {other}.",
-    "The {thing} or the {other}: which costs more?",
-    "Of the {thing} and the {other}, which is (dearer|more expensive)?",
-    "[Please ]name the dearer of the two: the {thing} or the {other}.",
-    "For which do I pay more, the {thing} or the {other}?",
-    "Could you tell me which is dearer, the {thing} or the {other}?",
-    "Which has the higher price, the {thing} or the {other}?",
-)
-_CHEAPER = _ask(
-    "Which costs less, the {thing} or the {other}?",
-    "What is cheaper, the {thing} or the {other}?",
-    "Is the {thing} or the {other} cheaper?",
-    "(Tell me|Say) which costs less, the {thing} or the {other}.",
-    "The {thing} or the {other}: which costs less?",
-    "Of the {thing} and the {other}, which is (cheaper|less expensive)?",
-    "[Please ]name the cheaper of the two: the {thing} or the {other}.",
-    "For which do I pay less, the {thing} or the {other}?",
-    "Could you tell me which is cheaper, the {thing} or the {other}?",
-    "Which has the lower price, the {thing} or the {other}?",
-)
-_EARLIER = _ask(
-    "Whose {event} is earlier, that of {person} or that of {other}?",
-    "Who has the {event} first, {person} or {other}?",
-    "Who has the earlier {event}, {person} or {other}?",
-    "(Tell me|Say) who has the {event} first, {person} or {other}.",
-    "{person} or {other}: whose {event} is (first|earlier)?",
-    "Whose {event} starts sooner, that of {person} or that of {other}?",
-    "[Please ]name the person with the earlier {event}: {person} or {other}.",
-    "Between {person} and {other}, whose {event} comes first?",
-    "Could you tell me whose {event} is earlier, {person}'s or {other}'s?",
-    "Of {person} and {other}, who has the earlier {event}?",
-)
-_WORDINGS = 8
+"""Wordings of questions on several lines; the last of each is held out of training."""
+_TRIES = 8
 """Tries to find a wording with the key first."""
-_BY_NAME = {kind.name: kind for kind in KINDS}
 _OPPOSED = {"job": "work", "work": "job"}  # one states what the other asks
 
 
@@ -271,7 +114,7 @@ class Writer:
         return line
 
     def _statement(self, kind: Kind, fields: Fields) -> str:
-        for _ in range(_WORDINGS if self._key_first else 1):
+        for _ in range(_TRIES if self._key_first else 1):
             text = say(kind.statements[self.style], self._voice, fields)
             if all(text.find(fields[key]) < text.find(fields[kind.value]) for key in kind.key):
                 break
@@ -342,6 +185,9 @@ class Writer:
             distractors,
         )
 
+    def _asked(self, request: str, fields: Fields) -> str:
+        return pick(REQUESTS[request], self._voice, fields, self.world.new_wordings)
+
     def _timed(self, count: int) -> list[str]:
         times = sorted(self.world.rng.sample(range(360, 1320, 5), count))
         return [clock(time) for time in times]
@@ -364,12 +210,7 @@ class Writer:
         where = world.chance(0.6)
         return Question(
             "last seen",
-            pick(
-                _LAST_WHERE if where else _LAST_WHEN,
-                self._voice,
-                {"thing": thing},
-                world.new_wordings,
-            ),
+            self._asked("last where" if where else "last when", {"thing": thing}),
             f"the {thing}",
             "None" if absent else last["room" if where else "time"],
             () if absent else (last["line"],),
@@ -387,7 +228,7 @@ class Writer:
             for name, time in zip(rooms, self._timed(len(rooms)), strict=True)
         ]
         self._add(*lines)
-        text = pick(_HOW_OFTEN, self._voice, {"room": room}, world.new_wordings)
+        text = self._asked("how often", {"room": room})
         found = tuple(line for line, name in zip(lines, rooms, strict=True) if name == room)
         return Question("count", text, f"the {room}", str(number), found, distractors)
 
@@ -395,24 +236,24 @@ class Writer:
         """State two facts among others; ask which is larger or earlier."""
         world = self.world
         if world.chance(0.6):
-            kind = _BY_NAME["price"]
+            kind = KINDS_BY_NAME["price"]
             first, second = kind.draw(world), kind.draw(world)
             dearer = world.chance(0.6)
             more = float(first["price"]) > float(second["price"])
             answer = (first if more == dearer else second)["thing"]
             fields = {"thing": first["thing"], "other": second["thing"]}
-            questions = _DEARER if dearer else _CHEAPER
+            request = "dearer" if dearer else "cheaper"
         else:
-            kind = _BY_NAME["when"]
+            kind = KINDS_BY_NAME["when"]
             first, second = kind.draw(world), kind.draw(world)
             second["event"] = first["event"]
             answer = (first if first["time"] < second["time"] else second)["person"]
             fields = {"person": first["person"], "other": second["person"]}
             fields["event"] = first["event"]
-            questions = _EARLIER
+            request = "earlier"
         lines = (self.state(kind, first), self.state(kind, second))
         distractors = self._distract(kind, distractors, None)
-        text = pick(questions, self._voice, fields, world.new_wordings)
+        text = self._asked(request, fields)
         about = " and ".join(named(kind.key[0], fact) for fact in (first, second))
         return Question("compare", text, about, answer, lines, distractors)
 

@@ -139,19 +139,24 @@ def literal_words(*templates: str) -> set[str]:
     return found
 
 
+def compiled(*texts: str) -> tuple[Phrase, ...]:
+    """Compile templates that mean the same; a voice chooses one of them."""
+    return tuple(Phrase(text) for text in texts)
+
+
 class Grammar:
-    """The templates of one sub-domain, and every word that they can say by themselves."""
+    """Compiles templates, and remembers every word that they can say without their fields."""
 
     def __init__(self) -> None:
         self.words: set[str] = set()
 
     def __call__(self, *texts: str) -> tuple[Phrase, ...]:
-        """Compile templates that mean the same; a voice chooses one of them."""
+        """Compile templates, as ``compiled`` does, and remember their words."""
         self.words |= literal_words(*texts)
-        return tuple(Phrase(text) for text in texts)
+        return compiled(*texts)
 
-    def know(self, *texts: str) -> None:
-        """Add the words of `texts`: values that fields of answers take from the grammar."""
+    def add_words(self, *texts: str) -> None:
+        """Remember the words of `texts`: values that fields of answers take from the grammar."""
         for text in texts:
             self.words.update(words(text))
 

@@ -1,84 +1,54 @@
 """The sub-domain `reports`: formal reports on stock, cost, patrols, energy, service and deliveries.
 
 The question gives the data, one record a line or in one sentence. The report repeats them as a
-table, with the computed column and its sum so far, and comments on them in formal language.
+table, with the computed column and its sum so far, and comments on them in formal language. The
+sentences are in ``reports.txt``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from collab_llm_lab.training.text import names
+from collab_llm_lab.training.text import names, phrasebook
+from collab_llm_lab.training.text.figures import FIGURES, NUMBERS, Figures
 from collab_llm_lab.training.text.phrases import Grammar, Voice, pick, say
-from collab_llm_lab.training.text.report_kinds import GRAMMAR, KINDS
-from collab_llm_lab.training.text.tasks import Part, Task
+from collab_llm_lab.training.text.tasks import Part, Task, parts_of
 from collab_llm_lab.training.text.world import World
 from collab_llm_nodes.models.turns import Turn
 
-_g, _ask = GRAMMAR, Grammar()
-
+GRAMMAR = Grammar()
+"""The words of the reports."""
 DEPARTMENTS = ("Finance", "Facilities", "Security", "Logistics", "Catering", "Research")
-_SYSTEM = _ask(
-    "You write formal reports.",
-    "Reports are formal, complete and correct to the cent.",
-    "You are the reporting service of the building.",
-    "Write reports with a table and a summary.",
+_BOOK = phrasebook.read(Path(__file__).with_suffix(".txt"))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of report: its data and its own sentences."""
+
+    name: str
+    subject: str
+    figures: Callable[[World], Figures]
+    parts: tuple[Part, ...]
+
+
+KINDS = tuple(
+    Kind(
+        name,
+        book["subject"].texts[0],
+        FIGURES[book["figures"].texts[0]],
+        parts_of(book["parts"], GRAMMAR),
+    )
+    for name, book in _BOOK["kinds"].sections.items()
 )
-_QUESTION = _ask(
-    "(Write|Prepare|Draw up) the {kind} report of the {room} for {department}, {weekday}, {date}. "
-    "Author: {robot}.",
-    "{department} requests the {kind} report, {room}, dated {weekday}, {date}; author {robot}.",
-    "{weekday}, {date}. Compile the {kind} report for {department} on the {room}, signed by "
-    "{robot}.",
-    "Please submit {a_kind} report. Location {room}, recipient {department}, author {robot}, date "
-    "{weekday}, {date}.",
-    "Kind: {kind} report. Location: {room}. Recipient: {department}. Date: {weekday}, {date}. "
-    "Author: {robot}.",
-    "For {department}: the {kind} report on the {room}, {weekday}, {date}, as drafted by {robot}.",
-)
-_PURPOSE = Part(
-    _g("Purpose of the report", "Scope and recipient"),
-    _g(
-        "The present report (documents|records) the {subject} of the {room} as of {weekday}, "
-        "{date}, and is (addressed|submitted) to {department}.",
-        "At the request of {department}, the {subject} of the {room} (was reviewed|has been "
-        "examined) on {weekday}, {date}.",
-        "This document (summarises|states) the {subject} of the {room} on {weekday}, {date}, for "
-        "(the attention|the records) of {department}.",
-    ),
-)
-_METHOD = Part(
-    _g("Method of the survey", "Basis of the figures"),
-    _g(
-        "All figures were (recorded on site|verified twice) by {robot} and (comply|agree) with the "
-        "(applicable|internal) guidelines.",
-        "The data (originate|derive) from the records of {robot} and have been (checked for "
-        "completeness|reconciled with the register).",
-        "{robot} collected the data (without interruption|according to schedule), and no "
-        "(deviation|irregularity) in the procedure was (noted|observed).",
-    ),
-)
-_REVIEW = Part(
-    _g("Next review date", "Further procedure"),
-    _g(
-        "The next review is (scheduled|due) on the following {weekday}; until then the "
-        "(present|above) figures (remain valid|shall apply).",
-        "{department} is (kindly requested|asked) to (confirm receipt|approve the figures) before "
-        "the following {weekday}.",
-        "Subject to the approval of {department}, the (measures|findings) (take effect|will be "
-        "closed) on the following {weekday}.",
-    ),
-)
-_SIGNATURE = _g(
-    "Signed: {robot}, (for|on behalf of) {department}.",
-    "Prepared by {robot}. (Copy|Distribution) to {department}.",
-    "Respectfully submitted by {robot} to {department}.",
-)
-_HEADING = _g(
-    "{KIND} REPORT\nLocation: {room}. Date: {weekday}, {date}.",
-    "{KIND} REPORT, {date}\nLocation: {room}.",
-    "REPORT: {KIND}\nDate: {weekday}, {date}. Location: {room}.",
-)
+_SYSTEM, _QUESTION = _BOOK["system"].phrases(), _BOOK["question"].phrases()
+_HEADING, _SIGNATURE = _BOOK["heading"].phrases(GRAMMAR), _BOOK["signature"].phrases(GRAMMAR)
+_PURPOSE, _METHOD, _REVIEW = parts_of(_BOOK["parts of all"], GRAMMAR)
+for _kind in KINDS:
+    GRAMMAR.add_words(_kind.name, _kind.subject)
+GRAMMAR.add_words(*_BOOK["words of tables"].words, *NUMBERS)
 
 
 def draw(world: World, freedom: float = 0.1) -> Task:

@@ -10,7 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from collab_llm_lab.training.text.phrases import Phrase, Voice, literal_words, say, words
+from collab_llm_lab.training.text.phrasebook import Section
+from collab_llm_lab.training.text.phrases import (
+    Grammar,
+    Phrase,
+    Voice,
+    literal_words,
+    say,
+    words,
+)
 from collab_llm_nodes.models.turns import Turn
 
 
@@ -39,6 +47,14 @@ class Part:
     def words(self) -> frozenset[str]:
         """All words of the text's templates."""
         return frozenset(literal_words(*(phrase.text for phrase in (*self.text, *self.ending))))
+
+
+def parts_of(book: Section, grammar: Grammar) -> tuple[Part, ...]:
+    """Return the parts that a section lists: the titles in each heading, the texts beneath it."""
+    return tuple(
+        Part(grammar(*titles.strip("[]").split(" / ")), part.phrases(grammar))
+        for titles, part in book.sections.items()
+    )
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ class World:
     def thing(self, kind: str = "") -> Thing:
         """Return a thing, of the class `kind` or of any."""
         kind = kind or self.any(tuple(names.THINGS))
-        nouns, materials = _THINGS[kind]
+        nouns, materials = names.THINGS[kind]
         while True:
             noun, material = self.any(nouns), self.any(materials)
             colour = self.any(names.COLOURS)
@@ -153,7 +153,7 @@ class World:
     def place(self) -> str:
         """Return a place within a room, with its preposition: "on the shelf"."""
         place = self.any(names.PLACES)
-        return f"{names.PLACE_WORDS.get(place, 'on')} the {place}"
+        return f"{'in' if place in names.CONTAINERS else 'on'} the {place}"
 
     def colour(self) -> str:
         """Return a colour."""
@@ -222,6 +222,3 @@ def clock(minutes: int) -> str:
 def money(cents: int) -> str:
     """Return an amount of cents as "12.50"."""
     return f"{cents // 100}.{cents % 100:02d}"
-
-
-_THINGS = {kind: (n.split(), m.split()) for kind, (n, m) in names.THINGS.items()}
