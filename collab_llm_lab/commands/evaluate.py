@@ -21,9 +21,11 @@ def eval_nav(
     json_file: JsonOption = None,
 ) -> None:
     """Closed-loop success, perception, losslessness and tau of the embedded pair."""
-    from collab_llm_lab.training.nav.evaluate import EvalConfig, eval_nav
+    from collab_llm_lab.training.loop import shown
+    from collab_llm_lab.training.nav import evaluate
 
-    found = eval_nav(EvalConfig(rooms=rooms, seed=seed))
+    with shown(()) as show:
+        found = evaluate.eval_nav(rooms, seed, show("evaluation"))
     table = Table("figure", "measured")
     for name, value in (
         ("rooms solved, target", f"{found['target']['success_rate']:.1%}"),

@@ -21,15 +21,29 @@ from rich.progress import TaskID, TextColumn, TimeElapsedColumn, TimeRemainingCo
 from collab_llm_nodes.errors import ConfigError, ModelError
 
 Progress = Callable[[str, int, int, dict[str, float]], None]
-"""Called with (what, done, total, latest figures)."""
+"""Called with (activity, done, total, latest figures)."""
+Stop = Callable[[], bool]
+"""Asked before each step; True ends the call, to be resumed."""
+
+
+def silent(activity: str, done: int, total: int, figures: dict[str, float]) -> None:
+    """Report progress to nobody."""
+
+
+def counted(report: Progress, activity: str) -> Callable[[int, int], None]:
+    """Return a report of one activity, called with (done, total)."""
+    return lambda done, total: report(activity, done, total, {})
+
 
 STATE, CURVE = "state.pt", "curve.json"
+_SAVE_EVERY_S = 60.0
+"""A killed run loses at most this much."""
 _NO_STATE = (pickle.UnpicklingError, EOFError, RuntimeError, ValueError, KeyError, TypeError)
-"""Errors by which torch refuses a damaged file, and a learner the state of another one."""
+"""Errors that torch raises for a damaged file, and a learner for the state of another one."""
 
 
 class Learner(Protocol):
-    """A model in training; ``state`` holds all that a resumed run needs.
+    """A model in training; ``state`` holds everything that a resumed run needs.
 
     Attributes:
         step: optimiser steps done.
@@ -46,7 +60,7 @@ class Learner(Protocol):
         ...
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what ``state`` returned."""
+        """Restore what ``state`` returned."""
         ...
 
 
@@ -63,7 +77,6 @@ class Pace:
     seconds: float = 0.0
     """0: no limit but the steps."""
     warmup: int = 0
-    checkpoint_seconds: float = 120.0
     measure_every: int = 1_000
     """Steps between two points of the curve; the last step has one as well."""
 
@@ -139,8 +152,8 @@ def train(
     *,
     measure: Callable[[], dict[str, float]] = dict,
     save_at: tuple[int, ...] = (),
-    tell: Progress = lambda what, done, total, figures: None,
-    stop: Callable[[], bool] = lambda: False,
+    report: Progress = silent,
+    stop: Stop = lambda: False,
 ) -> bool:
     """Train until ``pace`` ends; save on the way and at the end. Return True when it is over.
 
@@ -149,7 +162,6 @@ def train(
         advance: makes one optimiser step (and counts it); returns its losses.
         measure: figures for a point of the curve, beside the smoothed losses.
         save_at: steps after which the state is saved in any case.
-        stop: asked before every step; True ends the call, to be resumed.
 
     Raises:
         ModelError: a loss is not finite; nothing is saved.
@@ -176,12 +188,12 @@ def train(
         learner.seconds = before + now - started
         share = pace.done(learner.step, learner.seconds)
         total = max(learner.step, round(learner.step / share)) if share else learner.step
-        tell("training", learner.step, total, figures)
+        report("training", learner.step, total, figures)
         if learner.step % pace.measure_every == 0 or over():
             facts = {"step": learner.step, "seconds": learner.seconds}
             learner.curve.append({**facts, **figures, **measure()})
-            tell("training", learner.step, total, learner.curve[-1])
-        if now - saved > pace.checkpoint_seconds or learner.step in save_at:
+            report("training", learner.step, total, learner.curve[-1])
+        if now - saved > _SAVE_EVERY_S or learner.step in save_at:
             save(learner, run)
             saved = now
     save(learner, run)
@@ -193,7 +205,7 @@ def shown(keys: tuple[str, ...], every: float = 10.0) -> Iterator[Callable[[str]
     """Yield a maker of progress reports: bars on a terminal, else a line about every ``every`` s.
 
     Args:
-        keys: figures that are shown, where a report has them.
+        keys: figures that are shown, if a report has them.
     """
     console = Console()
     if not console.is_terminal:
@@ -204,28 +216,30 @@ def shown(keys: tuple[str, ...], every: float = 10.0) -> Iterator[Callable[[str]
         yield lambda name: _bar(bar, bar.add_task(name, total=None, figures=""), name, keys)
 
 
-def _told(figures: dict[str, float], keys: tuple[str, ...]) -> str:
+def _text(figures: dict[str, float], keys: tuple[str, ...]) -> str:
     return " ".join(f"{key} {figures[key]:,.3f}" for key in keys if key in figures)
 
 
 def _bar(bar: Bar, task: TaskID, name: str, keys: tuple[str, ...]) -> Progress:
-    def tell(what: str, done: int, total: int, figures: dict[str, float]) -> None:
-        told = _told(figures, keys)
-        bar.update(task, description=f"{name}: {what}", completed=done, total=total, figures=told)
+    def report(activity: str, done: int, total: int, figures: dict[str, float]) -> None:
+        text = _text(figures, keys)
+        bar.update(
+            task, description=f"{name}: {activity}", completed=done, total=total, figures=text
+        )
 
-    return tell
+    return report
 
 
 def _lines(name: str, keys: tuple[str, ...], every: float) -> Progress:
-    last, said = -every, ""
+    last, written = -every, ""
 
-    def tell(what: str, done: int, total: int, figures: dict[str, float]) -> None:
-        nonlocal last, said
+    def report(activity: str, done: int, total: int, figures: dict[str, float]) -> None:
+        nonlocal last, written
         now = time.monotonic()
-        if now - last < every and what == said:
+        if now - last < every and activity == written:
             return
-        last, said = now, what
-        told = _told(figures, keys)
-        print(f"{time.strftime('%H:%M:%S')} {name}: {what} {done}/{total} {told}", flush=True)
+        last, written = now, activity
+        clock, text = time.strftime("%H:%M:%S"), _text(figures, keys)
+        print(f"{clock} {name}: {activity} {done}/{total} {text}", flush=True)
 
-    return tell
+    return report

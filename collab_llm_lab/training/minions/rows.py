@@ -23,13 +23,13 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from collab_llm_lab.training.minions.chats import Group
-from collab_llm_lab.training.text.packing import pack
 from collab_llm_lab.training.text.rendering import (
     ANSWERED,
     ASKED,
     PAD,
     SHORT,
     Renderer,
+    pack,
     prompt_text,
 )
 from collab_llm_lab.training.text.shards import Document

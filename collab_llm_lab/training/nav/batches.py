@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -70,8 +71,7 @@ class Question:
         return answer(self.name, self.sight, self.history, self.wish.form)
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """B pictures with K questions each; T image tokens, W dense words, A answer tokens."""
 
     pictures: Tensor  # uint8 [B, 84, 168, 3]

@@ -8,14 +8,13 @@ half from random places, many of them close to a thing.
 from __future__ import annotations
 
 import math
-import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from collab_llm_lab.training.checkpoints import replacing
 from collab_llm_nodes.sim import expert
 from collab_llm_nodes.sim.renderer import (
     HEIGHT_PX,
@@ -149,36 +148,24 @@ def room_snapshots(renderer: Renderer, seed: int) -> Iterator[Snapshot]:
 
 
 def write_shard(folder: Path, snapshots: Sequence[Snapshot]) -> None:
-    """Write a shard atomically: a half-written folder is never taken for a whole one."""
-    building = folder.with_name(folder.name + ".part")
-    shutil.rmtree(building, ignore_errors=True)
-    building.mkdir(parents=True)
-    for name, (shape, dtype) in _FIELDS.items():
-        values: np.ndarray = np.stack([np.asarray(getattr(s, name), dtype) for s in snapshots])
-        assert values.shape[1:] == shape
-        np.save(building / f"{name}.npy", values)
-    os.replace(building, folder)
-
-
-def make_shard(folder: Path, number: int, renderer: Renderer | None = None) -> None:
-    """Render training shard ``number``: ``ROOMS_PER_SHARD`` rooms after those of the one before."""
-    own = renderer or Renderer()
-    first = TRAIN_SEEDS + number * ROOMS_PER_SHARD
-    seeds = range(first, first + ROOMS_PER_SHARD)
-    write_shard(folder, [s for seed in seeds for s in room_snapshots(own, seed)])
-    if renderer is None:
-        own.close()
+    """Write a shard; a half-written folder is never taken for a whole one."""
+    with replacing(folder) as building:
+        for name, (shape, dtype) in _FIELDS.items():
+            values: np.ndarray = np.stack([np.asarray(getattr(s, name), dtype) for s in snapshots])
+            assert values.shape[1:] == shape
+            np.save(building / f"{name}.npy", values)
 
 
 def make_shards(
     data: Path,
     count: int,
-    progress: Callable[[int, int], None] | None = None,
+    report: Callable[[int, int], None] = lambda done, total: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[Path]:
-    """Render the first ``count`` training shards that are not there yet; returns all of them.
+    """Render the first ``count`` training shards that are not there yet; return all of them.
 
-    ``stop`` is asked before each shard that is missing; True ends the call with those made so far.
+    Shard N has ``ROOMS_PER_SHARD`` rooms, which follow those of shard N - 1. ``stop`` is asked
+    before each shard that is missing; True ends the call with those made so far.
     """
     folders = [data / f"shard-{number:04d}" for number in range(count)]
     renderer = None
@@ -188,9 +175,10 @@ def make_shards(
                 folders = folders[:number]
                 break
             renderer = renderer or Renderer()
-            make_shard(folder, number, renderer)
-        if progress is not None:
-            progress(number + 1, count)
+            first = TRAIN_SEEDS + number * ROOMS_PER_SHARD
+            seeds = range(first, first + ROOMS_PER_SHARD)
+            write_shard(folder, [s for seed in seeds for s in room_snapshots(renderer, seed)])
+        report(number + 1, count)
     if renderer is not None:
         renderer.close()
     return folders

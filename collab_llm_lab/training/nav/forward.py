@@ -22,6 +22,9 @@ from collab_llm_nodes.sim.renderer import HEIGHT_PX, WIDTH
 
 PATCH, MERGE = 14, 2
 GRID = (HEIGHT_PX // PATCH, WIDTH // PATCH)
+MEAN = (0.48145466, 0.4578275, 0.40821073)
+STD = (0.26862954, 0.26130258, 0.27577711)
+"""Of the colour channels, as Qwen2-VL normalises pictures."""
 LONGEST_TEXT = 96
 """Question and answer tokens that fit."""
 
@@ -72,10 +75,8 @@ class FastForward(nn.Module):
         v_cos, v_sin = visual.rotary_pos_emb(torch.zeros(1), where)
         self.register_buffer("v_cos", v_cos, persistent=False)
         self.register_buffer("v_sin", v_sin, persistent=False)
-        mean = torch.tensor([0.48145466, 0.4578275, 0.40821073])
-        std = torch.tensor([0.26862954, 0.26130258, 0.27577711])
-        self.register_buffer("mean", mean, persistent=False)
-        self.register_buffer("std", std, persistent=False)
+        self.register_buffer("mean", torch.tensor(MEAN), persistent=False)
+        self.register_buffer("std", torch.tensor(STD), persistent=False)
 
     def see(self, pictures: Tensor) -> Tensor:
         """Image tokens [B, tokens, D] of uint8 pictures [B, 84, 168, 3]."""

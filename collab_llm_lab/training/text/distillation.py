@@ -15,15 +15,16 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from collab_llm_lab.training.stopping import deaf_processes
-from collab_llm_lab.training.text.answering import answers
+from collab_llm_lab.training.stopping import processes_ignoring_sigint
 from collab_llm_lab.training.text.checker import check
-from collab_llm_lab.training.text.packing import NOWHERE, pack
+from collab_llm_lab.training.text.models import answers
 from collab_llm_lab.training.text.plans import Answers
 from collab_llm_lab.training.text.rendering import (
     ANSWERED,
     ASKED,
+    NOWHERE,
     Renderer,
+    pack,
     prompt_text,
     raw_text,
 )
@@ -184,7 +185,7 @@ class Teacher:
         return parts
 
     def _submit(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> Future[T]:
-        with deaf_processes():  # the pool starts its processes when it has work for them
+        with processes_ignoring_sigint():  # the pool starts its processes when it has work for them
             return self._pool.submit(work, *args, **named)
 
     def _answer(self, asked: list[Question], unit: int, file: Path) -> float:

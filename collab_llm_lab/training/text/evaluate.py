@@ -16,13 +16,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from collab_llm_lab.training.loop import Progress
-from collab_llm_lab.training.text.answering import answers, engine_of
-from collab_llm_lab.training.text.architecture import CONTEXT
 from collab_llm_lab.training.text.checker import check
 from collab_llm_lab.training.text.distillation import Question, questions
-from collab_llm_lab.training.text.export import read
 from collab_llm_lab.training.text.forward import TextForward
 from collab_llm_lab.training.text.held_out import one_a_row, token_nats
+from collab_llm_lab.training.text.models import CONTEXT, answers, engine_of, pick_device, read
 from collab_llm_lab.training.text.ngram import NGram
 from collab_llm_lab.training.text.plans import MODELS
 from collab_llm_lab.training.text.rendering import Renderer, prompt_text
@@ -91,8 +89,6 @@ def eval_text(config: EvalText, tell: Progress) -> dict[str, Any]:
         ModelError: a model is missing or unreadable.
         ConfigError: the models' tokenizers differ.
     """
-    from collab_llm_lab.training.text.stages import pick_device
-
     transformers_logging.disable_progress_bar()
     evaluation = _Evaluation(config, pick_device(config.device))
     parts: list[tuple[str, Callable[[], Any]]] = [

@@ -11,8 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from collab_llm_lab.training.text.forward import TextForward
-from collab_llm_lab.training.text.packing import Document
-from collab_llm_lab.training.text.rendering import PAD, SHORT
+from collab_llm_lab.training.text.rendering import PAD, SHORT, Document
 from collab_llm_lab.training.text.samples import SUB_DOMAINS
 from collab_llm_lab.training.text.shards import some_documents
 

@@ -60,46 +60,54 @@ class Voice:
 class Phrase:
     """A compiled template."""
 
-    __slots__ = ("_parts", "text")
+    __slots__ = ("parts", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
         tokens = _TOKEN.findall(text)
         if "".join(tokens) != text:
             raise ValueError(f"not a template: {text!r}")
-        parts: _Parts = []
+        parts: Parts = []
         end = -1
         while end < len(tokens) - 1:
             more, end = _sequence(tokens, end + 1)
             if end < len(tokens) and tokens[end] != "|":
                 raise ValueError(f"a bracket too many in {text!r}")
             parts += more if end == len(tokens) else [*more, "|"]
-        self._parts = parts
+        self.parts = parts
 
     def say(self, voice: Voice, fields: Mapping[str, str]) -> str:
         """Return the sentence with its choices made and its fields filled in."""
         out: list[str] = []
-        _fill(self._parts, voice, fields, out)
+        _fill(self.parts, voice, fields, out)
         return "".join(out)
 
 
-class _Choice(NamedTuple):
+class Field(NamedTuple):
+    """A place that a value is filled in."""
+
+    name: str
+
+
+class Choice(NamedTuple):
+    """Alternatives, one of which is taken; ``site`` is the number by which a voice decides."""
+
     site: int
-    alternatives: list[_Parts]
+    alternatives: list[Parts]
 
 
-_Parts = list[str | tuple[str] | _Choice]
-"""Literals, ("field",) and choices."""
+Parts = list[str | Field | Choice]
+"""Literal texts, fields and choices, in order."""
 
 
-def _sequence(tokens: list[str], i: int) -> tuple[_Parts, int]:
+def _sequence(tokens: list[str], i: int) -> tuple[Parts, int]:
     """Read parts from `tokens[i:]` up to the end of the alternative; return them and its place."""
-    parts: _Parts = []
+    parts: Parts = []
     while i < len(tokens) and tokens[i] not in ("|", ")", "]"):
         token = tokens[i]
         if token in ("(", "["):
             start, close = i, ")" if token == "(" else "]"
-            alternatives: list[_Parts] = [] if token == "(" else [[]]
+            alternatives: list[Parts] = [] if token == "(" else [[]]
             while True:
                 option, i = _sequence(tokens, i + 1)
                 alternatives.append(option)
@@ -111,24 +119,24 @@ def _sequence(tokens: list[str], i: int) -> tuple[_Parts, int]:
                 parts += ["(", *alternatives[0], ")"]
             else:
                 site = zlib.crc32("".join(tokens[: i + 1]).encode()) + start
-                parts.append(_Choice(site, alternatives))
+                parts.append(Choice(site, alternatives))
         elif token[0] == "{":
-            parts.append((token[1:-1],))
+            parts.append(Field(token[1:-1]))
         else:
             parts.append(token)
         i += 1
     return parts, i
 
 
-def _fill(parts: _Parts, voice: Voice, fields: Mapping[str, str], out: list[str]) -> None:
+def _fill(parts: Parts, voice: Voice, fields: Mapping[str, str], out: list[str]) -> None:
     for part in parts:
         if isinstance(part, str):
             out.append(part)
-        elif isinstance(part, _Choice):
+        elif isinstance(part, Choice):
             alternatives = part.alternatives
             _fill(alternatives[voice.choose(part.site, len(alternatives))], voice, fields, out)
         else:
-            out.append(fields[part[0]])
+            out.append(fields[part.name])
 
 
 def literal_words(*templates: str) -> set[str]:

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from collab_llm_lab.training.stopping import deaf_processes
-from collab_llm_lab.training.text.packing import Document, pack
-from collab_llm_lab.training.text.rendering import WEIGHTS, Renderer
+from collab_llm_lab.training.stopping import processes_ignoring_sigint
+from collab_llm_lab.training.text.rendering import WEIGHTS, Document, Renderer, pack
 from collab_llm_lab.training.text.samples import DEFAULT_MIX, SUB_DOMAINS, Sample, draw_sample
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
 
@@ -157,7 +156,7 @@ class Makers:
         ]
 
     def __enter__(self) -> Makers:
-        with deaf_processes():
+        with processes_ignoring_sigint():
             for process in self._processes:
                 process.start()
         return self

@@ -76,7 +76,7 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["garbage", "half", "empty", "another learner's"])
-def test_a_damaged_state_is_told_with_its_remedy(damage: str, tmp_path: Path) -> None:
+def test_a_damaged_state_is_reported_with_its_remedy(damage: str, tmp_path: Path) -> None:
     learner = Counter()
     loop.save(learner, tmp_path)
     file = tmp_path / loop.STATE
@@ -85,10 +85,10 @@ def test_a_damaged_state_is_told_with_its_remedy(damage: str, tmp_path: Path) ->
         torch.save({"step": 3}, file)
     else:
         file.write_bytes({"garbage": b"garbage", "half": whole[: len(whole) // 2]}.get(damage, b""))
-    with pytest.raises(ModelError, match="holds no state of this training") as told:
+    with pytest.raises(ModelError, match="holds no state of this training") as error:
         loop.restore(learner, tmp_path, torch.device("cpu"))
-    assert str(file) in str(told.value)
-    assert "delete it" in told.value.remedy
+    assert str(file) in str(error.value)
+    assert "delete it" in error.value.remedy
 
 
 def test_a_time_ends_a_run_whose_first_step_is_not_counted(
@@ -97,16 +97,16 @@ def test_a_time_ends_a_run_whose_first_step_is_not_counted(
     clock = iter([0.0, 50.0, *(51.0 + second for second in range(100))])
     monkeypatch.setattr(loop.time, "monotonic", lambda: next(clock))
     learner = Counter()
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     assert loop.train(
         learner,
         tmp_path,
         Pace(seconds=4.0),
         learner.learn,
-        tell=lambda what, done, total, figures: told.append((done, total)),
+        report=lambda activity, done, total, figures: reports.append((done, total)),
     )
     assert (learner.step, learner.seconds) == (5, 4.0)
-    assert told[:2] == [(1, 1), (2, 8)]
+    assert reports[:2] == [(1, 1), (2, 8)]
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(tmp_path: Path) -> None:
@@ -123,10 +123,10 @@ def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(tmp_path: Path) 
 
 def test_lines_replace_bars_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with loop.shown(("loss",), every=3600.0) as show:
-        tell = show("target")
+        report = show("target")
         for step in range(1, 5):
-            tell("training", step, 4, {"loss": 2.5, "other": 1.0})
-        tell("measuring", 4, 4, {})
+            report("training", step, 4, {"loss": 2.5, "other": 1.0})
+        report("measuring", 4, 4, {})
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" ", 1)[1] for line in lines] == [
         "target: training 1/4 loss 2.500",

@@ -29,8 +29,8 @@ from collab_llm_lab.training.minions.rows import (
     visible,
 )
 from collab_llm_lab.training.minions.trainer import TrainMinions, train_minions
-from collab_llm_lab.training.text.architecture import TINY, build
 from collab_llm_lab.training.text.forward import TextForward
+from collab_llm_lab.training.text.models import TINY, build
 from collab_llm_lab.training.text.rendering import ANSWERED, SHORT, Renderer, prompt_text
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.loading import ModelConfig, load

@@ -14,7 +14,6 @@ import pytest
 import torch
 from text_family import vocabulary, write_family
 
-from collab_llm_lab.training.text.architecture import TINY, build
 from collab_llm_lab.training.text.evaluate import (
     EvalText,
     accepted_in_rounds,
@@ -24,7 +23,7 @@ from collab_llm_lab.training.text.evaluate import (
     medusa_rounds,
     says_absent,
 )
-from collab_llm_lab.training.text.export import export
+from collab_llm_lab.training.text.models import TINY, build, export
 from collab_llm_lab.training.text.ngram import NGram
 from collab_llm_lab.training.text.samples import make_sample
 from collab_llm_nodes.errors import ConfigError, ModelError

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from collab_llm_lab.training.run_folder import BEGUN, held
+from collab_llm_lab.training.run import BEGUN, held
 from collab_llm_lab.training.text.plans import PLANS
 from collab_llm_nodes.errors import ConfigError
 

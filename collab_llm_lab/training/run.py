@@ -1,18 +1,86 @@
-"""The folder of a run: held by one training at a time, and never shared by two different ones."""
+"""A run of a training: its folder, and its stages one after the other.
+
+A folder is held by one training at a time, and never shared by two different ones.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from transformers.utils import logging as transformers_logging
+
+from collab_llm_lab.training import loop
 from collab_llm_nodes.errors import ConfigError
 
-BEGUN, LOCK = "begun.json", "lock"
+BEGUN, LOCK, DONE = "begun.json", "lock", "done"
+MakeStage = Callable[[loop.Progress, loop.Stop], bool]
+"""Makes one stage; returns False if it was stopped before its end."""
+
+
+def make_stages(
+    out: Path,
+    stages: Mapping[str, MakeStage],
+    *,
+    options: Mapping[str, object],
+    settings: Mapping[str, object] | None = None,
+    hours: float = 0.0,
+    shown: tuple[str, ...] = (),
+    stop: loop.Stop = lambda: False,
+) -> bool:
+    """Make the stages that are not done yet, in order; return True when all of them are.
+
+    Args:
+        options, settings: see ``held``.
+        hours: stop, to be resumed, after this long; 0: when all stages are done.
+        shown: figures that the progress display shows.
+
+    Raises:
+        ConfigError: see ``held``.
+    """
+    transformers_logging.disable_progress_bar()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process per core makes data
+    end = time.monotonic() + 3600 * hours if hours else float("inf")
+
+    def stopped() -> bool:
+        return stop() or time.monotonic() > end
+
+    with held(out, options, settings), loop.shown(shown) as show:
+        for name, make in stages.items():
+            if is_done(out, name):
+                continue
+            if not make(show(name), stopped):
+                print(f"stopped in stage {name}; the same command goes on from here")
+                return False
+            (out / name).mkdir(parents=True, exist_ok=True)
+            (out / name / DONE).touch()
+    return True
+
+
+def check_stages(wanted: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse stages that a training does not have.
+
+    Raises:
+        ConfigError: a stage is unknown, or none is wanted.
+    """
+    unknown = [stage for stage in wanted if stage not in known]
+    if unknown or not wanted:
+        raise ConfigError(
+            ", ".join(unknown) or "none",
+            field="--stages",
+            remedy=f"choose from {' '.join(known)}",
+        )
+
+
+def is_done(out: Path, stage: str) -> bool:
+    """Return True if a stage of the run in ``out`` has come to its end."""
+    return (out / stage / DONE).exists()
 
 
 @contextmanager
