@@ -24,8 +24,8 @@ from collab_llm_lab.training.nav.wording import (
     HELD_OUT,
     TRAINED,
     VERBS,
-    Wish,
-    Wishes,
+    Wording,
+    Wordings,
     action_said,
     direction_said,
 )
@@ -74,7 +74,7 @@ def held_out_figures(
     folder: Path,
     rooms: int,
     seed: int = 0,
-    wishes: Wishes | None = None,
+    wordings: Wordings | None = None,
     report: Progress = loop.silent,
     batch: int = 128,
 ) -> dict[str, float]:
@@ -83,15 +83,15 @@ def held_out_figures(
     ``in_view_direction``: the direction word, over things in view. ``not_in_view``: said not to
     be in view, over things that are not. ``exact``: the whole answer. ``action``: the action.
     ``refused``: how many answers the action grammar does not read.
-    Rooms and questions follow from ``seed``; they are asked in ``wishes``, or plainly.
+    Rooms and questions follow from ``seed``; they are asked in ``wordings``, or plainly.
     """
     pictures = held_out_pictures(folder, rooms, seed, report)
     rng = np.random.default_rng(seed)
-    reworded = 0.0 if wishes is None else 1.0
+    reworded = 0.0 if wordings is None else 1.0
     asked = [
         q
         for i in range(len(pictures))
-        for q in ask(pictures, i, 1, rng, reworded=reworded, wishes=wishes or TRAINED)
+        for q in ask(pictures, i, 1, rng, reworded=reworded, wordings=wordings or TRAINED)
     ]
     said: list[str] = []
     for first in range(0, len(asked), batch):
@@ -146,16 +146,16 @@ class Episode:
     asked: list[Asked] = field(default_factory=list)
 
 
-def start(seed: int, wishes: Wishes | None = None) -> Episode:
-    """Return a fresh episode of room ``seed``, asked for in one of ``wishes`` or plainly.
+def start(seed: int, wordings: Wordings | None = None) -> Episode:
+    """Return a fresh episode of room ``seed``, asked for in one of ``wordings`` or plainly.
 
     The words of the instruction follow from the seed too.
     """
     room = make_room(seed)
-    wish = Wish(VERBS[seed % len(VERBS)])
-    if wishes is not None:
-        wish = wishes.draw(np.random.default_rng([seed, 0x3015]))
-    return Episode(room, Base(room, seed=2), [], wish.text(room.goal.name))
+    wording = Wording(VERBS[seed % len(VERBS)])
+    if wordings is not None:
+        wording = wordings.draw(np.random.default_rng([seed, 0x3015]))
+    return Episode(room, Base(room, seed=2), [], wording.text(room.goal.name))
 
 
 def advance(episode: Episode, text: str) -> None:
@@ -177,7 +177,7 @@ def closed_loop(
     answer: Answer,
     seeds: Sequence[int],
     report: Callable[[int, int], None],
-    wishes: Wishes | None = None,
+    wordings: Wordings | None = None,
     together: int = 64,
 ) -> list[Episode]:
     """Solve the rooms of ``seeds``, ``together`` at a time in lockstep; return every episode."""
@@ -185,7 +185,7 @@ def closed_loop(
     waiting, running, done = list(seeds), list[Episode](), list[Episode]()
     while waiting or running:
         while waiting and len(running) < together:
-            running.append(start(waiting.pop(0), wishes))
+            running.append(start(waiting.pop(0), wordings))
         jpegs = []
         for episode in running:
             renderer.enter(episode.room)
@@ -273,8 +273,8 @@ def wording_figures(answer: Answer, seed: int, rooms: int, report: Progress) -> 
     """
     seeds = range(seed, seed + rooms)
 
-    def solved(name: str, wishes: Wishes) -> float:
-        driven = closed_loop(answer, seeds, counted(report, f"wording, {name}"), wishes)
+    def solved(name: str, wordings: Wordings) -> float:
+        driven = closed_loop(answer, seeds, counted(report, f"wording, {name}"), wordings)
         return _share(e.outcome == "reached" for e in driven)
 
     shares = {f"held_out_{part}": solved(f"unseen {part}", w) for part, w in HELD_OUT.items()}

@@ -53,7 +53,7 @@ SIZES = {"target": TARGET, "draft": DRAFT, "micro": MICRO}
 def build(
     size: Size, tokenizer: PreTrainedTokenizerBase, seed: int
 ) -> Qwen2VLForConditionalGeneration:
-    """A freshly initialised model for ``tokenizer``."""
+    """Return a freshly initialised model for ``tokenizer``."""
     half = size.hidden // size.heads // 2
     temporal = half // 4
     height = (half - temporal) // 2
@@ -98,7 +98,7 @@ def build(
 
 
 def prefix_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Ids of the chat up to and with the end of the picture: equal for every question."""
+    """Return the ids of the chat up to the end of the picture: equal for every question."""
     pads = "<|image_pad|>" * (GRID[0] * GRID[1] // MERGE**2)
     text = f"<|im_start|>user\n<|vision_start|>{pads}<|vision_end|>"
     return list(tokenizer(text, add_special_tokens=False).input_ids)
@@ -142,7 +142,7 @@ def read(folder: str | Path) -> tuple[Qwen2VLForConditionalGeneration, PreTraine
 
 
 def patches(pictures: np.ndarray) -> Tensor:
-    """``pixel_values`` [B * 72, 1176] of uint8 [B, 84, 168, 3], as the image processor's."""
+    """Return ``pixel_values`` [B * 72, 1176] of uint8 [B, 84, 168, 3], as the processor does."""
     mean, std = torch.tensor(MEAN), torch.tensor(STD)
     x = (torch.from_numpy(np.ascontiguousarray(pictures)).float() / 255.0 - mean) / std
     gh, gw = GRID[0] // MERGE, GRID[1] // MERGE
@@ -158,7 +158,7 @@ def answers(
     pictures: np.ndarray,
     prompts: Sequence[str],
 ) -> list[str]:
-    """Greedy answers to one prompt (user text) per picture uint8 [B, 84, 168, 3]."""
+    """Return greedy answers to one prompt (user text) per picture uint8 [B, 84, 168, 3]."""
     pad, end = (token_id(tokenizer, t) for t in ("<|endoftext|>", "<|im_end|>"))
     prefix = prefix_ids(tokenizer)
     rows = [

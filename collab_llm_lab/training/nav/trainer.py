@@ -279,7 +279,7 @@ def _held_out(config: TrainConfig, learner: Learner) -> dict[str, float]:
     )
     found = measure()
     if config.reworded:
-        found["held_out_wording"] = measure(wishes=HELD_OUT["both"])["action"]
+        found["held_out_wording"] = measure(wordings=HELD_OUT["both"])["action"]
     return found
 
 

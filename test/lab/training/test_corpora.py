@@ -51,10 +51,10 @@ def minions() -> Iterator[object]:
 
 def nav() -> Iterator[object]:
     yield corpus()
-    for wishes in (TRAINED, *HELD_OUT.values()):
+    for wordings in (TRAINED, *HELD_OUT.values()):
         rng = np.random.default_rng(7)
-        yield [wishes.draw(rng).text("red ball") for _ in range(400)]
-        yield [wish.text("red ball") for wish in wishes.every()]
+        yield [wordings.draw(rng).text("red ball") for _ in range(400)]
+        yield [wording.text("red ball") for wording in wordings.every()]
 
 
 @pytest.mark.parametrize(

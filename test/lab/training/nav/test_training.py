@@ -48,7 +48,7 @@ from collab_llm_lab.training.nav.wording import (
     TRAINED,
     VERBS,
     WORDS,
-    Wish,
+    Wording,
     action_said,
     corpus,
     direction_said,
@@ -171,7 +171,7 @@ def test_every_text_fits_and_words_are_tokens(tokenizer: PreTrainedTokenizerBase
     assert longest + answer - 1 <= TEXT_LENGTH
     asked = max(
         len(batches.question_ids(user_text(text, ["turn right 45 degree"] * 2)))
-        for text in {wish.text("yellow bottle") for wish in TRAINED.every()}
+        for text in {wording.text("yellow bottle") for wording in TRAINED.every()}
     )
     assert asked + answer - 1 <= LONGEST_TEXT
     for word in WORDS:
@@ -187,12 +187,12 @@ def words(texts: Iterable[str]) -> set[str]:
 
 
 def test_held_out_words_are_never_trained_on() -> None:
-    trained = {user_text(wish.text("red ball"), []) for wish in TRAINED.every()}
+    trained = {user_text(wording.text("red ball"), []) for wording in TRAINED.every()}
     known = words(trained)
     for part in (*HELD_OUT_VERBS, *HELD_OUT_FRAMES):
         assert words([part.format(verb="", thing="")]) - known, part
-    for part, wishes in HELD_OUT.items():
-        asked = {user_text(wish.text("red ball"), []) for wish in wishes.every()}
+    for part, wordings in HELD_OUT.items():
+        asked = {user_text(wording.text("red ball"), []) for wording in wordings.every()}
         spoken = {text for text in asked if "hurry" in text or "kindly" in text}
         assert spoken, part
         # a held-out verb in a frame that has no verb would be no test of the verb
@@ -207,9 +207,9 @@ def test_a_robot_is_asked_in_many_ways() -> None:
     assert drawn != [TRAINED.draw(rng).text("green box") for _ in range(3_000)]
     assert any(text[0].isupper() for text in drawn)
     assert {text[-1] for text in drawn} >= {".", "!", "?"}
-    every = {user_text(wish.text("green box"), []) for wish in TRAINED.every()}
+    every = {user_text(wording.text("green box"), []) for wording in TRAINED.every()}
     assert {user_text(text, []) for text in drawn} <= every
-    for wish in (
+    for wording in (
         "Reach the green box.",
         "navigate to the green box",
         "navigate to a green box",
@@ -220,13 +220,13 @@ def test_a_robot_is_asked_in_many_ways() -> None:
         "go to the green box, thank you",
         "the green box, please",
     ):
-        assert user_text(wish, []) in every, wish
+        assert user_text(wording, []) in every, wording
 
 
 def test_the_answer_has_the_form_of_the_plain_verb() -> None:
-    assert [Wish(verb).form for verb in VERBS] == list(range(len(VERBS)))
-    assert Wish("go to", "could you {verb} {thing}").form == VERBS.index("go to")
-    assert Wish("reach").form == Wish("go to", "{thing}, please").form == 0
+    assert [Wording(verb).form for verb in VERBS] == list(range(len(VERBS)))
+    assert Wording("go to", "could you {verb} {thing}").form == VERBS.index("go to")
+    assert Wording("reach").form == Wording("go to", "{thing}, please").form == 0
 
 
 def test_questions_are_reworded_in_the_share_asked_for(pictures: data.Pictures) -> None:
@@ -481,8 +481,8 @@ def test_wording_figures_tell_which_words_are_understood() -> None:
     """A navigator that stops at once wherever it reads a held-out verb, and is an expert else."""
     rooms: dict[str, Any] = {}
 
-    def remember(seed: int, wishes: Any = None) -> Any:
-        episode = start(seed, wishes)
+    def remember(seed: int, wordings: Any = None) -> Any:
+        episode = start(seed, wordings)
         rooms[user_text(episode.instruction, [])] = episode
         return episode
 
