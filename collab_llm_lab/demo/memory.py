@@ -1,6 +1,6 @@
 """The robot's memory in the demo: DRAGON's two sides as processes, and a question at the end.
 
-While it drives, the robot writes documents about what it sees and does. The cloud has public ones.
+While it drives, the robot writes documents about its sights and actions. The cloud has public ones.
 """
 
 from __future__ import annotations

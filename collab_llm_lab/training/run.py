@@ -37,12 +37,12 @@ def make_stages(
     """Make the stages that are not done yet, in order; return True when all of them are.
 
     Args:
-        options, settings: see ``held``.
+        options, settings: see ``hold_folder``.
         hours: stop, to be resumed, after this long; 0: when all stages are done.
         shown: figures that the progress display shows.
 
     Raises:
-        ConfigError: see ``held``.
+        ConfigError: see ``hold_folder``.
     """
     transformers_logging.disable_progress_bar()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process per core makes data
@@ -51,7 +51,7 @@ def make_stages(
     def stopped() -> bool:
         return stop() or time.monotonic() > end
 
-    with held(out, options, settings), loop.shown(shown) as show:
+    with hold_folder(out, options, settings), loop.show_progress(shown) as show:
         for name, make in stages.items():
             if is_done(out, name):
                 continue
@@ -84,17 +84,17 @@ def is_done(out: Path, stage: str) -> bool:
 
 
 @contextmanager
-def held(
+def hold_folder(
     out: Path, options: Mapping[str, object], settings: Mapping[str, object] | None = None
 ) -> Iterator[None]:
     """Make the folder ``out`` and hold it; refuse a training that is not the one begun there.
 
-    ``begun.json`` remembers what the first call was given. A folder without it, which an older
-    version began, is taken to be begun with what is given now.
+    ``begun.json`` holds the values of the first call. A folder without it, from an older version,
+    takes those of the next call.
 
     Args:
         options: command-line options that must stay the same, by name without dashes.
-        settings: what else must stay the same: the contents of a plan, which versions may change.
+        settings: other values that must stay the same: those of a plan, which versions may change.
 
     Raises:
         ConfigError: ``out`` cannot be written, another process holds it, or it was begun with

@@ -1,4 +1,4 @@
-"""Ctrl-C during a training: it stops after its step and saves what it has."""
+"""Ctrl-C during a training: it stops after the current step and saves its state."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class StopRequest:
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         self.number = number
         self._restore()
-        os.write(2, _NOTICE)  # print may be what the signal has interrupted
+        os.write(2, _NOTICE)  # the signal may have interrupted a print
 
     def _restore(self) -> None:
         for number, handler in self._handlers.items():

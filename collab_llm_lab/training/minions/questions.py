@@ -91,7 +91,7 @@ class Asked:
 def draw(
     writer: LogWriter, group: str, *, shape: Shape | None = None, held_out_wording: bool = False
 ) -> Asked:
-    """Return a question of a class, with entries to plant; ``writer`` reserves its keys."""
+    """Return a question of a class, with entries to plant; reserve its keys in ``writer``."""
     shape = shape or writer.rng.choice(SHAPES[group])
     kind, fact = shape
     varied = _VARIED.get(shape)
@@ -102,7 +102,7 @@ def draw(
     elif FACTS[fact].series:
         shared = {name: first[name] for name in FACTS[fact].keys}
         count = writer.rng.randint(*_SERIES)
-        sides += [_event(writer, fact) | shared for _ in range(count - 1)]
+        sides += [writer.draw(ENTRY_OF[fact]) | shared for _ in range(count - 1)]
     for fields in sides:
         writer.reserve(fact, fields)
     keys = tuple(
@@ -120,7 +120,7 @@ def draw(
 
 
 def gold(query: Query, entries: Sequence[Entry]) -> str:
-    """Return the right answer to ``query`` where ``entries`` are all that bears on it."""
+    """Return the right answer to ``query``, given all ``entries`` that are relevant to it."""
     answer = query.answer(values(entries, query))
     assert answer is not None, "the entries do not answer the question"
     return answer
@@ -133,10 +133,6 @@ def wording(rng: random.Random, query: Query, *, held_out: bool = False) -> str:
     if len(query.of) > 1:
         fields |= {f"second_{name}": key for name, key in zip(names, query.of[1], strict=True)}
     return pick(WORDINGS[query.kind, query.fact], Voice(rng), fields, held_out)
-
-
-def _event(writer: LogWriter, fact: str) -> dict[str, str]:
-    return writer.draw(ENTRY_OF[fact])
 
 
 def _other_side(
@@ -156,7 +152,7 @@ _ARTICLES = frozenset({"the", "a", "an", "in", "on", "at"})
 
 
 def is_right(asked: Asked, answer: str) -> bool:
-    """Score an answer: a number within 1 %, a choice, or a span; a list needs all and no more."""
+    """Score an answer: a number within 1 %, a choice, or a span; a list must be complete."""
     kind = asked.query.kind
     if kind in _NUMERIC:
         if len(set(re.findall(r"\d+(?:[.,]\d+)*", answer))) != 1:

@@ -33,7 +33,7 @@ from collab_llm_lab.training.minions.rows import (
 )
 from collab_llm_lab.training.run import MakeStage, check_stages, make_stages
 from collab_llm_lab.training.text.forward import TextForward
-from collab_llm_lab.training.text.learners import looks
+from collab_llm_lab.training.text.learners import attention_loss
 from collab_llm_lab.training.text.models import export, read
 from collab_llm_lab.training.text.plans import GUIDANCE
 from collab_llm_lab.training.text.rendering import ANSWERED, Document
@@ -140,8 +140,8 @@ class TrainMinions:
 def train_minions(config: TrainMinions, stop: Stop = lambda: False) -> bool:
     """Train into ``config.out/models``, from where an earlier call stopped.
 
-    The worker is a model of its own, with what it could before. The planner is a small file beside
-    the target, whose own answers stay as they are.
+    The worker becomes a model of its own, which keeps its abilities. The planner is a small file
+    beside the target, whose own answers stay as they are.
 
     Args:
         stop: asked before every step; True ends the call, to be resumed.
@@ -232,7 +232,6 @@ def _train(
     return loop.train(
         learner,
         run,
-        learner.recipe.pace,
         lambda: learner.learn(*source.batch(learner.step, learner.recipe.batch)),
         measure=lambda: learner.right(examples),
         report=report,
@@ -244,9 +243,9 @@ class ForestLearner(ModelLearner):
     """A language model that learns the replies in rows of ``rows.Source``.
 
     Args:
-        trained: what is moved: the model, or its low-rank changes.
-        guided: layers whose first head learns to look at what is copied next. Without that a model
-            this small takes many times as long to find a line by its beginning.
+        trained: the module that is trained: the model, or its low-rank changes.
+        guided: layers whose first head learns to attend to the token copied next. Otherwise a
+            model this small takes many times as long to find a line by its beginning.
     """
 
     def __init__(
@@ -280,22 +279,26 @@ class ForestLearner(ModelLearner):
         loss = (said * learnt).sum() / learnt.sum().clamp(min=1.0)
         if not attention:
             return {"loss": loss, "nats": loss}
-        looked = looks(attention, source)
+        looked = attention_loss(attention, source)
         return {"loss": loss + self.recipe.guidance * looked, "nats": loss, "looks": looked}
 
     def _run(
         self, rows: Tensor, guided: Sequence[int] = (), wanted: Tensor | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        hidden, attention = self.forward.packed(
-            rows[:, IDS], rows[:, POSITION], visible(rows), guided, wanted
+        ids = rows[:, IDS]
+        if wanted is None:
+            wanted = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        hidden, attention = self.forward.guided(
+            ids, guided, wanted, rows[:, POSITION], visible(rows)
         )
+        hidden = hidden.gather(1, wanted[..., None].expand(-1, -1, hidden.shape[-1]))
         return self.forward.logits(hidden), attention
 
     @torch.no_grad()
     def right(self, rows: Tensor, at_once: int = 4) -> dict[str, float]:
         """Return the shares of replies whose every token is the model's first choice.
 
-        ``absent`` is that of short replies, most of which say that the text has no answer.
+        ``absent`` is the share of short replies, most of which say that the text has no answer.
         """
         good = {"found": 0, "absent": 0}
         total = dict(good)
@@ -316,8 +319,8 @@ class ForestLearner(ModelLearner):
 def _follows(rows: Tensor) -> Tensor:
     """Return 1.0 where a token's predecessor in the row is the one before it in its chat.
 
-    The first token of a second branch stands behind another branch, which says nothing about it;
-    it belongs to the task, not to the reply, so nothing is lost.
+    The first token of a second branch follows another branch, which does not predict it. It belongs
+    to the task, not to the reply, so it need not be learnt.
     """
     same = rows[:, BRANCH, 1:] == rows[:, BRANCH, :-1]
     return (same & (rows[:, TEXT, 1:] == rows[:, TEXT, :-1])).float()

@@ -82,7 +82,7 @@ def exit_hidden(fast: FastForward, batch: Batch) -> list[Tensor]:
 
 def train_adapters(
     config: AdapterConfig,
-    report: loop.Progress = loop.silent,
+    report: loop.Progress = loop.ignore_progress,
     stop: loop.Stop = lambda: False,
 ) -> bool:
     """Train and save the adapters beside the model, from where an earlier call stopped.
@@ -99,7 +99,7 @@ def train_adapters(
         return learner.learn(*batches.make([(pictures, config.recipe.batch)], learner.step, 2))
 
     run = Path(config.run)
-    finished = loop.train(learner, run, config.recipe.pace, advance, report=report, stop=stop)
+    finished = loop.train(learner, run, advance, report=report, stop=stop)
     if finished:
         learner.adapters.save(config.model)
     return finished

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +21,6 @@ from collab_llm_lab.training.nav.wording import (
     Wording,
     Wordings,
     answer,
-    dense_words,
 )
 from collab_llm_nodes.models.tokenizer import token_id
 from collab_llm_nodes.robot.prompt import user_text
@@ -36,8 +36,6 @@ NAMES = 8
 UNSEEN_SHARE = 0.35
 
 _MIRROR = {"left": "right", "right": "left"}
-_CENTRE = {"far left": 0.6, "left": 0.3, "ahead": 0.0, "right": -0.3, "far right": -0.6}
-_MIDDLE = {"very close": 0.4, "close": 0.6, "near": 0.9, "some way off": 2.0, "distant": 4.0}
 
 
 def mirrored(action: str) -> str:
@@ -228,12 +226,11 @@ class Batches:
 
 
 def _dense_table() -> np.ndarray:
-    """Return float32 [kinds, directions, distances, W] of ``dense_words``."""
+    """Return float32 [kinds, directions, distances, W]: the dense words of each appearance."""
     table = np.zeros((len(KINDS), len(DIRECTIONS), len(DISTANCES), len(WORDS)), np.float32)
-    for k, kind in enumerate(KINDS):
-        for d, d_word in enumerate(DIRECTIONS):
-            for r, r_word in enumerate(DISTANCES):
-                sight = Sight(_CENTRE[d_word], _MIDDLE[r_word], 1.0)
-                for word in dense_words(sight, kind):
-                    table[k, d, r, WORDS.index(word)] = 1.0
+    for (k, kind), (d, where), (r, far) in itertools.product(
+        enumerate(KINDS), enumerate(DIRECTIONS), enumerate(DISTANCES)
+    ):
+        true = {*kind, *where.split(), *far.split()}
+        table[k, d, r] = [word in true for word in WORDS]
     return table

@@ -1,4 +1,4 @@
-"""Training pictures from seeds: rendered rooms with what each image token shows.
+"""Training pictures from seeds: rendered rooms, with the things that each image token shows.
 
 A shard is a folder of arrays and a function of its number alone; it is never committed. Half of
 a room's pictures come from a noisy expert's path through it (with the actions that led there),

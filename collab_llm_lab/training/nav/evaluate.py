@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2VLForConditionalGeneratio
 from transformers.utils import logging as transformers_logging
 
 from collab_llm_lab.training import loop
-from collab_llm_lab.training.loop import Progress, counted
+from collab_llm_lab.training.loop import Progress, report_counts
 from collab_llm_lab.training.nav import data
 from collab_llm_lab.training.nav.batches import ask
 from collab_llm_lab.training.nav.models import answers, read
@@ -53,7 +53,7 @@ Answer = Callable[[np.ndarray, Sequence[str]], list[str]]
 
 
 def held_out_pictures(
-    folder: Path, rooms: int, seed: int = 0, report: Progress = loop.silent
+    folder: Path, rooms: int, seed: int = 0, report: Progress = loop.ignore_progress
 ) -> data.Pictures:
     """Return pictures of rooms that no training shard has; rendered on first use."""
     shard = folder / f"held-out-{seed}-{rooms}"
@@ -75,7 +75,7 @@ def held_out_figures(
     rooms: int,
     seed: int = 0,
     wordings: Wordings | None = None,
-    report: Progress = loop.silent,
+    report: Progress = loop.ignore_progress,
     batch: int = 128,
 ) -> dict[str, float]:
     """Return shares of held-out questions answered right, from freely generated greedy answers.
@@ -217,7 +217,7 @@ def summary(episodes: Sequence[Episode]) -> dict[str, float]:
     }
 
 
-def eval_nav(rooms: int, seed: int, report: Progress = loop.silent) -> dict[str, Any]:
+def eval_nav(rooms: int, seed: int, report: Progress = loop.ignore_progress) -> dict[str, Any]:
     """Measure the shipped pair: success, perception, validity, losslessness, tau.
 
     Args:
@@ -240,8 +240,8 @@ def eval_nav(rooms: int, seed: int, report: Progress = loop.silent) -> dict[str,
     draft = partial(answers, *read(shipped_model("nav-draft")))
     model, tokenizer = read(shipped_model("nav-target"))
     target = partial(answers, model, tokenizer)
-    alone = closed_loop(draft, seeds, counted(report, "draft alone"))
-    episodes = closed_loop(target, seeds, counted(report, "target alone"))
+    alone = closed_loop(draft, seeds, report_counts(report, "draft alone"))
+    episodes = closed_loop(target, seeds, report_counts(report, "target alone"))
     wording = wording_figures(target, seed, _WORDING_ROOMS, report)
     with tempfile.TemporaryDirectory() as pictures:
         perception = held_out_figures(
@@ -274,7 +274,7 @@ def wording_figures(answer: Answer, seed: int, rooms: int, report: Progress) -> 
     seeds = range(seed, seed + rooms)
 
     def solved(name: str, wordings: Wordings) -> float:
-        driven = closed_loop(answer, seeds, counted(report, f"wording, {name}"), wordings)
+        driven = closed_loop(answer, seeds, report_counts(report, f"wording, {name}"), wordings)
         return _share(e.outcome == "reached" for e in driven)
 
     shares = {f"held_out_{part}": solved(f"unseen {part}", w) for part, w in HELD_OUT.items()}
@@ -289,16 +289,15 @@ def wording_figures(answer: Answer, seed: int, rooms: int, report: Progress) -> 
 _DECISION = re.compile(
     r"\b(far|left|right|ahead|very|close|near|some|off|distant|cannot|not|no|turn|move|stop|\d+)\b"
 )
-"""Words that carry what was seen or decided; the rest follows from them."""
+"""Words that carry a perception or a decision; the other words follow from them."""
 
 
 def compare_edge_cloud(episodes: Sequence[Episode], report: Progress) -> dict[str, float]:
     """Ask every step of ``episodes`` again through draft and target together, greedily.
 
-    ``tau``: tokens per verification, short last rounds of answers included. ``tau_decision``:
-    what it would be in an endless answer whose every token is as hard to guess as the decision
-    words, (1 - a^(gamma+1)) / (1 - a) for their acceptance rate ``a``; ``tau_any`` is the same
-    for all tokens, to compare it with.
+    ``tau``: tokens per verification, short last rounds of answers included. ``tau_decision``: the
+    tau of an endless answer whose every token is as hard to guess as the decision words, from
+    their acceptance rate. ``tau_any``: the same from that of all tokens, for comparison.
     """
     from collab_llm_nodes.engine.engine import Engine
     from collab_llm_nodes.models.loading import ModelConfig, load

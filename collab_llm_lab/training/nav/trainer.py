@@ -1,10 +1,10 @@
-"""Training of the embedded target and draft: dense word supervision, then nothing but more of it.
+"""``collab-llm train nav``: target and draft with dense supervision, then early exits.
 
-Plain cross-entropy on the answers yields a blind model (the template gives most tokens away).
+Cross-entropy on the answers alone yields a blind model, since the template gives most tokens away.
 So each image token also learns to predict, through the language model's own embedding rows, the
-words for what it shows: colour, shape, direction, distance; and its row and column. And without
-help the language model long ignores WHICH thing is asked for: so, half-way through the layers, the
-token that ends the question's name learns to tell where that thing is.
+words for the thing it shows (colour, shape, direction, distance), and its row and column. Without
+help the language model also ignores for long which thing is asked for. So, half-way through the
+layers, the token that ends the question's name learns to predict where that thing is.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class DenseHead(nn.Module):
         self.finding = nn.Linear(hidden, len(DIRECTIONS) + len(DISTANCES) + 2)
 
     def forward(self, vision: Tensor, rows: Tensor, dense: Tensor) -> Tensor:
-        """Loss of image tokens [B, T, D] against multi-hot words [B, T, W]."""
+        """Return the loss of image tokens [B, T, D] against multi-hot words [B, T, W]."""
         x = F.rms_norm(vision, (vision.shape[-1],))
         logits = F.linear(x, rows[self.ids]).float() * self.scale + self.bias
         words = F.binary_cross_entropy_with_logits(logits, dense)
@@ -105,7 +105,7 @@ class DenseHead(nn.Module):
         return words + 0.02 * (row + column)
 
     def name(self, hidden: Tensor, found: Tensor) -> Tensor:
-        """Loss of the asked name's token [N, D]: where the thing is, or that it is not in view."""
+        """Return the loss of the name's token [N, D]: where the thing is, or that it is unseen."""
         guess = self.finding(F.rms_norm(hidden, (hidden.shape[-1],))).float()
         split = len(DIRECTIONS) + 1
         where = F.cross_entropy(guess[:, :split], found[:, 0])
@@ -138,7 +138,7 @@ class Learner(ModelLearner):
             teacher = self._read(config.teacher).requires_grad_(False)
             self.teacher = FastForward(teacher, prefix_ids(self.tokenizer)).to(device)
         self.batches = Batches(self.tokenizer, config.seed, config.reworded)
-        self._name_depth = size.layers // 2 + 1  # half-way: what follows can still read it
+        self._name_depth = size.layers // 2 + 1  # half-way: later layers can still read it
         both = nn.ModuleDict({"model": self.model, "head": self.head})
         super().__init__(both, config.recipe, device)
 
@@ -206,7 +206,7 @@ def _answer_logits(fast: FastForward, out: Output, at: Tensor) -> Tensor:
 
 def train_nav(
     config: TrainConfig,
-    report: loop.Progress = loop.silent,
+    report: loop.Progress = loop.ignore_progress,
     stop: loop.Stop = lambda: False,
 ) -> bool:
     """Render the data, train one model, resume where an earlier call stopped; True when finished.
@@ -215,7 +215,7 @@ def train_nav(
     (float32 checkpoint in transformers' format). ``stop`` is asked before every shard and step.
     """
     folders = data.make_shards(
-        Path(config.data), config.shards, loop.counted(report, "rendering"), stop
+        Path(config.data), config.shards, loop.report_counts(report, "rendering"), stop
     )
     if len(folders) < config.shards:
         return False
@@ -251,7 +251,6 @@ def train_nav(
         finished = loop.train(
             learner,
             run,
-            config.recipe.pace,
             advance,
             measure=measure,
             save_at=config.dagger_steps,
@@ -317,7 +316,7 @@ DRAFT_WORDING = replace(
     role="draft",
     dagger_steps=(),
 )
-"""The same for the draft, which learns the law of the target's answers."""
+"""The wording stage of the draft, which learns the law of the target's answers."""
 
 
 def train_all(
@@ -438,5 +437,10 @@ def _write_curves(plans: dict[str, TrainConfig], folder: Path) -> None:
             "dagger_steps": plan.dagger_steps,
             "curve": curve,
         }
-        curves[f"{stage}, {parameters / 1e6:.2f} M parameters"] = curve
+        panels = ["held_out_wording"] if plan.reworded else ["in_view_direction", "not_in_view"]
+        curves[f"{stage}, {parameters / 1e6:.2f} M parameters"] = [
+            {key: point[key] for key in ("pictures", *panels)}
+            for point in curve
+            if panels[0] in point
+        ]
     write_curves(folder / "nav_training.json", results, curves, _AXES)

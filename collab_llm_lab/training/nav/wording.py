@@ -1,4 +1,4 @@
-"""Questions and answers in words: the form of a sentence depends on what is seen.
+"""Questions and answers in words: the form of a sentence depends on the picture.
 
 With a fixed template a blind draft model would guess most tokens, which would flatter speculative
 decoding. Here direction, distance and the instruction's verb together choose among sentence forms,
@@ -159,12 +159,6 @@ def action_said(text: str) -> str | None:
     """Return the action of an answer if it is one of the expert's ten, else None."""
     action = text.rpartition("the next action is ")[2].rstrip(".")
     return action if action in ACTIONS else None
-
-
-def dense_words(sight: Sight, kind: tuple[str, str]) -> list[str]:
-    """Return the words of ``WORDS`` that are true of a thing; ``kind`` is (colour, shape)."""
-    words = [*kind, *direction(sight.bearing).split(), *distance(sight.range).split()]
-    return [w for w in words if w in WORDS]
 
 
 def corpus() -> list[str]:

@@ -25,13 +25,13 @@ _BOOK = phrasebook.read(Path(__file__).with_suffix(".txt"))
 
 @dataclass(frozen=True)
 class Topic:
-    """Subjects that a message may speak of.
+    """A subject of a message.
 
     Attributes:
         fields: draws the topic's names, given the minutes after midnight.
         lines: wordings of the user; the last is held out of training.
-        parts: what the robot answers, in order.
-        recall: the sentence by which the robot comes back to the topic later.
+        parts: the parts of the robot's answer, in order.
+        recall: the sentence with which the robot comes back to the topic later.
         must: fields that every answer names.
     """
 
@@ -49,7 +49,7 @@ _CARRIED = tuple(_HIDING)
 
 
 def _appointment(world: World, now: int) -> dict[str, str]:
-    """Draw a person, a room, a place, a later time and an event: what most topics need."""
+    """Draw a person, a room, a place, a later time and an event, which most topics need."""
     event = world.any(names.EVENTS)
     return {
         "person": world.first_name(),
@@ -76,19 +76,13 @@ def _thing(world: World, kind: str = "") -> dict[str, str]:
     }
 
 
-def _row(world: World, table: Mapping[str, tuple[str, ...]], *columns: str) -> dict[str, str]:
-    """Draw a row of a table; return its cells by the names of the columns."""
-    name = world.any(tuple(table))
-    return dict(zip(columns, (name, *table[name]), strict=True))
-
-
 _DRAWS: Mapping[str, Callable[[World], dict[str, str]]] = {
     "thing": _thing,
     "toy": lambda world: _thing(world, "toy"),
     "plant": lambda world: {"thing": world.thing("plant").name},
     "price": lambda world: {"price": world.price()},
-    "dish": lambda world: _row(world, _DISHES, "dish", "ingredients", "trick"),
-    "weather": lambda world: _row(world, _WEATHER, "weather", "wear", "danger"),
+    "dish": lambda world: world.row(_DISHES, "dish ingredients trick"),
+    "weather": lambda world: world.row(_WEATHER, "weather wear danger"),
 }
 _RETURN = GRAMMAR("Remember the earlier talk", "Come back to before")
 

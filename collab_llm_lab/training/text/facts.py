@@ -43,7 +43,7 @@ class Kind:
     reply: tuple[Phrase, ...]
 
     def about(self, fields: Fields) -> str:
-        """Return what a question on this fact is about: "the lamp and the kitchen"."""
+        """Return the subject of a question on this fact: "the lamp and the kitchen"."""
         return " and ".join(named(name, fields) for name in self.key)
 
     def near(self, world: World, fact: Fields) -> Fields:

@@ -20,8 +20,8 @@ class Figures:
         given: one line of the question for each record.
         header: names of the table's columns.
         rows: the table, computed columns included.
-        fields: what the sentences speak of.
-        derived: computed numbers, every one of which the report has to state.
+        fields: values of the fields in sentences.
+        derived: computed numbers, all of which the report must state.
     """
 
     given: tuple[str, ...]

@@ -1,8 +1,8 @@
 """The sub-domain `instructions`: numbered how-to answers for house, workshop and robot.
 
-A question names what is to be done to what, and the situation: material, dirt, part, machine. The
-answer lists tools, numbered steps, a warning and the sign that the work is done. Which tools and
-steps are right follows from the situation. The sentences are in ``instructions.txt``.
+A question names a task, its object and the situation: material, dirt, part, machine. The answer
+lists tools, numbered steps, a warning and the sign that the work is done. The situation decides
+which tools and steps are right. The sentences are in ``instructions.txt``.
 """
 
 from __future__ import annotations

@@ -16,15 +16,15 @@ from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.heads import MedusaHeads
 
 _COPIED_OF_ROW = 192
-"""Copied tokens of a row that guide at most."""
+"""Most copied tokens of a row that guide attention."""
 
 
-def looks(attention: Sequence[Tensor], sources: Tensor) -> Tensor:
-    """Return how far heads are from looking at what is copied next, in nats.
+def attention_loss(attention: Sequence[Tensor], sources: Tensor) -> Tensor:
+    """Return the loss of heads that should attend to the token copied next, in nats.
 
     Args:
-        attention: of each layer, the logarithm of what its head attends to, [B, N, T].
-        sources: int64 [B, N], the place to look at; below 0: unknown.
+        attention: of each layer, the logarithm of its head's attention, [B, N, T].
+        sources: int64 [B, N], the place to attend to; below 0: unknown.
     """
     known = (sources >= 0).float()
     total = torch.zeros((), device=sources.device)
@@ -37,8 +37,9 @@ def looks(attention: Sequence[Tensor], sources: Tensor) -> Tensor:
 class LanguageLearner(ModelLearner):
     """A language model; with a teacher it learns that model's law of the answered tokens.
 
-    With ``recipe.guidance``, the first head of each layer but the lowest learns to look at what is
-    copied next. Without that a model this small takes many times as long to find things in a text.
+    With ``recipe.guidance``, the first head of each layer but the lowest learns to attend to the
+    token copied next. Otherwise a model this small takes many times as long to find things in a
+    text.
     """
 
     def __init__(self, model: Any, recipe: Recipe, length: int, teacher: Any | None = None) -> None:
@@ -53,13 +54,13 @@ class LanguageLearner(ModelLearner):
     def losses(self, rows: Tensor, weights: Tensor) -> dict[str, Tensor]:
         ids, sources = rows[:, IDS, :-1], rows[:, SOURCES, :-1]
         wanted = (sources >= 0).float().topk(min(_COPIED_OF_ROW, ids.shape[1]), dim=1).indices
-        hidden, attention = self.forward.looking(ids, self._guided, wanted)
+        hidden, attention = self.forward.guided(ids, self._guided, wanted)
         logits = self.forward.logits(hidden).float().flatten(0, 1)
         labels, weights = rows[:, IDS, 1:].flatten(), weights[:, 1:].flatten()
         said = F.cross_entropy(logits, labels, reduction="none")
         result = {"nats": (said * weights).sum() / weights.sum().clamp(min=1.0)}
         if self.teacher is None:
-            result["looks"] = looks(attention, sources.gather(1, wanted))
+            result["looks"] = attention_loss(attention, sources.gather(1, wanted))
             return {"loss": result["nats"] + self.recipe.guidance * result["looks"], **result}
         # Cross-entropy to the teacher's law: the divergence and a constant.
         with torch.no_grad():

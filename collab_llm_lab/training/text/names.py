@@ -34,7 +34,7 @@ ENDINGS = _BOOK["endings"].words
 COLOURS = _BOOK["colours"].words
 WEEKDAYS, MONTHS = _BOOK["weekdays"].words, _BOOK["months"].words
 DIRECTIONS, DISTANCES = _BOOK["directions"].texts, _BOOK["distances"].texts
-"""The words of the navigation models for what they see."""
+"""The navigation models' words for directions and distances."""
 ROOMS, ROOM_SIDES = _BOOK["rooms"].words, _BOOK["room sides"].words
 PLACES, CONTAINERS = _BOOK["places"].words, _BOOK["containers"].words
 """Places within a room; a thing is in one of the containers, and on one of the others."""

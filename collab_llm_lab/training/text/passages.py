@@ -21,12 +21,12 @@ REQUESTS = {
 """Wordings of questions on several lines; the last of each is held out of training."""
 _TRIES = 8
 """Tries to find a wording with the key first."""
-_OPPOSED = {"job": "work", "work": "job"}  # one states what the other asks
+_OPPOSED = {"job": "work", "work": "job"}  # each states the fact that the other asks for
 
 
 @dataclass(frozen=True)
 class Quote:
-    """Words of an answer that stand in a `line` of the prompt, where a network may copy them."""
+    """Words of an answer that a network may copy from a `line` of the prompt."""
 
     words: str
     line: str
@@ -42,7 +42,7 @@ class Question:
 
     Attributes:
         kind: name of the kind of fact, or "last seen", "count" or "compare".
-        about: what the question names, for an explanation.
+        about: the names in the question, for an explanation.
         answer: the right answer, "None" if the passage has none.
         lines: the lines that hold the answer; none if there is no answer.
         distractors: how many other facts of the same kind the passage states.
@@ -56,7 +56,7 @@ class Question:
     distractors: int
 
     def quotes(self, *, whole_line: bool) -> tuple[Quote, ...]:
-        """Return what an answer copies: its words and, in a citation, the whole last line."""
+        """Return the quotes of an answer: its words and, in a citation, the whole last line."""
         found = [Quote(self.answer, line) for line in self.lines if self.answer in line][-1:]
         cited = [Quote(line, line) for line in self.lines[-1:] if whole_line]
         return (*cited, *found)
@@ -64,7 +64,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Passage:
-    """A text of `lines`; ``text`` joins them in one layout."""
+    """Lines, their text in one layout, and questions on it."""
 
     lines: tuple[str, ...]
     text: str
@@ -76,11 +76,11 @@ class Passage:
 
 
 class Writer:
-    """Writes one passage: facts first, then fillers up to a length, then all in one order.
+    """Writes one passage: facts first, then fillers up to a length, at last all in random order.
 
     Args:
-        key_first: facts name their key before their value where the style has such a wording;
-            what follows the key in the text is then the answer.
+        key_first: prefer wordings that name the key before the value, so that the answer follows
+            the key in the text.
     """
 
     def __init__(self, world: World, style: str, key_first: bool = False) -> None:
@@ -132,10 +132,10 @@ class Writer:
         return None
 
     def first(self, kind: Kind | None = None) -> tuple[Kind, Fields]:
-        """Draw a fact that no other fact of this passage can be taken for; reserve its key.
+        """Draw a fact whose key no other fact of this passage has; reserve its key.
 
         Args:
-            kind: that of the fact if any of its keys is left; None: any.
+            kind: the wanted kind, if any of its keys is left; None: any.
         """
         kind = kind or self.kind()
         while (fields := self.fact(kind)) is None:
@@ -153,7 +153,7 @@ class Writer:
         return count
 
     def reserve(self, kind: Kind, fields: Fields) -> None:
-        """Keep the key of a fact from being drawn again, without stating the fact."""
+        """Exclude the key of a fact from later draws, without stating the fact."""
         self._known.add((kind.name, *(fields[name] for name in kind.key)))
         self._kinds.add(kind.name)
 
@@ -258,17 +258,17 @@ class Writer:
         return Question("compare", text, about, answer, lines, distractors)
 
     def fill(self, words: int, characters: int) -> None:
-        """Add other facts and empty sentences up to a number of words or of characters."""
+        """Add unrelated facts and fillers up to a number of words or of characters."""
         fillers = FILLERS[self.style]
         while self._words < words and self._characters < characters:
             if self.world.chance(0.65):
-                kind = self.other_kind()  # a further fact of a kind asked for is a distractor
+                kind = self.other_kind()  # a fact of a reserved kind would be a distractor
                 self._add(self._statement(kind, kind.draw(self.world)))
             else:
                 self._add(self._line(say(fillers, self._voice, {})))
 
     def passage(self, questions: Sequence[Question]) -> Passage:
-        """Return all lines in an order of its own, in one of the layouts of the style."""
+        """Return all lines in random order, in one of the layouts of the style."""
         world = self.world
         places = [i for i, group in enumerate(self._groups) for _ in group]
         world.rng.shuffle(places)

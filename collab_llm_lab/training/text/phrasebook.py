@@ -75,7 +75,7 @@ class Section:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The lines as they are."""
+        """The texts of the lines."""
         return tuple(line.text for line in self.lines)
 
     @property
@@ -97,7 +97,7 @@ class Section:
 
 
 def read(file: Path) -> Section:
-    """Read a data file; its sections are those of the result.
+    """Read a data file as one section that holds all others.
 
     Raises:
         InvalidInput: a line is malformed; names file and line.

@@ -2,12 +2,12 @@
 
 ``"(Please|Kindly) close the {room}[ now]."`` is a template. ``(a|b)`` chooses one part, ``[a]``
 takes the part or leaves it out, ``{room}`` is a field. Round brackets without ``|`` and a ``|``
-outside brackets stand for themselves. Templates are compiled when a module is
-imported; filling one in costs some microseconds.
+outside brackets are literal. Templates are compiled when a module is imported; filling one in
+takes some microseconds.
 
-A speaker's ``Voice`` makes the choices. Most of them follow from a few facts that the prompt
-names (weekday, room, mood), so a model can predict them if it has learnt the sub-domain; the rest
-are free.
+A speaker's ``Voice`` makes the choices. Most of them follow from a few facts in the prompt
+(weekday, room, mood), so a model that has learnt the sub-domain can predict them; the rest are
+free.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def words(text: str) -> list[str]:
 
 
 def says(text: str, part: str) -> bool:
-    """Return True if `text` has the words of `part` one after the other."""
+    """Return True if `text` contains the words of `part` in sequence."""
     return f" {' '.join(words(part))} " in f" {' '.join(words(text))} "
 
 

@@ -55,7 +55,7 @@ class TextPlan:
     rows: int
     """Rows of a shard; short ones hold as many tokens in more rows."""
     first_shards: int
-    """Training begins when so many are made; all of them where it must be repeatable."""
+    """Training begins when this many are made; all of them if it must be repeatable."""
     length: int
     target_size: Size
     worker_size: Size
@@ -81,8 +81,8 @@ class TextPlan:
     def lasting(self) -> dict[str, Any]:
         """Return the settings that must stay the same from a run's first call to its last.
 
-        Others may change: times and steps, since a run may go on longer; what is measured on the
-        way; and how the machine at hand computes.
+        Others may change: times and steps, since a run may go on longer; the measurements during
+        the training; and how the machine at hand computes.
         """
         free = {"name", "first_shards", "held_out", "processes"}
         free_of_recipe = {"steps", "minutes", "measure_every", "compile", "bfloat16"}

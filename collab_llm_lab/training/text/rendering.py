@@ -82,9 +82,9 @@ class Renderer:
     ) -> list[int]:
         places, joined = [], False
         for number, (start, _) in zip(ids, offsets, strict=True):
-            # The tokenizer counts a joiner, and the word behind it, from the mark before them.
-            behind = (joined or number == self._joiner) and text[start] in OPENING
-            places.append(start + behind)
+            # The tokenizer counts a joiner, and the word after it, from the mark before them.
+            after_mark = (joined or number == self._joiner) and text[start] in OPENING
+            places.append(start + after_mark)
             joined = number in self._joining
         return places
 
@@ -210,7 +210,7 @@ def pack(
             while len(pool) < waiting and (document := next(source, None)) is not None:
                 if 0 < len(document[0]) <= length:
                     pool.append(document)
-            # First the oldest document, so that none waits for ever; then what fills the row best.
+            # First the oldest document, so that none waits for ever; then the longest that fits.
             best = 0 if not used and pool else _longest(pool, length - used)
             if best < 0:
                 break

@@ -1,8 +1,8 @@
 """Things to be done: materials, dirt, machines, dishes, walls and plants.
 
-Which tool or place is right follows from the tables of ``instructions.txt``, which a model can
-learn. Each function of ``SITUATIONS`` draws one situation: the fields of its sentences, and the
-numbers that decide which sentences are chosen.
+The tables of ``instructions.txt`` say which tool or place is right; a model can learn them. Each
+function of ``SITUATIONS`` draws one situation: the fields of its sentences, and the numbers that
+decide which sentences are chosen.
 """
 
 from __future__ import annotations
@@ -25,59 +25,47 @@ _HUNG = ("mirror", "shelf", "clock", "lamp", "rack", "cabinet", "poster")
 
 
 def key(text: str) -> int:
-    """Return a small number that stands for `text` among the keys of a voice."""
+    """Return the small number of `text` among the keys of a voice."""
     return zlib.crc32(text.encode()) % 64
 
 
 def clean(world: World) -> Situation:
-    dirt, material = world.any(tuple(_DIRT)), world.any(tuple(_MATERIALS))
-    enemy, finish, nouns = _MATERIALS[material]
-    noun = world.any(nouns.split())
-    agent, tool, wait = _DIRT[dirt]
-    fields = {"dirt": dirt, "thing": f"{material} {noun}", "noun": noun, "agent": agent}
-    fields |= {"tool": tool, "a_tool": names.with_article(tool), "wait": wait, "enemy": enemy}
-    return fields | {"finish": finish, "room": world.room()}, (key(dirt), key(material))
+    fields = world.row(_DIRT, "dirt agent tool wait")
+    fields |= world.row(_MATERIALS, "material enemy finish nouns")
+    material, noun = fields.pop("material"), world.any(fields.pop("nouns").split())
+    fields |= {"thing": f"{material} {noun}", "noun": noun, "room": world.room()}
+    fields["a_tool"] = names.with_article(fields["tool"])
+    return fields, (key(fields["dirt"]), key(material))
 
 
 def replace(world: World) -> Situation:
-    machine, part = world.any(tuple(_MACHINES)), world.any(tuple(_PARTS))
-    prepare, sign = _MACHINES[machine]
-    hold, insert = _PARTS[part]
-    fields = {"machine": machine, "part": part, "prepare": prepare, "sign": sign, "hold": hold}
-    fields |= {"insert": insert, "code": world.code(), "room": world.room()}
-    return fields, (key(machine), key(part))
+    fields = world.row(_MACHINES, "machine prepare sign") | world.row(_PARTS, "part hold insert")
+    fields |= {"code": world.code(), "room": world.room()}
+    return fields, (key(fields["machine"]), key(fields["part"]))
 
 
 def cook(world: World) -> Situation:
-    dish = world.any(tuple(_DISHES))
-    ingredients, way, spice, vessel = _DISHES[dish]
-    heat, time, sign = _HEAT[way]
+    fields = world.row(_DISHES, "dish ingredients way spice vessel")
+    fields["heat"], fields["time"], fields["sign"] = _HEAT[fields["way"]]
     guests = world.whole(2, 12)
-    fields = {"dish": dish, "ingredients": ingredients, "way": way, "spice": spice, "heat": heat}
-    fields |= {"vessel": vessel, "time": time, "sign": sign, "guests": str(guests)}
-    fields |= {"person": world.first_name(), "first": ingredients.split(",")[0]}
-    return fields, (key(dish), guests)
+    fields |= {"guests": str(guests), "person": world.first_name()}
+    fields["first"] = fields["ingredients"].split(",")[0]
+    return fields, (key(fields["dish"]), guests)
 
 
 def robot(world: World) -> Situation:
-    part = world.any(tuple(_ROBOT_PARTS))
-    soil, tool, sign = _ROBOT_PARTS[part]
-    room = world.room()
-    weekday = world.weekday()
-    fields = {"part": part, "soil": soil, "tool": tool, "a_tool": names.with_article(tool)}
-    fields |= {"sign": sign, "robot": world.robot(), "room": room, "weekday": weekday}
-    if tool == "tweezers":
-        fields["a_tool"] = "tweezers"
-    return fields, (key(part), names.WEEKDAYS.index(weekday))
+    fields = world.row(_ROBOT_PARTS, "part soil tool sign")
+    tool = fields["tool"]
+    fields["a_tool"] = tool if tool == "tweezers" else names.with_article(tool)
+    fields |= {"room": world.room(), "weekday": world.weekday(), "robot": world.robot()}
+    return fields, (key(fields["part"]), names.WEEKDAYS.index(fields["weekday"]))
 
 
 def hang(world: World) -> Situation:
-    wall = world.any(tuple(_WALLS))
-    drill, plug, how = _WALLS[wall]
+    fields = world.row(_WALLS, "wall drill plug how")
     colour, thing = world.colour(), world.any(_HUNG)
-    fields = {"wall": wall, "drill": drill, "plug": plug, "how": how, "noun": thing}
-    fields |= {"thing": f"{colour} {thing}", "room": world.room()}
-    return fields, (key(wall), key(thing))
+    fields |= {"noun": thing, "thing": f"{colour} {thing}", "room": world.room()}
+    return fields, (key(fields["wall"]), key(thing))
 
 
 def assemble(world: World) -> Situation:

@@ -29,10 +29,10 @@ DOMAINS: Mapping[str, ModuleType] = {
     "reports": reports,
 }
 Made = tuple[tuple[Turn, ...], dict[str, object], Quoted]
-"""Turns and facts of a sample, and what each answer copies."""
+"""Turns and facts of a sample, and the quotes of each answer."""
 
 GRAMMAR = Grammar()
-"""The words of answers of these skills, beside those of the sub-domains and of the facts."""
+"""The words of these skills' answers; sub-domains and facts have grammars of their own."""
 
 _MAX_PASSAGE = 2550
 """Characters of a passage with its questions: some 1,000 tokens where names and codes abound."""
@@ -48,9 +48,9 @@ REQUESTS = {
     "outline": compiled(*[OUTLINE_DIRECTIVE] * 3) + _BOOK["outline"].phrases(),
     "point": compiled(*[POINT_DIRECTIVE] * 3) + _BOOK["point"].phrases(),
 }
-"""Wordings of requests; the last of each is held out of training, as of those by style below.
+"""Wordings of requests; the last of each list is held out of training, here and below.
 
-Half of the outlines and points are asked for in the words of Jupiter."""
+Jupiter's own directives stand three times, so that they are the most frequent ones."""
 COPY_REQUESTS = _BOOK["copy"].phrases_by_name()
 DOCUMENT_QUESTIONS = _BOOK["document questions"].phrases_by_name()
 _FOUND, _MISSING = _BOOK["found"].phrases(GRAMMAR), _BOOK["missing"].phrases(GRAMMAR)
@@ -60,7 +60,7 @@ _BEFORE, _AFTER, _UNKNOWN = (
 
 
 def extract(world: World, style: str, as_json: bool | None = None) -> Made:
-    """Make a passage with one to four questions, answered by short facts, "None" or JSON."""
+    """Make a passage with up to six questions, answered by short facts, "None" or JSON."""
     writer = Writer(world, style)
     if as_json is None:
         as_json = world.chance(0.3)
@@ -79,8 +79,8 @@ def extract(world: World, style: str, as_json: bool | None = None) -> Made:
 def recall(world: World, style: str) -> Made:
     """Make a passage of a few facts of at most three kinds, with a question about each.
 
-    A network learns here to find what follows a name: each line is asked for, names come before
-    their values in most lines, and nothing else is in the passage.
+    A network learns here to find the value after a name: every line has its question, names come
+    before their values in most lines, and the passage holds nothing else.
     """
     writer = Writer(world, style, key_first=True)
     kinds = [writer.kind() for _ in range(world.whole(1, 3))]
@@ -92,7 +92,7 @@ def recall(world: World, style: str) -> Made:
 
 
 def _asked(world: World, style: str, passage: Passage, as_json: bool) -> Made:
-    """Return the turns in which the questions on a passage are asked and answered."""
+    """Return the turns with the questions on a passage and their answers."""
     voice = Voice(world.rng)
     name = world.any(_TEXT_NAMES[style])
     turns = []
@@ -146,7 +146,7 @@ def _reply(question: Question, as_json: bool, voice: Voice) -> str:
 
 
 def document(world: World, style: str) -> Made:
-    """Make one or two documents of 40 to 64 words and a question that they answer, or do not."""
+    """Make one or two documents of 40 to 64 words and a question that they may answer."""
     count = world.whole(1, 2)
     voice = Voice(world.rng)
     asked = world.whole(1, 5) if world.chance(0.7) else 0
@@ -216,7 +216,7 @@ def _outlined(world: World, task: Task) -> tuple[list[Turn], str]:
 
 
 def outline(world: World, style: str) -> Made:
-    """Make a question whose answer is to be an outline."""
+    """Make a request for the outline of an answer."""
     task = DOMAINS[style].draw(world)
     turns, text = _outlined(world, task)
     return (*turns, Turn("assistant", text)), _outline_facts(task), ()
@@ -227,7 +227,7 @@ def _outline_facts(task: Task) -> dict[str, object]:
 
 
 def point(world: World, style: str) -> Made:
-    """Make a question with its outline and the request to expand one point."""
+    """Make a question, its outline and the request to expand one point."""
     task = DOMAINS[style].draw(world)
     turns, text = _outlined(world, task)
     number = world.whole(1, len(task.points))
@@ -245,7 +245,7 @@ def point(world: World, style: str) -> Made:
 
 
 def copy(world: World, style: str) -> Made:
-    """Make a text that is to be repeated exactly: codes, names, things, a table or sentences."""
+    """Make a text to repeat exactly: codes, names, things, a table or sentences."""
     form = world.rng.random()
     count = int(1 + 14 * world.rng.random() ** 1.5)
     if form < 0.2:
@@ -277,5 +277,5 @@ def plain(world: World, style: str) -> Made:
 
 
 def plain_facts(task: Task) -> dict[str, object]:
-    """Return the facts with which the checker judges a whole answer."""
+    """Return the facts by which the checker judges a whole answer."""
     return {"mentions": task.mentions, "words": len(task.answer.split())}

@@ -87,8 +87,8 @@ class Task:
         points: 3 to 8 parts, in order.
         join: writes the whole answer from the texts of the points.
         mentions: names and numbers of the prompt that a right answer repeats.
-        possible: all points that a right answer may have, in order, `points` among them.
-        least: how many points a right answer has at least.
+        possible: all points that a right answer may have, in order, including `points`.
+        least: the least number of points of a right answer.
     """
 
     turns: tuple[Turn, ...]

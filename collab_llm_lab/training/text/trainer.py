@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from collab_llm_lab.training import loop
 from collab_llm_lab.training.curves import Axes, Curve, read_curve, write_curves
 from collab_llm_lab.training.learner import ModelLearner
-from collab_llm_lab.training.loop import Progress, Stop, counted
+from collab_llm_lab.training.loop import Progress, Stop, report_counts
 from collab_llm_lab.training.run import MakeStage, check_stages, is_done, make_stages
 from collab_llm_lab.training.text.distillation import Teacher
 from collab_llm_lab.training.text.held_out import HeldOut
@@ -76,7 +76,7 @@ def pick_plan(name: str, device: torch.device) -> TextPlan:
             f"{name!r} is unknown", field="--plan", remedy=f"auto, {', '.join(PLANS)}"
         )
     plan = PLANS[name]
-    if name == "tiny" and device.type == "cuda":  # what the real plan does there, in little
+    if name == "tiny" and device.type == "cuda":  # as the real plan does
         plan = replace(
             plan,
             target=replace(plan.target, compile=True, bfloat16=True),
@@ -141,7 +141,7 @@ def write_text_curves(out: Path, folder: Path) -> dict[str, Curve]:
 
 
 class _Family:
-    """The stages of one call, and what they share."""
+    """The stages of one call, with the models and data that they share."""
 
     def __init__(self, config: TrainText) -> None:
         self.plan, self.seed, self.out = config.plan, config.seed, config.out
@@ -176,7 +176,7 @@ class _Family:
         self._need("tokenizer")
         model = self._fresh(self.plan.target_size, 0)
         with self._makers(self.corpus) as makers:
-            if not makers.wait(self.plan.first_shards, counted(report, "making data"), stop):
+            if not makers.wait(self.plan.first_shards, report_counts(report, "making data"), stop):
                 return False
             folder = self.models / "text-target"
             return self._train_language("target", model, folder, report, stop, makers=makers)
@@ -254,7 +254,7 @@ class _Family:
         for length, _ in recipe.growing:
             corpus = self._short(length)
             with self._makers(corpus) as short_makers:
-                if not short_makers.wait(corpus.shards, counted(report, "making data"), stop):
+                if not short_makers.wait(corpus.shards, report_counts(report, "making data"), stop):
                     return False
             short.append(self._rows(stage, corpus=corpus))
         rows = self._rows(stage, files, only)
@@ -304,7 +304,6 @@ class _Family:
         return loop.train(
             learner,
             run,
-            recipe.pace,
             advance,
             measure=lambda: {**measure(), "rows": float(len(rows))},
             report=report,

@@ -7,7 +7,7 @@ one answer.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -29,13 +29,11 @@ class Thing:
     name: str
     noun: str
     kind: str
-    colour: str
-    material: str
 
 
 @dataclass(frozen=True)
 class Person:
-    """A person; `name` is what others call him or her, first name with or without family name."""
+    """A person with first and family name."""
 
     first: str
     family: str
@@ -46,12 +44,12 @@ class Person:
 
 
 class World:
-    """Draws what one sample speaks of.
+    """Draws the names, things and numbers of one sample.
 
     Args:
         rng: source of all draws.
         held_out: draw names, codes and pairs of words that training never shows.
-        new_wordings: ask in wordings that training never shows; None: if the names are such.
+        new_wordings: ask in wordings that training never shows; None: as `held_out`.
     """
 
     def __init__(
@@ -74,12 +72,13 @@ class World:
         """Return a whole number from `low` to `high`, both included."""
         return low + int(self.rng.random() * (high - low + 1))
 
-    def new(self, items: Sequence[str]) -> str:
-        """Return one of `items` that this sample has not drawn before."""
-        return self._fresh(lambda: self.any(items), split=False)
+    def row(self, table: Mapping[str, tuple[str, ...]], columns: str) -> dict[str, str]:
+        """Return the cells of one row of a table by the names of the columns."""
+        name = self.any(tuple(table))
+        return dict(zip(columns.split(), (name, *table[name]), strict=True))
 
     def _fresh(self, draw: Callable[[], str], split: bool = True) -> str:
-        """Draw until the text is new here and belongs to the part that is asked for."""
+        """Draw until the text is new in this sample and, if `split`, of the wanted part."""
         for _ in range(1000):
             text = draw()
             if text not in self._used and (not split or is_held_out(text) == self.held_out):
@@ -102,7 +101,7 @@ class World:
         return self._fresh(lambda: self._name(names.FIRST_NAMES, 1))
 
     def person(self) -> Person:
-        """Return a person with names of his own."""
+        """Return a person whose names are new in this sample."""
         first = self.first_name()
         return Person(first, self._fresh(lambda: self._name(names.FAMILY_NAMES, 2)))
 
@@ -126,10 +125,10 @@ class World:
                 name = f"{colour} {material} {noun}"
             if is_held_out(name) == self.held_out and name not in self._used:
                 self._used.add(name)
-                return Thing(name, noun, kind, colour, material)
+                return Thing(name, noun, kind)
 
     def like(self, name: str) -> str:
-        """Return another thing with the same noun: what the thing may be confused with."""
+        """Return another thing with the same noun, for which it may be mistaken."""
         noun = name.split()[-1]
         return self._fresh(
             lambda: f"{self.any(_SIZES)}{self.any(names.COLOURS)} {noun}", split=not self.held_out

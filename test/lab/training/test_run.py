@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from collab_llm_lab.training.run import BEGUN, held
+from collab_llm_lab.training.run import BEGUN, hold_folder
 from collab_llm_lab.training.text.plans import PLANS
 from collab_llm_nodes.errors import ConfigError
 
@@ -17,7 +17,7 @@ SETTINGS = {"length": 1024, "growing": ((128, 2),)}
 
 def begin(out: Path, **changed: Any) -> None:
     settings = changed.pop("settings", SETTINGS)
-    with held(out, {**OPTIONS, **changed}, settings):
+    with hold_folder(out, {**OPTIONS, **changed}, settings):
         (out / "target").mkdir(exist_ok=True)
 
 
@@ -46,7 +46,7 @@ def test_another_one_is_refused(
 
 
 def test_a_call_that_made_nothing_began_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), held(tmp_path, {"seed": 5}):
+    with pytest.raises(KeyError), hold_folder(tmp_path, {"seed": 5}):
         raise KeyError("a mistyped option")
     begin(tmp_path)
 
@@ -60,9 +60,9 @@ def test_a_folder_of_an_older_version_takes_what_it_is_given(tmp_path: Path) -> 
 
 def test_a_second_training_in_one_folder_is_refused(tmp_path: Path) -> None:
     with (
-        held(tmp_path, OPTIONS),
+        hold_folder(tmp_path, OPTIONS),
         pytest.raises(ConfigError, match="--out: another training runs"),
-        held(tmp_path, OPTIONS),
+        hold_folder(tmp_path, OPTIONS),
     ):
         pass
     begin(tmp_path)

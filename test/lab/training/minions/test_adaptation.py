@@ -60,7 +60,9 @@ def test_a_branch_in_a_row_computes_as_its_prompt_alone() -> None:
     row = row[None].long()
     forward = TextForward(build(TINY, tokenizer, 0).eval(), 2048)
     with torch.inference_mode():
-        hidden, _ = forward.packed(row[:, IDS], row[:, POSITION], visible(row))
+        hidden, _ = forward.guided(
+            row[:, IDS], (), row[:, POSITION], row[:, POSITION], visible(row)
+        )
         packed = forward.logits(hidden)[0]
         checked = 0
         for text, group in enumerate(made, 1):

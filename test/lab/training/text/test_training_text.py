@@ -21,7 +21,7 @@ from collab_llm_lab.training.learner import Recipe
 from collab_llm_lab.training.text import trainer
 from collab_llm_lab.training.text.distillation import Teacher, questions
 from collab_llm_lab.training.text.forward import TextForward
-from collab_llm_lab.training.text.learners import GuessLearner, LanguageLearner, looks
+from collab_llm_lab.training.text.learners import GuessLearner, LanguageLearner, attention_loss
 from collab_llm_lab.training.text.models import (
     TINY,
     answers,
@@ -175,8 +175,8 @@ def test_an_error_in_a_data_process_ends_the_run(tmp_path: Path) -> None:
         pytest.raises(CollabError, match="training data"),
     ):
         makers.wait(1, lambda made, of: None, lambda: False)
-    with Makers(tmp_path, corpus, 0) as nobody, pytest.raises(CollabError, match="nobody"):
-        nobody.wait(1, lambda made, of: None, lambda: False)
+    with Makers(tmp_path, corpus, 0) as nothing, pytest.raises(CollabError, match="no process"):
+        nothing.wait(1, lambda made, of: None, lambda: False)
 
 
 def test_processes_that_make_data_ignore_ctrl_c(
@@ -192,7 +192,7 @@ def test_processes_that_make_data_ignore_ctrl_c(
         assert ignores(teacher._submit(os.getpid).result(), signal.SIGINT)
 
 
-def test_who_asks_to_stop_hears_of_no_process_that_the_signal_ended(tmp_path: Path) -> None:
+def test_a_stop_hides_that_the_signal_ended_the_processes(tmp_path: Path) -> None:
     corpus = Corpus(str(tmp_path / "data"), 1, rows=1)
     with Makers(tmp_path / "no-tokenizer", corpus, 1) as makers:
         (process,) = makers._processes
@@ -219,13 +219,13 @@ def test_batches_follow_from_seed_and_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 40, 200])
-def test_damaged_rows_are_told_with_their_remedy(kept: int, tmp_path: Path) -> None:
+def test_damaged_rows_are_reported_with_their_remedy(kept: int, tmp_path: Path) -> None:
     file = tmp_path / "shard-00000.npy"
     np.save(file, np.zeros((3, 4, LENGTH), np.int16))
     file.write_bytes(file.read_bytes()[:kept])
-    with pytest.raises(InvalidInput, match="shard-00000.npy") as told:
+    with pytest.raises(InvalidInput, match="shard-00000.npy") as error:
         Rows(LENGTH, 0, CPU).add([file])
-    assert "delete it" in told.value.remedy
+    assert "delete it" in error.value.remedy
 
 
 # ---------------------------------------------------------------- the forward pass
@@ -349,8 +349,8 @@ def test_guidance_turns_heads_to_what_is_copied(tokenizer: PreTrainedTokenizerBa
         for _ in range(30):
             learner.learn(batch_of(ids, sources), weights)
         wanted = (sources >= 0).nonzero()[:, 1].view(4, -1)
-        _, attention = learner.forward.looking(ids, (1,), wanted)
-        seen[guidance] = float(looks(attention, sources.gather(1, wanted)).detach())
+        _, attention = learner.forward.guided(ids, (1,), wanted)
+        seen[guidance] = float(attention_loss(attention, sources.gather(1, wanted)).detach())
     assert seen[0.5] < 0.7 * seen[0.0]
 
 
@@ -510,10 +510,10 @@ def test_unknown_devices_plans_and_times_are_refused() -> None:
     ):
         with pytest.raises(ConfigError):
             wrong()
-    assert TINY_PLAN.with_minutes({"target": 2.0}).target.pace.seconds == 120
+    assert TINY_PLAN.with_minutes({"target": 2.0}).target.minutes == 2.0
 
 
-def test_a_target_that_is_never_right_is_told(
+def test_a_target_that_is_never_right_is_reported(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     from collab_llm_lab.training.text import distillation
