@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -169,3 +170,17 @@ def _check(file: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
             field="--plan",
             remedy="name another --out, or go on with the version that began it",
         )
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Yield a folder to write to; at the end it takes the place of ``folder``.
+
+    A reader never sees half of it.
+    """
+    building = folder.with_name(folder.name + ".part")
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    yield building
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(building, folder)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from collab_llm_lab.training.checkpoints import replacing
+from collab_llm_lab.training.run import replacing
 from collab_llm_nodes.sim import expert
 from collab_llm_nodes.sim.renderer import (
     HEIGHT_PX,

@@ -19,8 +19,8 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
 )
 
-from collab_llm_lab.training.checkpoints import replacing
 from collab_llm_lab.training.nav.forward import GRID, MEAN, MERGE, PATCH, STD
+from collab_llm_lab.training.run import replacing
 from collab_llm_nodes.models.tokenizer import SPECIAL, token_id
 from collab_llm_nodes.sim.renderer import HEIGHT_PX, WIDTH
 

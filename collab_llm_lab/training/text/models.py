@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from collab_llm_lab.training.checkpoints import replacing
+from collab_llm_lab.training.run import replacing
 from collab_llm_nodes.chat.batch import Batch, BatchConfig, Job
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine

@@ -241,7 +241,7 @@ def test_the_vocabulary_text_has_all_sub_domains() -> None:
 
 
 def test_the_grammar_needs_the_standard_library_only() -> None:
-    own = ["names", "world", "phrases", "phrasebook", "tasks", "situations", "figures", "facts"]
+    own = ["names", "world", "phrases", "phrasebook", "tasks", "facts"]
     own += ["passages", "skills", "samples", "checker", *SUB_DOMAINS]
     folder = Path(text.__file__).parent
     allowed = {
