@@ -92,7 +92,7 @@ _DRAW: Mapping[str, Callable[[World], str]] = {
     "time": World.clock,
     "weekday": World.weekday,
     "items": lambda world: names.plural(world.any(names.SUPPLIES)),
-    "number": lambda world: world.number(2, 99),
+    "number": World.number,
     "price": World.price,
     "code": World.code,
     "machine": lambda world: world.any(names.MACHINES),

@@ -21,6 +21,9 @@ from pathlib import Path
 from collab_llm_lab.training.text.phrases import Phrase, compiled
 from collab_llm_nodes.errors import InvalidInput
 
+Compile = Callable[..., tuple[Phrase, ...]]
+"""Compiles templates, as ``phrases.compiled`` does."""
+
 
 @dataclass(frozen=True)
 class Line:
@@ -30,8 +33,15 @@ class Line:
     place: str
 
     def error(self, message: str, remedy: str) -> InvalidInput:
-        """Return the error that ``message`` is true of this line."""
+        """Return an error about this line."""
         return InvalidInput(f"{message}: {self.text[:60]!r}", field=self.place, remedy=remedy)
+
+    def phrases(self, compile_texts: Compile, *texts: str) -> tuple[Phrase, ...]:
+        """Return ``texts`` of this line, or all of it, as templates."""
+        try:
+            return compile_texts(*(texts or (self.text,)))
+        except ValueError as error:
+            raise self.error(str(error), "close each bracket that is opened") from error
 
 
 @dataclass(frozen=True)
@@ -51,27 +61,17 @@ class Section:
             raise self.heading.error(f"no section {name!r} in", "add it, with one more =")
         return self.sections[name]
 
-    def phrases(
-        self, compile_text: Callable[[str], tuple[Phrase, ...]] = compiled
-    ) -> tuple[Phrase, ...]:
+    def phrases(self, compile_texts: Compile = compiled) -> tuple[Phrase, ...]:
         """Return the lines as templates.
 
         Args:
-            compile_text: a ``Grammar`` that is to know the words of the lines.
+            compile_texts: a ``Grammar`` that is to know the words of the lines.
         """
-        found: list[Phrase] = []
-        for line in self.lines:
-            try:
-                found += compile_text(line.text)
-            except ValueError as error:
-                raise line.error(str(error), "close each bracket that is opened") from error
-        return tuple(found)
+        return tuple(phrase for line in self.lines for phrase in line.phrases(compile_texts))
 
-    def phrases_by_name(
-        self, compile_text: Callable[[str], tuple[Phrase, ...]] = compiled
-    ) -> dict[str, tuple[Phrase, ...]]:
+    def phrases_by_name(self, compile_texts: Compile = compiled) -> dict[str, tuple[Phrase, ...]]:
         """Return the templates of each section within this one."""
-        return {name: part.phrases(compile_text) for name, part in self.sections.items()}
+        return {name: part.phrases(compile_texts) for name, part in self.sections.items()}
 
     @property
     def texts(self) -> tuple[str, ...]:

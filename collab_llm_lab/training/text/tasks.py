@@ -52,7 +52,7 @@ class Part:
 def parts_of(book: Section, grammar: Grammar) -> tuple[Part, ...]:
     """Return the parts that a section lists: the titles in each heading, the texts beneath it."""
     return tuple(
-        Part(grammar(*titles.strip("[]").split(" / ")), part.phrases(grammar))
+        Part(part.heading.phrases(grammar, *titles.strip("[]").split(" / ")), part.phrases(grammar))
         for titles, part in book.sections.items()
     )
 

@@ -61,7 +61,7 @@ class World:
         self._used: set[str] = set()
 
     def any(self, items: Sequence[T]) -> T:
-        """Return one of `items`, each as probable as the others."""
+        """Return one of `items`, all equally probable."""
         return items[int(self.rng.random() * len(items))]
 
     def chance(self, share: float) -> bool:
@@ -84,7 +84,7 @@ class World:
             if text not in self._used and (not split or is_held_out(text) == self.held_out):
                 self._used.add(text)
                 return text
-        raise RuntimeError("a sample asks for more names than the world has")
+        raise RuntimeError("a sample needs more names than the world has")
 
     def _syllables(self, count: int) -> str:
         text = "".join(self.any(names.ONSETS) + self.any(names.VOWELS) for _ in range(count))
@@ -195,18 +195,16 @@ class World:
             return f"{self.whole(10, 99)}{letter}{self.whole(10, 99)}{other}"
         return f"{self.whole(100, 999)}-{letter}{other}{self.any(_LETTERS)}"
 
-    def cents(self, low: int = 1, high: int = 60) -> int:
-        """Return a price in cents."""
-        return 100 * self.whole(low, high) + self.any(_ENDINGS_OF_PRICES)
-
     def price(self) -> str:
         """Return a price that is new in this sample: "12.50"."""
-        return self._fresh(lambda: money(self.cents()), split=False)
+        return self._fresh(
+            lambda: money(100 * self.whole(1, 60) + self.any(_ENDINGS_OF_PRICES)), split=False
+        )
 
-    def number(self, low: int, high: int) -> str:
-        """Return a count that is new in this sample, if the range still has one."""
+    def number(self) -> str:
+        """Return a count of two to 99, in most draws one that is new in this sample."""
         for _ in range(20):
-            text = str(self.whole(low, high))
+            text = str(self.whole(2, 99))
             if text not in self._used:
                 break
         self._used.add(text)

@@ -12,6 +12,7 @@ import pytest
 import collab_llm_lab
 from collab_llm_lab.training.text.phrasebook import Section, read
 from collab_llm_lab.training.text.phrases import Grammar
+from collab_llm_lab.training.text.tasks import parts_of
 from collab_llm_nodes.errors import InvalidInput
 
 BOOK = """\
@@ -65,11 +66,12 @@ def test_a_malformed_line_is_named(content: str, line: int, message: str, tmp_pa
 
 
 def test_a_line_that_its_section_cannot_hold_is_named(tmp_path: Path) -> None:
-    found = book(tmp_path, BOOK + "rust | oil\n= broken\n(a|b")
+    found = book(tmp_path, BOOK + "rust | oil\n= broken\n(a|b\n= parts\n== Ask / (Tell\nNow.")
     for use, place in (
         (lambda: found["dirt"].table, "book.txt:13"),
         (found["broken"].phrases, "book.txt:15"),
         (lambda: found["where"]["answers"], "book.txt:2"),
+        (lambda: parts_of(found["parts"], Grammar()), "book.txt:17"),
     ):
         with pytest.raises(InvalidInput) as error:
             use()
