@@ -264,7 +264,7 @@ def test_sampled_answers_follow_from_the_seed(
     laws = [SamplingConfig(temperature=1.0, seed=seed) for seed in (1, 1, 2)]
     first, again, other = (answers(engine, [[5, 6, 7]] * 4, 12, law) for law in laws)
     assert first == again != other
-    assert first[0] != first[1] == other[0]  # each prompt has the seed behind the last one's
+    assert first[0] != first[1] == other[0]  # each prompt has the seed after the last one's
 
 
 # ---------------------------------------------------------------- learning

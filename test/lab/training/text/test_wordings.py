@@ -32,7 +32,7 @@ def said(phrases: Sequence[Phrase], fields: dict[str, str]) -> set[str]:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_kind_has_many_wordings_and_training_never_shows_the_last(kind: Kind) -> None:
-    """The fields are those of the key alone: a question must not tell its answer."""
+    """The fields are those of the key alone: a question must not contain its answer."""
     fields = {name: f"<{name}>" for name in kind.key}
     *trained, held_out = kind.questions
     assert len(trained) >= 10
