@@ -25,7 +25,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from collab_llm_lab.bench.harness import medians, save_plot, subplots
-from collab_llm_lab.training.text.architecture import WORKER, build
+from collab_llm_lab.training.text.models import WORKER, build
 from collab_llm_nodes.chat.base import Usage
 from collab_llm_nodes.chat.batch import Batch, BatchConfig, Job
 from collab_llm_nodes.chat.prefixes import Ids

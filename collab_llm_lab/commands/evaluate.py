@@ -21,9 +21,11 @@ def eval_nav(
     json_file: JsonOption = None,
 ) -> None:
     """Closed-loop success, perception, losslessness and tau of the embedded pair."""
-    from collab_llm_lab.training.nav.evaluate import EvalConfig, eval_nav
+    from collab_llm_lab.training.loop import show_progress
+    from collab_llm_lab.training.nav import evaluate
 
-    found = eval_nav(EvalConfig(rooms=rooms, seed=seed))
+    with show_progress(()) as show:
+        found = evaluate.eval_nav(rooms, seed, show("evaluation"))
     table = Table("figure", "measured")
     for name, value in (
         ("rooms solved, target", f"{found['target']['success_rate']:.1%}"),
@@ -56,12 +58,12 @@ def eval_text(
     json_file: JsonOption = None,
 ) -> None:
     """Perplexity, extraction, copying and acceptance of the embedded text family."""
-    from collab_llm_lab.training.loop import shown
+    from collab_llm_lab.training.loop import show_progress
     from collab_llm_lab.training.text import evaluate
 
     changed = evaluate.QUICK if quick else {}
     config = evaluate.EvalText(models=models, seed=seed, device=device, **changed)
-    with shown(()) as show:
+    with show_progress(()) as show:
         found = evaluate.eval_text(config, show("evaluation"))
     table = Table("figure", *evaluate.SUB_DOMAINS)
     for name in ("text-target", "text-worker", "ngram"):

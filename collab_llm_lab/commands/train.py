@@ -66,21 +66,21 @@ def train_text(
 ) -> None:
     """Train the embedded text family from seeds; resumable in every stage."""
     from collab_llm_lab.training.stopping import StopRequest
-    from collab_llm_lab.training.text import stages as training
-    from collab_llm_lab.training.text.curves import write_curves
+    from collab_llm_lab.training.text import trainer
+    from collab_llm_lab.training.text.models import pick_device
 
-    chosen = training.pick_plan(plan, training.pick_device(device))
-    config = training.TrainText(
+    chosen = trainer.pick_plan(plan, pick_device(device))
+    config = trainer.TrainText(
         out,
         chosen.with_minutes(_minutes(minutes)),
         seed=seed,
         hours=hours,
         device=device,
-        stages=tuple(stages.split()) or training.STAGES,
+        stages=tuple(stages.split()) or trainer.STAGES,
     )
     with StopRequest() as stop:
-        finished = training.train_text(config, stop)
-    curves = write_curves(out, out / "curves")
+        finished = trainer.train_text(config, stop)
+    curves = trainer.write_text_curves(out, out / "curves")
     write_json(json_file, {"out": str(out), "finished": finished, "curves": curves})
     stop.end()
 

@@ -1,7 +1,7 @@
-"""Drives rooms through a running graph and records what happens: the demo's and tests' witness.
+"""Client of a running graph: drives rooms and records every answer, for the demo and its film.
 
-Not a node of the robot: it sets the simulator's room, sends the instruction to ``navigate``, and
-listens to everything in between.
+It is no node of the robot: it sets the simulator's room, sends the instruction to ``navigate``, and
+subscribes to the topics in between.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from collab_llm_nodes.sim.rooms import Pose, Room
 Stamp = tuple[int, int]
 
 _TOPICS_S = 10.0
-"""Time for messages that tell the same as a result on a topic."""
+"""Time in which a result's messages on topics must arrive."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Answer:
     Attributes:
         complete: the answer ended by itself.
         latency_s: from the picture's arrival here to that of the action read from the answer.
-        travelled: number of poses in ``Drive.path`` when it came.
+        travelled: number of poses in ``Drive.path`` when the answer came.
     """
 
     picture: bytes
@@ -67,7 +67,7 @@ class Answer:
 
 @dataclass
 class Drive:
-    """One room driven."""
+    """One drive through a room."""
 
     room: Room
     instruction: str
@@ -80,13 +80,13 @@ class Drive:
 
     @property
     def distance_to_goal(self) -> float:
-        """Metres between the robot's true pose at the end and the right thing's centre."""
+        """Metres from the robot's true pose at the end to the centre of the right thing."""
         end = self.path[-1]
         return math.hypot(end.x - self.room.goal.x, end.y - self.room.goal.y)
 
 
 class DemoClient(GraphClient):
-    """See the module docstring."""
+    """Drives rooms and asks the robot's memory, over topics and actions."""
 
     def __init__(self) -> None:
         super().__init__("demo_client")
@@ -110,7 +110,7 @@ class DemoClient(GraphClient):
         self._index = self.node.create_client(DragonIndex, "dragon_index")
 
     def wait_for_graph(self, deadline_s: float, alive: Callable[[], None]) -> None:
-        """Wait until simulator and navigator answer; ``alive`` raises if their process ended."""
+        """Wait until simulator and navigator are ready; ``alive`` raises if their process ended."""
 
         def ready() -> bool:
             alive()
@@ -119,18 +119,18 @@ class DemoClient(GraphClient):
         self.wait(ready, deadline_s, "the graph to come up")
 
     def wait_for_recorder(self, deadline_s: float, alive: Callable[[], None]) -> None:
-        """Wait until a recorder hears the answers; ``alive`` raises if its process ended."""
+        """Wait until the recorder is subscribed; ``alive`` raises if its process ended."""
 
-        def listens() -> bool:
+        def subscribed() -> bool:
             alive()
             topics = ("generated_text", "navigation_action", "observation", "instruction")
             infos = (self.node.get_subscriptions_info_by_topic(f"/{t}") for t in topics)
             return all(any(i.node_name == "recorder" for i in each) for each in infos)
 
-        self.wait(listens, deadline_s, "the recorder")
+        self.wait(subscribed, deadline_s, "the recorder")
 
     def wait_for_memory(self, deadline_s: float, alive: Callable[[], None]) -> None:
-        """Wait until the robot's memory answers; ``alive`` raises if a process of it ended."""
+        """Wait until the robot's memory is ready; ``alive`` raises if a process of it ended."""
 
         def ready() -> bool:
             alive()
@@ -139,7 +139,7 @@ class DemoClient(GraphClient):
         self.wait(ready, deadline_s, "the robot's memory")
 
     def recall(self, question: str, episodes: int, deadline_s: float) -> Recollection:
-        """Ask the robot's memory, as soon as it holds ``episodes``, or after a few seconds.
+        """Ask the robot's memory, once it holds ``episodes`` or some seconds have passed.
 
         Raises:
             DeadlineExceeded: no answer in time.
@@ -175,7 +175,7 @@ class DemoClient(GraphClient):
         )
 
     def _wait_for_episodes(self, episodes: int) -> None:
-        """Wait until the end of the last drive is written; not every drive has an episode."""
+        """Wait for the episodes of the drives; some drives leave none, so the wait is bounded."""
         due, held = time.monotonic() + _TOPICS_S, 0
         asked = DragonIndex.Request(operation=DragonIndex.Request.LIST)
         while held < episodes and time.monotonic() < due:
@@ -189,8 +189,8 @@ class DemoClient(GraphClient):
         """Enter ``room``, give the instruction, wait for the end, ``deadline_s`` at most.
 
         Raises:
-            DeadlineExceeded: the graph did not take the room.
-            Unavailable: the navigator did not take the instruction.
+            DeadlineExceeded: the simulator did not enter the room.
+            Unavailable: the navigator refused the instruction.
         """
         self._enter(room.seed)
         drive = Drive(room, instruction, path=[room.start])
@@ -227,7 +227,7 @@ class DemoClient(GraphClient):
             with self.changed:
                 self._drive = None
 
-    # Callbacks, in the executor's thread.
+    # Callbacks in the executor's thread.
 
     def _on_room(self, msg: RoomMsg) -> None:
         with self.changed:
@@ -245,7 +245,7 @@ class DemoClient(GraphClient):
         with self.changed:
             if self._drive is not None:
                 self._pictures[_key(msg)] = (bytes(msg.image.data), time.monotonic())
-                while len(self._pictures) > 200:  # those asked about are recent
+                while len(self._pictures) > 200:  # answers are about recent ones
                     self._pictures.pop(next(iter(self._pictures)))
 
     def _on_found(self, msg: DragonRetrieval) -> None:
@@ -271,7 +271,7 @@ class DemoClient(GraphClient):
             self._record(_key(msg))
 
     def _record(self, key: Stamp) -> None:
-        """Text (final) and action of one picture are both here: that is one answer."""
+        """Record an answer once the final text and the action of a picture are both here."""
         msg, latency = self._texts.get(key), self._latency.get(key)
         picture = self._pictures.get(key)
         if self._drive is None or msg is None or not msg.final:

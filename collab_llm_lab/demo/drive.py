@@ -1,4 +1,4 @@
-"""The demo: verifier and graph as processes of their own, rooms one after the other, a report."""
+"""``collab-llm demo``: verifier and graph as processes, rooms one after the other, a report."""
 
 from __future__ import annotations
 
@@ -54,24 +54,24 @@ def run_demo(
     console: Console,
     record: Path | None = None,
 ) -> dict[str, Any]:
-    """Drive ``rooms`` rooms of seeds ``seed``, ``seed`` + 1, ...; prints a table.
+    """Drive ``rooms`` rooms of seeds ``seed``, ``seed`` + 1, ...; print a table.
 
     Args:
         params: ROS parameters read after the shipped ones.
-        compute_s: a verification takes at least this long: the shipped cloud model is so small that
-            early exits would hardly precede its verdicts.
-        record: folder for a bag of it all (docs/replay.md).
+        compute_s: least duration of a verification. The shipped cloud model is so small that early
+            exits would hardly precede its verdicts.
+        record: folder for a bag of the drives (docs/replay.md).
 
     Returns:
         The figures of the JSON file: ``rooms``, ``reached``, ``tau``, ``cache_hit_rate``,
         ``mismatches`` (answers that differ from the target decoding alone), ``answers``,
-        ``action_latency_ms_median``, ``seconds``, one entry per room, and ``memory``: what the
-        robot was asked in the end, its answer, and the episodes that it rests on.
+        ``action_latency_ms_median``, ``seconds``, one entry per room, and ``memory``: the
+        question that the robot was asked at the end, its answer, and the episodes it is based on.
 
     Raises:
         CollabError: a process did not start or ended early.
     """
-    from collab_llm_lab.demo.client import DemoClient  # rclpy: only where it is there
+    from collab_llm_lab.demo.client import DemoClient  # needs rclpy
 
     isolate_ros()
     set_threads(ModelConfig(path="nav-draft"), ModelConfig(path="nav-target"))
@@ -109,9 +109,9 @@ def run_demo(
         drives = []
         for number in range(rooms):
             room = make_room(seed + number)
-            wish = instruction(room.goal.name, room.seed % len(VERBS))
-            with console.status(f"room {number + 1} of {rooms}: {wish} ..."):
-                drive = client.drive(room, wish, MAX_STEPS, ROOM_DEADLINE_S)
+            text = instruction(room.goal.name, room.seed % len(VERBS))
+            with console.status(f"room {number + 1} of {rooms}: {text} ..."):
+                drive = client.drive(room, text, MAX_STEPS, ROOM_DEADLINE_S)
             drives.append(drive)
             _add_row(table, drive)
             for process in (cloud, graph, motion, *memory, *([recorder] if recorder else [])):
@@ -119,8 +119,8 @@ def run_demo(
         console.print(table)
         question = f"Where was the {drives[-1].room.goal.name} last seen?"
         with console.status(f"asking the robot's memory: {question}"):
-            told = client.recall(question, len(drives), RECALL_DEADLINE_S)
-        show(told, console)
+            recollection = client.recall(question, len(drives), RECALL_DEADLINE_S)
+        show(recollection, console)
     with console.status("comparing every answer with the target decoding alone ..."):
         mismatches = _mismatches(drives)
     frames = [f for d in drives[:FILMED_ROOMS] for f in _frames(d)]
@@ -129,7 +129,7 @@ def run_demo(
         save(frames, film)
         console.print(f"wrote {film}")
     results = _results(drives, mismatches, time.monotonic() - started, compute_s)
-    results["memory"] = figures_of(told)
+    results["memory"] = figures_of(recollection)
     console.print(
         f"reached {results['reached']} of {results['rooms']}, tau {results['tau']:.2f}, "
         f"cache hits {results['cache_hit_rate']:.0%}, "
@@ -145,10 +145,11 @@ def robot_process(
     params: Path | None = None,
     overrides: Mapping[str, str] | None = None,
 ) -> contextlib.AbstractContextManager[Process]:
-    """One of the robot's two processes with the simulator, as in ``launch/sim.launch.py``.
+    """Run one of the robot's two processes with the simulator, as ``launch/sim.launch.py`` does.
 
     Args:
-        name: ``graph`` or ``motion``; its own ``arguments``.
+        name: ``graph`` or ``motion``.
+        arguments: of that process.
         verifier: address.
         params: ROS parameters read after the shipped ones.
         overrides: ``node:name`` to value, on top of them.
@@ -169,9 +170,9 @@ def _recorder(folder: Path) -> contextlib.AbstractContextManager[Process]:
 
 
 def _mismatches(drives: Sequence[Drive]) -> int:
-    """Answers that the target alone would have given otherwise; there must be none.
+    """Return how many answers differ from the target's own; there must be none.
 
-    Of an answer that was cut off (a deadline, a cancellation) what there is must be right.
+    Of an answer that was cut off (a deadline, a cancellation), the part that exists is compared.
     """
     target = Engine(load(ModelConfig(path="nav-target")))
     sampling, count = SamplingConfig(), 0
@@ -222,7 +223,7 @@ def _results(
 
 
 def _reached(drive: Drive) -> bool:
-    """The model said stop, and said it at the right thing."""
+    """Return True if the model stopped at the right thing."""
     return bool(drive.status == 0 and drive.distance_to_goal <= SUCCESS_DISTANCE)
 
 
@@ -253,7 +254,7 @@ def _add_row(table: Table, drive: Drive) -> None:
 
 
 def _frames(drive: Drive) -> Iterator[Frame]:
-    """One picture per answer, large and sharp from the simulator's own pose."""
+    """Yield a frame per answer, with a large picture rendered from the simulator's true pose."""
     from collab_llm_nodes.sim.renderer import Renderer, to_jpeg
 
     renderer = Renderer()

@@ -1,4 +1,4 @@
-"""Draws what a drive looks like: the robot's camera, the map, the answer with coloured tokens."""
+"""The film of a drive: the robot's camera, the map, the answer with coloured tokens."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Frame:
     """One picture of the film.
 
     Attributes:
-        camera: JPEG bytes of what the robot saw.
+        camera: JPEG bytes of the robot's view.
         path: the robot's true poses so far, the newest last.
-        words: the answer as (text of a token, where it came from).
+        words: the answer as (text of a token, its source).
         title, status: the line above and the line below.
     """
 
@@ -71,11 +71,11 @@ def draw(frame: Frame) -> Image.Image:
 def save(frames: Sequence[Frame], file: Path, seconds_per_frame: float = 0.7) -> None:
     """Write an animated GIF with one palette for all frames."""
     images = [draw(f) for f in frames]
-    # The palette must know every colour that means something, from whatever frame.
+    # The palette must hold every colour that has a meaning, whichever frame it is in.
     strip = Image.new("RGB", (WIDTH, HEIGHT + 40 * len(images)))
     pen = ImageDraw.Draw(strip)
-    meant = [*_COLOUR_OF_THING.values(), *COLOUR_OF_SOURCE.values(), "black", "white"]
-    for number, colour in enumerate(meant):
+    colours = [*_COLOUR_OF_THING.values(), *COLOUR_OF_SOURCE.values(), "black", "white"]
+    for number, colour in enumerate(colours):
         pen.rectangle((0, 40 * number, WIDTH, 40 * number + 40), fill=colour)
     for number, image in enumerate(images):
         strip.paste(image.resize((WIDTH, 40)), (0, HEIGHT + 40 * number))
@@ -144,9 +144,7 @@ def _draw_words(
         x += width
 
 
-def _draw_legend(
-    pen: ImageDraw.ImageDraw, font: ImageFont.FreeTypeFont | ImageFont.ImageFont
-) -> None:
+def _draw_legend(pen: ImageDraw.ImageDraw, font: Font) -> None:
     x = float(WIDTH - 262)
     for source, label in (
         (Source.ACCEPTED, "accepted draft"),

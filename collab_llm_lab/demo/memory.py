@@ -1,6 +1,6 @@
-"""The robot's memory in the demo: DRAGON's two sides as processes, and a question in the end.
+"""The robot's memory in the demo: DRAGON's two sides as processes, and a question at the end.
 
-The robot writes what it sees and does into documents while it drives. The cloud has public ones.
+While it drives, the robot writes documents about its sights and actions. The cloud has public ones.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _STYLES = {
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of an episode that an answer rests on; ``weight`` is its share."""
+    """A part of an episode that an answer is based on; ``weight`` is its share."""
 
     name: str
     text: str
@@ -57,8 +57,8 @@ class Recollection:
     Attributes:
         words: the answer, each token with its source.
         found: pieces of the robot's own documents.
-        missing: why there is no answer: no document names the thing. Empty: there is one.
-        verified: False: the robot wrote a part of it alone.
+        missing: the reason why there is no answer, such as that no document names the thing.
+        verified: False if the robot wrote a part of the answer alone.
     """
 
     question: str
@@ -72,7 +72,7 @@ class Recollection:
 
 @contextlib.contextmanager
 def memory_processes(params: Path | None) -> Iterator[tuple[Process, Process]]:
-    """Run the cloud's side, and the robot's, whose documents are gone in the end.
+    """Run the cloud's side and the robot's, in a store that is deleted at the end.
 
     Args:
         params: ROS parameters read after the shipped ones.
@@ -103,39 +103,40 @@ def memory_processes(params: Path | None) -> Iterator[tuple[Process, Process]]:
         yield cloud, stack.enter_context(run_process("dragon_server", command))
 
 
-def show(told: Recollection, console: Console) -> None:
-    """Print question, answer in the colours of its writers, and the pieces that were found."""
+def show(recollection: Recollection, console: Console) -> None:
+    """Print the question, the answer in the colours of its writers, and the pieces found."""
     answer = Text()
-    for word, source in told.words:
+    for word, source in recollection.words:
         answer.append(word, _STYLES.get(Source(source), ("", ""))[0])
-    console.print(Text(f"asked its memory: {told.question}", "bold"))
-    if told.missing:
-        console.print(Text(f"not in memory: {told.missing}"))
+    console.print(Text(f"asked its memory: {recollection.question}", "bold"))
+    if recollection.missing:
+        console.print(Text(f"not in memory: {recollection.missing}"))
         return
     console.print(Text("answer: ") + answer)
-    written = {source for _, source in told.words}
+    written = {source for _, source in recollection.words}
     legend = (Text(who, style) for source, (style, who) in _STYLES.items() if source in written)
     console.print(Text("written by: ") + Text(", ").join(legend))
     table = Table(title="what the robot remembered")
     table.add_column("share", justify="right")
     table.add_column("document")
     table.add_column("text")
-    for piece in told.found:
+    for piece in recollection.found:
         table.add_row(f"{piece.weight:.0%}", Text(piece.name), Text(piece.text))
     console.print(table)
 
 
-def figures_of(told: Recollection) -> dict[str, Any]:
-    """Return the part of the demo's JSON file that tells of the memory."""
+def figures_of(recollection: Recollection) -> dict[str, Any]:
+    """Return the memory's part of the demo's JSON file."""
     counts = {
-        source.name.lower(): sum(own == source for _, own in told.words) for source in _STYLES
+        source.name.lower(): sum(own == source for _, own in recollection.words)
+        for source in _STYLES
     }
     return {
-        "question": told.question,
-        "answer": told.text,
-        "missing": told.missing,
+        "question": recollection.question,
+        "answer": recollection.text,
+        "missing": recollection.missing,
         "tokens_by_source": counts,
-        "verified": told.verified,
-        "seconds": told.seconds,
-        "found": [asdict(piece) for piece in told.found],
+        "verified": recollection.verified,
+        "seconds": recollection.seconds,
+        "found": [asdict(piece) for piece in recollection.found],
     }

@@ -9,90 +9,39 @@ import pickle
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.progress import TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from collab_llm_nodes.errors import ConfigError, ModelError
+from collab_llm_lab.training.learner import ModelLearner
+from collab_llm_nodes.errors import ModelError
 
 Progress = Callable[[str, int, int, dict[str, float]], None]
-"""Called with (what, done, total, latest figures)."""
+"""Called with (activity, done, total, latest figures)."""
+Stop = Callable[[], bool]
+"""Asked before each step; True ends the call, to be resumed."""
+
+
+def ignore_progress(activity: str, done: int, total: int, figures: dict[str, float]) -> None:
+    """Report progress to nobody."""
+
+
+def report_counts(report: Progress, activity: str) -> Callable[[int, int], None]:
+    """Return a report of one activity, called with (done, total)."""
+    return lambda done, total: report(activity, done, total, {})
+
 
 STATE, CURVE = "state.pt", "curve.json"
+_SAVE_EVERY_S = 60.0
+"""A killed run loses at most this much."""
 _NO_STATE = (pickle.UnpicklingError, EOFError, RuntimeError, ValueError, KeyError, TypeError)
-"""Errors by which torch refuses a damaged file, and a learner the state of another one."""
+"""Errors that torch raises for a damaged file, and a learner for the state of another one."""
 
 
-class Learner(Protocol):
-    """A model in training; ``state`` holds all that a resumed run needs.
-
-    Attributes:
-        step: optimiser steps done.
-        seconds: time spent on them in all calls together, but for the first step of a call.
-        curve: measured points.
-    """
-
-    step: int
-    seconds: float
-    curve: list[dict[str, float]]
-
-    def state(self) -> dict[str, Any]:
-        """Return tensors and plain values, without ``step``, ``seconds`` and ``curve``."""
-        ...
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what ``state`` returned."""
-        ...
-
-
-@dataclass(frozen=True)
-class Pace:
-    """The length of a training: a number of steps, a time, or whichever of both ends first.
-
-    With a time the schedule follows the clock, so that it ends exactly then on any machine; such a
-    run cannot be repeated to the bit. Without one it depends on steps alone.
-    """
-
-    steps: int = 0
-    """0: no limit but the time."""
-    seconds: float = 0.0
-    """0: no limit but the steps."""
-    warmup: int = 0
-    checkpoint_seconds: float = 120.0
-    measure_every: int = 1_000
-    """Steps between two points of the curve; the last step has one as well."""
-
-    def __post_init__(self) -> None:
-        if self.steps < 0 or self.seconds < 0 or not (self.steps or self.seconds):
-            raise ConfigError(
-                f"{self.steps} steps and {self.seconds} s",
-                field="steps, seconds",
-                remedy="give a positive number of steps, a time, or both",
-            )
-
-    def done(self, step: int, seconds: float) -> float:
-        """Return the share of the training that is over, 0 to 1."""
-        of_steps = step / self.steps if self.steps else 0.0
-        of_time = seconds / self.seconds if self.seconds else 0.0
-        return min(1.0, max(of_steps, of_time))
-
-    def rate(self, peak: float, step: int, seconds: float) -> float:
-        """Return the learning rate at ``step``: a linear warm-up, then a cosine down to 2 %."""
-        if step < self.warmup:
-            return peak * (step + 1) / self.warmup
-        share = self.done(step, seconds)
-        if self.steps and not self.seconds:
-            share = min(1.0, (step - self.warmup) / max(1, self.steps - self.warmup))
-        cosine = 0.5 * (1 + float(torch.cos(torch.tensor(share * torch.pi))))
-        return peak * (0.02 + 0.98 * cosine)
-
-
-def save(learner: Learner, run: Path) -> None:
+def save(learner: ModelLearner, run: Path) -> None:
     """Write the whole state atomically: a kill at any time leaves the old or the new one."""
     run.mkdir(parents=True, exist_ok=True)
     state = {
@@ -107,7 +56,7 @@ def save(learner: Learner, run: Path) -> None:
     os.replace(run / f"{CURVE}.part", run / CURVE)
 
 
-def restore(learner: Learner, run: Path, device: torch.device) -> None:
+def restore(learner: ModelLearner, run: Path, device: torch.device) -> None:
     """Go on from ``save``; do nothing in a fresh folder.
 
     Raises:
@@ -132,34 +81,33 @@ def restore(learner: Learner, run: Path, device: torch.device) -> None:
 
 
 def train(
-    learner: Learner,
+    learner: ModelLearner,
     run: Path,
-    pace: Pace,
     advance: Callable[[], dict[str, float]],
     *,
     measure: Callable[[], dict[str, float]] = dict,
     save_at: tuple[int, ...] = (),
-    tell: Progress = lambda what, done, total, figures: None,
-    stop: Callable[[], bool] = lambda: False,
+    report: Progress = ignore_progress,
+    stop: Stop = lambda: False,
 ) -> bool:
-    """Train until ``pace`` ends; save on the way and at the end. Return True when it is over.
+    """Train to the end of the recipe; save on the way and at the end. Return True at the end.
 
     Args:
         run: folder of ``state.pt`` and ``curve.json``; ``restore`` reads them.
         advance: makes one optimiser step (and counts it); returns its losses.
         measure: figures for a point of the curve, beside the smoothed losses.
         save_at: steps after which the state is saved in any case.
-        stop: asked before every step; True ends the call, to be resumed.
 
     Raises:
         ModelError: a loss is not finite; nothing is saved.
     """
+    recipe = learner.recipe
     figures: dict[str, float] = {}
     saved = started = time.monotonic()
     before, first = learner.seconds, learner.step
 
     def over() -> bool:
-        return pace.done(learner.step, learner.seconds) >= 1
+        return recipe.done(learner.step, learner.seconds) >= 1
 
     while not over() and not stop():
         for key, value in advance().items():
@@ -174,14 +122,14 @@ def train(
         if learner.step == first + 1:
             started = now  # a call's first step compiles: it is no measure of the others
         learner.seconds = before + now - started
-        share = pace.done(learner.step, learner.seconds)
+        share = recipe.done(learner.step, learner.seconds)
         total = max(learner.step, round(learner.step / share)) if share else learner.step
-        tell("training", learner.step, total, figures)
-        if learner.step % pace.measure_every == 0 or over():
+        report("training", learner.step, total, figures)
+        if learner.step % recipe.measure_every == 0 or over():
             facts = {"step": learner.step, "seconds": learner.seconds}
             learner.curve.append({**facts, **figures, **measure()})
-            tell("training", learner.step, total, learner.curve[-1])
-        if now - saved > pace.checkpoint_seconds or learner.step in save_at:
+            report("training", learner.step, total, learner.curve[-1])
+        if now - saved > _SAVE_EVERY_S or learner.step in save_at:
             save(learner, run)
             saved = now
     save(learner, run)
@@ -189,11 +137,13 @@ def train(
 
 
 @contextmanager
-def shown(keys: tuple[str, ...], every: float = 10.0) -> Iterator[Callable[[str], Progress]]:
+def show_progress(
+    keys: tuple[str, ...], every: float = 10.0
+) -> Iterator[Callable[[str], Progress]]:
     """Yield a maker of progress reports: bars on a terminal, else a line about every ``every`` s.
 
     Args:
-        keys: figures that are shown, where a report has them.
+        keys: figures that are shown, if a report has them.
     """
     console = Console()
     if not console.is_terminal:
@@ -204,28 +154,30 @@ def shown(keys: tuple[str, ...], every: float = 10.0) -> Iterator[Callable[[str]
         yield lambda name: _bar(bar, bar.add_task(name, total=None, figures=""), name, keys)
 
 
-def _told(figures: dict[str, float], keys: tuple[str, ...]) -> str:
+def _text(figures: dict[str, float], keys: tuple[str, ...]) -> str:
     return " ".join(f"{key} {figures[key]:,.3f}" for key in keys if key in figures)
 
 
 def _bar(bar: Bar, task: TaskID, name: str, keys: tuple[str, ...]) -> Progress:
-    def tell(what: str, done: int, total: int, figures: dict[str, float]) -> None:
-        told = _told(figures, keys)
-        bar.update(task, description=f"{name}: {what}", completed=done, total=total, figures=told)
+    def report(activity: str, done: int, total: int, figures: dict[str, float]) -> None:
+        text = _text(figures, keys)
+        bar.update(
+            task, description=f"{name}: {activity}", completed=done, total=total, figures=text
+        )
 
-    return tell
+    return report
 
 
 def _lines(name: str, keys: tuple[str, ...], every: float) -> Progress:
-    last, said = -every, ""
+    last, written = -every, ""
 
-    def tell(what: str, done: int, total: int, figures: dict[str, float]) -> None:
-        nonlocal last, said
+    def report(activity: str, done: int, total: int, figures: dict[str, float]) -> None:
+        nonlocal last, written
         now = time.monotonic()
-        if now - last < every and what == said:
+        if now - last < every and activity == written:
             return
-        last, said = now, what
-        told = _told(figures, keys)
-        print(f"{time.strftime('%H:%M:%S')} {name}: {what} {done}/{total} {told}", flush=True)
+        last, written = now, activity
+        clock, text = time.strftime("%H:%M:%S"), _text(figures, keys)
+        print(f"{clock} {name}: {activity} {done}/{total} {text}", flush=True)
 
-    return tell
+    return report

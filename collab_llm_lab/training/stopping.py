@@ -1,4 +1,4 @@
-"""Ctrl-C during a training: it stops after its step and saves what it has."""
+"""Ctrl-C during a training: it stops after the current step and saves its state."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-_TOLD = b"\nstopping after this step; Ctrl-C again ends at once, without saving\n"
+_NOTICE = b"\nstopping after this step; Ctrl-C again ends at once, without saving\n"
 
 
 class StopRequest:
-    """SIGINT or SIGTERM, as a question that a training asks before each step.
+    """Turns SIGINT and SIGTERM into a flag that a training reads before each step.
 
-    Use as a context, in the main thread. The first signal is remembered; a second one does what it
-    would have done without this.
+    Use as a context, in the main thread. The first signal sets the flag; a second one has the
+    effect that it has outside the context.
 
     Attributes:
-        number: the signal that came; 0: none.
+        number: the signal received; 0: none.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class StopRequest:
         self._handlers: dict[int, Any] = {}
 
     def __call__(self) -> bool:
-        """Return True once a signal has come."""
+        """Return True once a signal has been received."""
         return self.number != 0
 
     def __enter__(self) -> StopRequest:
@@ -41,14 +41,14 @@ class StopRequest:
         self._restore()
 
     def end(self) -> None:
-        """Exit with the status of a program that the signal ended, if one has come."""
+        """Exit with the status of a program that the signal ended, if one was received."""
         if self.number:
             sys.exit(128 + self.number)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         self.number = number
         self._restore()
-        os.write(2, _TOLD)  # print may be what the signal has interrupted
+        os.write(2, _NOTICE)  # the signal may have interrupted a print
 
     def _restore(self) -> None:
         for number, handler in self._handlers.items():
@@ -56,11 +56,11 @@ class StopRequest:
 
 
 @contextmanager
-def deaf_processes() -> Iterator[None]:
-    """Have the processes that are started within ignore SIGINT from their first instruction.
+def processes_ignoring_sigint() -> Iterator[None]:
+    """Make processes that are started within the context ignore SIGINT from the beginning.
 
-    Ctrl-C reaches every process of a terminal. The one that trains ends the others itself; on
-    their own they would fail, each with a traceback.
+    Ctrl-C reaches every process of a terminal. The training process ends the others itself;
+    otherwise each of them would fail with a traceback.
     """
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

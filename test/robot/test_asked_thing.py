@@ -13,7 +13,7 @@ from collab_llm_lab.training.nav.wording import (
     HELD_OUT,
     TRAINED,
     VERBS,
-    Wish,
+    Wording,
     reason_seen,
     reason_unseen,
 )
@@ -35,23 +35,23 @@ def objection(instruction: str, reason: str, action: str = "move forward 50 cm")
     return AskedThing(instruction).objection(read(reason, action))
 
 
-@pytest.mark.parametrize("wishes", [TRAINED, *HELD_OUT.values()])
+@pytest.mark.parametrize("wordings", [TRAINED, *HELD_OUT.values()])
 def test_every_wording_of_the_embedded_pair_agrees_with_its_thing_and_with_no_other(
-    wishes: object,
+    wordings: object,
 ) -> None:
     """Another thing differs in shape, in colour, or in both."""
-    for number, wish in enumerate(wishes.every()):  # type: ignore[attr-defined]
+    for number, wording in enumerate(wordings.every()):  # type: ignore[attr-defined]
         name, *others = (NAMES[(number + step) % 16] for step in (0, 1, 4, 5))
-        asked = AskedThing(wish.text(name))
-        assert not asked.objection(read(f"i see the {name} on the left, near")), wish
+        asked = AskedThing(wording.text(name))
+        assert not asked.objection(read(f"i see the {name} on the left, near")), wording
         other = others[number % 3]
-        assert asked.objection(read(f"i see the {other} on the left, near")), wish
+        assert asked.objection(read(f"i see the {other} on the left, near")), wording
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_answer_of_the_embedded_pair_agrees_with_its_thing(name: str) -> None:
-    asked = AskedThing(Wish(VERBS[0]).text(name))
-    other = AskedThing(Wish(VERBS[0]).text(NAMES[NAMES.index(name) - 1]))
+    asked = AskedThing(Wording(VERBS[0]).text(name))
+    other = AskedThing(Wording(VERBS[0]).text(NAMES[NAMES.index(name) - 1]))
     for verb in range(len(VERBS)):
         answers = [
             (reason_seen(name, direction, distance, verb), action_for(direction, distance))

@@ -12,7 +12,7 @@ from collab_llm_lab.training.nav.wording import (
     FRAMES,
     HELD_OUT_FRAMES,
     VERBS,
-    Wish,
+    Wording,
     reason_seen,
     reason_unseen,
 )
@@ -122,8 +122,10 @@ def test_the_thing_is_what_instruction_and_sighting_name(
 @pytest.mark.parametrize("article", sorted(set(ARTICLES)))
 def test_however_an_instruction_is_worded_its_thing_is_found(frame: str, article: str) -> None:
     for verb in (*VERBS, "make your way to", "pinpoint"):
-        wish = Wish(verb, frame, article, "!")
-        assert thing_of(wish.text("red ball"), "the red ball is on the left and near") == "red ball"
+        wording = Wording(verb, frame, article, "!")
+        assert (
+            thing_of(wording.text("red ball"), "the red ball is on the left and near") == "red ball"
+        )
 
 
 def test_the_last_sighting_of_each_thing_is_kept() -> None:

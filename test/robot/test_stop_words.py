@@ -227,8 +227,8 @@ def test_a_phrase_that_would_never_be_found_is_refused() -> None:
 
 
 def test_no_wish_of_the_training_asks_to_stop() -> None:
-    for wishes in (TRAINED, *HELD_OUT.values()):
-        said = (wish.text("red ball") for wish in wishes.every())
+    for wordings in (TRAINED, *HELD_OUT.values()):
+        said = (wording.text("red ball") for wording in wordings.every())
         assert not [text for text in said if asks_to_stop(text)]
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
-from collab_llm_lab.training.text.architecture import TINY, TINY_DRAFT, build
-from collab_llm_lab.training.text.export import export
+from collab_llm_lab.training.text.models import TINY, TINY_DRAFT, build, export
 from collab_llm_lab.training.text.samples import draw_sample
 from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.architectures import decoder_parts

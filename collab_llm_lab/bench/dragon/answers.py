@@ -26,7 +26,7 @@ from collab_llm_lab.bench.dragon.quality import (
     METHODS,
     NONE,
 )
-from collab_llm_lab.training.text.fact_kinds import KINDS
+from collab_llm_lab.training.text.facts import KINDS
 from collab_llm_lab.training.text.passages import Writer
 from collab_llm_lab.training.text.phrases import Voice, pick, say, says
 from collab_llm_lab.training.text.samples import SUB_DOMAINS

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from collab_llm_lab.bench.minions.patterns import pattern
 from collab_llm_lab.training.minions.logs import ENTRY_OF, FORMS, VALUE_OF
-from collab_llm_lab.training.minions.patterns import pattern
 from collab_llm_lab.training.minions.questions import WORDINGS
 from collab_llm_nodes.chat.base import Control
 from collab_llm_nodes.protocols.minions.embedded.queries import FACTS, Query

@@ -33,10 +33,10 @@ ABSENT = json.dumps({"answer": None})
 _KIND_OF_SERIES = {"spent": SUM, "alarm": COUNT, "seen": RECALL}
 _ROLES = (("job", 0.6), ("talk", 0.3), ("direct", 0.1))
 _PRESENT = 0.55
-"""Share of tasks that the text answers, nearly: to say too much costs little, since citations are
+"""Share of tasks that the text answers, nearly: a wrong find costs little, since citations are
 checked."""
 _SEVERAL = 0.6
-"""Share of the other tasks that ask for what several lines state, where there is such a thing."""
+"""Share of the other tasks whose answer is in several lines, if the passage has such lines."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Group:
 
     Attributes:
         sources: of each chat, the lines of the passage that its reply is copied from, each with the
-            length of what the task quotes of it; None where nobody knows.
-        facts: that each chat asks about, of ``queries.FACTS``.
+            length of the part that the task quotes; None if they are unknown.
+        facts: the fact of ``queries.FACTS`` that each chat asks about.
     """
 
     chats: tuple[tuple[Turn, ...], ...]
@@ -73,7 +73,7 @@ def talk_reply(found: Sequence[Entry], query: Query) -> str:
 
 
 def direct_reply(found: Sequence[Entry], query: Query) -> str:
-    """Return the worker's reply to a question, without more."""
+    """Return the worker's reply to a question: the answer alone."""
     return (query.answer([_answers(found, query)]) if found else None) or NOTHING
 
 
@@ -84,7 +84,7 @@ def _answers(found: Sequence[Entry], query: Query) -> list[str]:
 def worker_group(
     rng: random.Random, lines: int, tasks: int, *, held_out: bool = False, role: str = ""
 ) -> Group:
-    """Return tasks of one role ("job", "talk", "direct" or any) on a passage of so many lines."""
+    """Return tasks of one role ("job", "talk", "direct" or any) on a passage of ``lines`` lines."""
     writer = LogWriter(rng, held_out=held_out)
     entries = _passage(writer, lines)
     parts = []
@@ -106,7 +106,7 @@ def worker_group(
 
 
 def _passage(writer: LogWriter, lines: int) -> list[Entry]:
-    """Return lines of a log; some may be taken for others, or state more about the same."""
+    """Return lines of a log; some are near misses of others, or state more about the same."""
     entries = [writer.line() for _ in range(max(1, round(0.6 * lines)))]
     more = writer.rng.choice((0.1, 0.4, 0.9))
     while len(entries) < lines:
@@ -125,7 +125,7 @@ def _passage(writer: LogWriter, lines: int) -> list[Entry]:
 
 
 def _query(writer: LogWriter, entries: Sequence[Entry]) -> Query:
-    """Return a query with one task, which the entries answer or nearly so."""
+    """Return a query with one task, which the entries answer or nearly answer."""
     rng = writer.rng
     stating = [entry for entry in entries if entry.kind]
     if not stating or rng.random() < 0.15:
@@ -143,7 +143,7 @@ def _query(writer: LogWriter, entries: Sequence[Entry]) -> Query:
 
 
 def _more_of_it(entry: Entry, entries: Sequence[Entry]) -> bool:
-    """Tell whether other lines answer a question of several lines with this one."""
+    """Return True if other lines answer a question on several lines together with this one."""
     series = [name for name in _KIND_OF_SERIES if ENTRY_OF[name] == entry.kind]
     return any(
         other is not entry and other.kind == entry.kind and other.key(name) == entry.key(name)
@@ -184,7 +184,7 @@ def planner_group(rng: random.Random, questions: int, *, held_out: bool = False)
     """Return questions with their queries in short form.
 
     Args:
-        held_out: names, and wordings, that training never shows.
+        held_out: use names and wordings that training never shows.
     """
     writer = LogWriter(rng, held_out=held_out)
     chats, facts = [], []

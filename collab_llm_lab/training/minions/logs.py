@@ -1,8 +1,8 @@
-"""Long logs of a robot, made from a seed: facts that are asked for, near misses, and all the rest.
+"""Long logs of a robot, made from a seed: facts for questions, near misses, and unrelated lines.
 
-A log has one statement a line, some lines a paragraph, some paragraphs a day. It speaks of the
-world of the text grammar; each kind of line has one form, as what a machine writes has. No line but
-the planted ones can answer a question.
+A log has one statement a line, some lines a paragraph, some paragraphs a day. Its names are those
+of the text grammar. Each kind of line has one form, as in a log that a machine writes. Only the
+planted lines can answer a question.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from collab_llm_lab.training.text.fact_kinds import KINDS
-from collab_llm_lab.training.text.facts import Fields, Kind, fields_of
+from collab_llm_lab.training.text.facts import KINDS, Fields, Kind, fields_of
 from collab_llm_lab.training.text.passages import FILLERS
 from collab_llm_lab.training.text.phrases import Voice, say
 from collab_llm_lab.training.text.world import World
@@ -20,7 +19,7 @@ from collab_llm_nodes.protocols.minions.embedded.queries import FACTS, Query
 
 STYLE = "reports"
 _LEFT_OUT = ("job", "work", "view")
-"""The first two state what the other asks; the third has no form in a log."""
+"""Each of the first two states the fact that the other asks for; the third has no form in a log."""
 _SINGLE = {kind.name: kind for kind in KINDS if kind.name not in _LEFT_OUT}
 _EVENTS: Mapping[str, Callable[[World], Fields]] = {
     "alarm": fields_of("room", "time"),
@@ -59,7 +58,7 @@ VALUE_OF: Mapping[str, str] = {
 }
 """The field that answers the task for a fact."""
 _ENTITIES = ("thing", "person", "other", "robot")
-"""Fields whose values, once asked for, stand in no other entry by chance."""
+"""Fields whose values, once reserved for a question, stand in no other entry by chance."""
 _REMARKS = 0.12
 """Share of lines that state nothing."""
 _LINES_OF_A_WORLD = 40
@@ -110,10 +109,10 @@ class Log:
 
 
 class LogWriter:
-    """Draws entries, and keeps what is asked for from being stated by chance.
+    """Draws entries; none answers a question by chance.
 
     Args:
-        held_out: names and codes that training never shows.
+        held_out: use names and codes that training never shows.
     """
 
     def __init__(self, rng: random.Random, *, held_out: bool = False) -> None:
@@ -126,14 +125,14 @@ class LogWriter:
 
     @property
     def world(self) -> World:
-        """The world to draw from; a new one now and then, since names run out."""
+        """The world to draw from; it is renewed regularly, since names run out."""
         self._drawn += 1
         if self._drawn % _LINES_OF_A_WORLD == 0:
             self._world = World(self.rng, self._held_out)
         return self._world
 
     def draw(self, kind: str) -> Fields:
-        """Return the fields of a new entry that states nothing of what is asked for."""
+        """Return the fields of a new entry that answers no question."""
         while True:
             world = self.world
             fields = _EVENTS[kind](world) if kind in _EVENTS else _SINGLE[kind].draw(world)
@@ -141,7 +140,7 @@ class LogWriter:
                 return fields
 
     def near(self, kind: str, fields: Mapping[str, str]) -> Fields:
-        """Return the fields of an entry that may be taken for that with ``fields``."""
+        """Return the fields of a near miss: an entry easily mistaken for that with ``fields``."""
         while True:
             found = self._near(kind, dict(fields))
             if not any((ENTRY_OF[fact], *key) in self._keys for fact, key in _keys(kind, found)):
@@ -162,24 +161,24 @@ class LogWriter:
         self._entities |= {fields[name] for name in FACTS[fact].keys if name in _ENTITIES}
 
     def miss(self, kind: str, fields: Mapping[str, str]) -> Entry:
-        """Return an entry that may be taken for that with ``fields``; no later one is asked for."""
+        """Return a near miss of the entry with ``fields``; no later question asks for it."""
         entry = self.state(kind, self.near(kind, fields))
         self._keys |= {(ENTRY_OF[fact], *key) for fact, key in _keys(kind, entry.fields)}
         return entry
 
     def state(self, kind: str, fields: Mapping[str, str]) -> Entry:
-        """Return the entry that states ``fields``."""
+        """Return the entry with ``fields``."""
         return Entry(kind, fields, FORMS[kind].format(**fields))
 
     def line(self) -> Entry:
-        """Return a line that has nothing to do with what is asked for."""
+        """Return a line that is unrelated to all questions."""
         if self.rng.random() < _REMARKS:
             return Entry("", {}, say(FILLERS[STYLE], self._voice, {}))
         kind = self.rng.choice(tuple(FORMS))
         return self.state(kind, self.draw(kind))
 
     def heading(self) -> str:
-        """Return the first line of a day."""
+        """Return the heading of a day."""
         world = self.world
         return f"# {world.weekday()}, {self.rng.randint(1, 28)} {world.date().split()[1]}"
 
@@ -194,7 +193,7 @@ class LogWriter:
         """Return a log of about ``tokens`` tokens that holds all planted entries.
 
         Args:
-            planted: groups of entries; those of a group are far from each other.
+            planted: groups of entries; the entries of a group are far from each other.
             count: returns the number of tokens of a text.
         """
         extra = [entry for group in planted for entry in group]

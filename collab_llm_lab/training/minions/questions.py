@@ -6,9 +6,11 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from collab_llm_lab.training.minions.logs import ENTRY_OF, Entry, LogWriter, single, values
-from collab_llm_lab.training.text.phrases import Grammar, Phrase, Voice, pick
+from collab_llm_lab.training.text import phrasebook
+from collab_llm_lab.training.text.phrases import Phrase, Voice, pick
 from collab_llm_nodes.protocols.minions.embedded.queries import (
     CHANGE,
     COUNT,
@@ -23,7 +25,6 @@ from collab_llm_nodes.protocols.minions.embedded.queries import (
 )
 from collab_llm_nodes.protocols.minions.reduction import number
 
-_ask = Grammar()
 _TOLERANCE = 0.01
 
 CLASSES = ("lookup", "comparison", "sum", "ratio", "count", "change", "recall")
@@ -47,74 +48,11 @@ SHAPES: Mapping[str, tuple[Shape, ...]] = {
 HELD_OUT_SHAPES: frozenset[Shape] = frozenset({(LARGEST, "how many"), (RATIO, "price")})
 """Shapes that the planner is never trained on."""
 
+_BOOK = phrasebook.read(Path(__file__).with_suffix(".txt"))
 WORDINGS: Mapping[Shape, tuple[Phrase, ...]] = {
-    **{(LOOKUP, name): single(name).questions for _, name in SHAPES["lookup"]},
-    (SUM, "spent"): _ask(
-        "How much did {person} pay in total?",
-        "What is the sum of all that {person} paid?",
-        "Add up the expenses of {person}.",
-        "How much money did {person} spend altogether?",
-        "What did {person} spend in all?",
-        "What do all payments of {person} come to?",
-    ),
-    (COUNT, "alarm"): _ask(
-        "How many alarms were there in the {room}?",
-        "How often did the alarm of the {room} go off?",
-        "How many times is an alarm in the {room} mentioned?",
-        "How many alarms went off in the {room}?",
-        "Count the alarms in the {room}.",
-    ),
-    (RECALL, "seen"): _ask(
-        "In which rooms was the {thing} seen?",
-        "List all rooms in which the {thing} was seen.",
-        "Name every room where somebody saw the {thing}.",
-        "Where has the {thing} been seen, in all?",
-        "Which rooms did the {thing} turn up in?",
-    ),
-    (LARGEST, "price"): _ask(
-        "Which costs more, the {thing} or the {second_thing}?",
-        "What is more expensive, the {thing} or the {second_thing}?",
-        "Is the {thing} or the {second_thing} dearer?",
-        "Which has the higher price, the {thing} or the {second_thing}?",
-    ),
-    (SMALLEST, "price"): _ask(
-        "Which costs less, the {thing} or the {second_thing}?",
-        "What is cheaper, the {thing} or the {second_thing}?",
-        "Which has the lower price, the {thing} or the {second_thing}?",
-    ),
-    (LARGEST, "how many"): _ask(
-        "Where are more {items}, in the {room} or in the {second_room}?",
-        "Which has more {items}, the {room} or the {second_room}?",
-        "Does the {room} or the {second_room} have more {items}?",
-    ),
-    (LARGEST, "temperature"): _ask(
-        "Which was warmer at {time}, the {room} or the {second_room}?",
-        "At {time}, was it warmer in the {room} or in the {second_room}?",
-        "Which had the higher temperature at {time}, the {room} or the {second_room}?",
-    ),
-    (RATIO, "price"): _ask(
-        "How many times the price of the {second_thing} is that of the {thing}?",
-        "What is the price of the {thing} divided by that of the {second_thing}?",
-        "What is the ratio of the price of the {thing} to that of the {second_thing}?",
-    ),
-    (RATIO, "how many"): _ask(
-        "How many times as many {items} as {second_items} are in the {room}?",
-        "In the {room}, what is the number of {items} divided by that of {second_items}?",
-        "How many {items} are there for each of the {second_items} in the {room}?",
-        "What is the ratio of {items} to {second_items} in the {room}?",
-    ),
-    (CHANGE, "temperature"): _ask(
-        "By how many degrees did the {room} warm up from {second_time} to {time}?",
-        "How much warmer was the {room} at {time} than at {second_time}?",
-        "How did the temperature of the {room} change between {second_time} and {time}?",
-        "What is the change of temperature in the {room} from {second_time} to {time}?",
-    ),
-    (CHANGE, "charge"): _ask(
-        "How many percentage points did {robot} gain from {second_time} to {time}?",
-        "By how much did the charge of {robot} rise from {second_time} to {time}?",
-        "How did the charge of {robot} change between {second_time} and {time}?",
-        "What is the change of {robot}'s charge from {second_time} to {time}?",
-    ),
+    (kind, fact): single(fact).questions if kind == LOOKUP else _BOOK[f"{kind} {fact}"].phrases()
+    for shapes in SHAPES.values()
+    for kind, fact in shapes
 }
 """Wordings of each shape; the last is held out of training."""
 
@@ -153,7 +91,7 @@ class Asked:
 def draw(
     writer: LogWriter, group: str, *, shape: Shape | None = None, held_out_wording: bool = False
 ) -> Asked:
-    """Return a question of a class, with entries to plant; ``writer`` reserves its keys."""
+    """Return a question of a class, with entries to plant; reserve its keys in ``writer``."""
     shape = shape or writer.rng.choice(SHAPES[group])
     kind, fact = shape
     varied = _VARIED.get(shape)
@@ -164,7 +102,7 @@ def draw(
     elif FACTS[fact].series:
         shared = {name: first[name] for name in FACTS[fact].keys}
         count = writer.rng.randint(*_SERIES)
-        sides += [_event(writer, fact) | shared for _ in range(count - 1)]
+        sides += [writer.draw(ENTRY_OF[fact]) | shared for _ in range(count - 1)]
     for fields in sides:
         writer.reserve(fact, fields)
     keys = tuple(
@@ -182,7 +120,7 @@ def draw(
 
 
 def gold(query: Query, entries: Sequence[Entry]) -> str:
-    """Return the right answer to ``query`` where ``entries`` are all that bears on it."""
+    """Return the right answer to ``query``, given all ``entries`` that are relevant to it."""
     answer = query.answer(values(entries, query))
     assert answer is not None, "the entries do not answer the question"
     return answer
@@ -195,10 +133,6 @@ def wording(rng: random.Random, query: Query, *, held_out: bool = False) -> str:
     if len(query.of) > 1:
         fields |= {f"second_{name}": key for name, key in zip(names, query.of[1], strict=True)}
     return pick(WORDINGS[query.kind, query.fact], Voice(rng), fields, held_out)
-
-
-def _event(writer: LogWriter, fact: str) -> dict[str, str]:
-    return writer.draw(ENTRY_OF[fact])
 
 
 def _other_side(
@@ -218,7 +152,7 @@ _ARTICLES = frozenset({"the", "a", "an", "in", "on", "at"})
 
 
 def is_right(asked: Asked, answer: str) -> bool:
-    """Score an answer: a number within 1 %, a choice, or a span; a list needs all and no more."""
+    """Score an answer: a number within 1 %, a choice, or a span; a list must be complete."""
     kind = asked.query.kind
     if kind in _NUMERIC:
         if len(set(re.findall(r"\d+(?:[.,]\d+)*", answer))) != 1:

@@ -5,8 +5,8 @@
     branch   |   0           1                 2           |     0
     position | 0 .. n-1 |  n ..          |  n ..           |  0 ..
 
-A token sees those before it in its text that are of branch 0 or of its own: the same that it sees
-in a prompt with one task. So a passage of 300 tokens pays for a dozen tasks.
+A token sees the tokens before it in its text that are of branch 0 or of its own branch, as in a
+prompt with one task. So a passage of 300 tokens is computed once for a dozen tasks.
 """
 
 from __future__ import annotations
@@ -23,32 +23,34 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from collab_llm_lab.training.minions.chats import Group
-from collab_llm_lab.training.text.packing import pack
 from collab_llm_lab.training.text.rendering import (
     ANSWERED,
     ASKED,
     PAD,
     SHORT,
     Renderer,
+    pack,
     prompt_text,
 )
 from collab_llm_lab.training.text.shards import Document
 
 CLASSES = np.array([0.0, 0.0, 1.0, 4.0], np.float32)
-"""Weight of a token by its class of ``rendering``: replies alone are learnt here, and most of all
-(class SHORT) whether there is an answer, and the answer."""
+"""Weight of a token by its class of ``rendering``: only replies are learnt. Tokens of class SHORT,
+which are the answer or say whether there is one, count most."""
 NUMBERS_OF_A_STEP = 20
 """A step draws groups of the numbers from step << this on."""
 IDS, POSITION, TEXT, BRANCH, CLASS, SOURCE = range(6)
 _TURN = "<|im_end|>\n<|im_start|>assistant\n"
 """End of each prompt."""
 _LEADING = 2
-"""First tokens of a reply, which say if there is an answer."""
+"""First tokens of a reply, which say whether there is an answer."""
 Row = NDArray[np.int32]
-"""[6, length]: ids, positions, texts from 1 (0: padding), branches, classes, and sources: the place
-in the row of the token that the next one is copied from, -1 where it is not known. The last token
-of a task has the one behind the task's words in the passage, 0 where they do not stand there. So
-has the end of a cited line for the line that is cited next, 0 where there is none."""
+"""[6, length]: ids, positions, texts from 1 (0: padding), branches, classes, and sources.
+
+A source is the place in the row of the token that the next one is copied from, -1 if unknown. That
+of the last token of a task is the token after the task's words in the passage, 0 if they are not
+there. That of the end of a cited line is the same token of the next cited line, 0 if there is none.
+"""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Tree:
 
 
 def tree(renderer: Renderer, group: Group) -> Tree:
-    """Encode a group; ids are those that a prompt has when the model is used."""
+    """Encode a group; the ids equal those of prompts in use."""
     prompts = [prompt_text(chat[:-1]) for chat in group.chats]
     replies = [chat[-1].content + "<|im_end|>" for chat in group.chats]
     asked, said = renderer.encode(prompts), renderer.encode_with_places(replies)
@@ -93,10 +95,12 @@ def tree(renderer: Renderer, group: Group) -> Tree:
         ]
         for i, source in ends.items():
             copied[i] = source
-        sources = [-1] * (len(own) - 1) + copied + [-1]  # a token looks at what the next one says
-        end = len(own) - len(turn) - 1  # where the task ends, the model sees if a line goes on so
+        sources = (
+            [-1] * (len(own) - 1) + copied + [-1]
+        )  # a token attends to the source of the next one
+        end = len(own) - len(turn) - 1  # at the end of the task the model looks for its line
         if lines is not None and end >= 0:
-            sources[end] = passage.behind(*lines[0]) if lines else 0
+            sources[end] = passage.token_after(*lines[0]) if lines else 0
         branches.append(Branch([*own, *ids], [ASKED] * len(own) + classes, sources))
     return Tree(stem[:shared], branches)
 
@@ -108,15 +112,15 @@ class _Passage:
         self._text, self._ids = text, ids
         self._token_at = {start: token for token, start in enumerate(starts)}
 
-    def behind(self, line: str, characters: int) -> int:
-        """Return the first token behind so many characters of ``line``; -1 if it is not here."""
+    def token_after(self, line: str, characters: int) -> int:
+        """Return the first token after ``characters`` of ``line``; -1 if it is not here."""
         there = self._text.find(line)
         ends = range(there + characters, there + len(line))
         return next((self._token_at[end] for end in ends if end in self._token_at), -1)
 
     def values(self, line: str, characters: int) -> range:
-        """Return the tokens of ``line`` behind its first characters."""
-        first, there = self.behind(line, characters), self._text.find(line)
+        """Return the tokens of ``line`` after its first ``characters``."""
+        first, there = self.token_after(line, characters), self._text.find(line)
         last = self._token_at.get(there + len(line), -1)
         return range(first, last) if 0 <= first < last else range(0)
 
@@ -143,8 +147,8 @@ class _Passage:
     ) -> dict[int, int]:
         """Return the tokens of ``reply`` that end a cited line or follow it.
 
-        They tell if another line is cited. Each has the token to look at before it is said: the
-        next line's first behind the task's words, or 0 if no line follows.
+        There the model decides whether to cite another line. Each token has the one to look at
+        before it: the first after the task's words in the next line, 0 if no line follows.
         """
         found: dict[int, int] = {}
         cursor = 0
@@ -153,7 +157,7 @@ class _Passage:
             if place < 0:
                 continue
             cursor = place + len(line)
-            following = self.behind(*lines[number + 1]) if number + 1 < len(lines) else 0
+            following = self.token_after(*lines[number + 1]) if number + 1 < len(lines) else 0
             last = bisect_left(starts, cursor) - 1
             found[last] = following
             if last + 1 < len(starts) and starts[last + 1] == cursor:
@@ -231,8 +235,8 @@ class Source:
 
     Args:
         make: returns the group of a number; equal numbers give equal groups.
-        replay: returns documents that the model already knows, to keep what it can; None: no such.
-        replayed: rows of each batch that are of those.
+        replay: returns documents that the model already knows, so that it does not forget them.
+        replayed: rows of each batch that hold replayed documents.
     """
 
     def __init__(

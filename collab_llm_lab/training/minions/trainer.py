@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import random
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
 
-from collab_llm_lab.training import loop, run_folder
+from collab_llm_lab.training import loop
+from collab_llm_lab.training.learner import ModelLearner, Recipe
+from collab_llm_lab.training.loop import Progress, Stop
 from collab_llm_lab.training.minions.chats import Group, planner_group, worker_group
-from collab_llm_lab.training.minions.plans import PLANS, STAGES, MinionsPlan
 from collab_llm_lab.training.minions.rows import (
     BRANCH,
     CLASS,
@@ -32,12 +31,12 @@ from collab_llm_lab.training.minions.rows import (
     Source,
     visible,
 )
-from collab_llm_lab.training.text.export import export, read
+from collab_llm_lab.training.run import MakeStage, check_stages, make_stages
 from collab_llm_lab.training.text.forward import TextForward
-from collab_llm_lab.training.text.learners import RowLearner, looks
-from collab_llm_lab.training.text.packing import Document
-from collab_llm_lab.training.text.plans import Stage
-from collab_llm_lab.training.text.rendering import ANSWERED
+from collab_llm_lab.training.text.learners import attention_loss
+from collab_llm_lab.training.text.models import export, read
+from collab_llm_lab.training.text.plans import GUIDANCE
+from collab_llm_lab.training.text.rendering import ANSWERED, Document
 from collab_llm_lab.training.text.samples import DEFAULT_MIX
 from collab_llm_lab.training.text.shards import SKILL_MIX, documents
 from collab_llm_nodes.errors import ConfigError, did_you_mean
@@ -55,6 +54,63 @@ _REPLAYED_AT_MOST = 64
 """Documents to fill the replayed rows of a batch with."""
 _SHORT_REPLY = 10
 """Tokens; the reply of a job without an answer has fewer, one with an answer more."""
+STAGES = ("worker", "planner")
+
+
+@dataclass(frozen=True)
+class MinionsPlan:
+    """Both stages and their rows."""
+
+    worker: Recipe
+    planner: Recipe
+    length: int = 1024
+    """Tokens of a row."""
+    lines: tuple[int, int] = (4, 50)
+    """Lines of a passage, short ones more often: the mean is the geometric one."""
+    growing: int = 200
+    """Steps after which passages of all lengths occur; to find a line is learnt in short ones."""
+    tasks: int = 12
+    """Tasks on each passage."""
+    replayed: int = 1
+    """Rows of each of the worker's batches that are of the text family's own training."""
+    planner_length: int = 512
+    """Tokens of a row of the planner."""
+    rank: int = 12
+    """Rank of the planner's changes."""
+    held_out: int = 64
+    """Held-out groups of a point of the learning curve."""
+
+
+CPU = MinionsPlan(
+    worker=Recipe(
+        4,
+        1e-3,
+        steps=6_000,
+        warmup=20,
+        muon=0.012,
+        compile=True,
+        bfloat16=True,
+        measure_every=100,
+        guidance=GUIDANCE,
+    ),
+    planner=Recipe(4, 4e-3, steps=600, warmup=20, bfloat16=True, measure_every=100, decay=0.0),
+)
+"""Some 110 minutes of one core; a run gives the same models again."""
+
+TINY = MinionsPlan(
+    worker=Recipe(2, 1e-3, steps=2, warmup=1, measure_every=2, guidance=GUIDANCE),
+    planner=Recipe(2, 1e-3, steps=2, warmup=1, measure_every=2),
+    length=512,
+    planner_length=256,
+    lines=(2, 6),
+    tasks=3,
+    replayed=1,
+    rank=2,
+    held_out=2,
+)
+"""Seconds: nothing is learnt. For tests."""
+
+PLANS = {"cpu": CPU, "tiny": TINY}
 
 
 @dataclass(frozen=True)
@@ -78,19 +134,14 @@ class TrainMinions:
                 field="--plan",
                 remedy=did_you_mean(self.plan, PLANS, " or ".join(PLANS)),
             )
-        if not self.stages or set(self.stages) - set(STAGES):
-            raise ConfigError(
-                f"{' '.join(self.stages) or 'none'}",
-                field="--stages",
-                remedy=f"choose from {' '.join(STAGES)}",
-            )
+        check_stages(self.stages, STAGES)
 
 
-def train_minions(config: TrainMinions, stop: Callable[[], bool] = lambda: False) -> bool:
+def train_minions(config: TrainMinions, stop: Stop = lambda: False) -> bool:
     """Train into ``config.out/models``, from where an earlier call stopped.
 
-    The worker is a model of its own, with what it could before. The planner is a small file beside
-    the target, whose own answers stay as they are.
+    The worker becomes a model of its own, which keeps its abilities. The planner is a small file
+    beside the target, whose own answers stay as they are.
 
     Args:
         stop: asked before every step; True ends the call, to be resumed.
@@ -103,32 +154,26 @@ def train_minions(config: TrainMinions, stop: Callable[[], bool] = lambda: False
             plan, seed or family, is in use, or cannot be written.
         ModelError: the state that an earlier call saved is damaged.
     """
-    transformers_logging.disable_progress_bar()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    stop_at = time.monotonic() + 3600 * config.hours if config.hours else float("inf")
-
-    def late() -> bool:
-        return stop() or time.monotonic() > stop_at
-
-    makers = {"worker": _train_worker, "planner": _train_planner}
-    options = {"plan": config.plan, "seed": config.seed, "models": str(config.models.resolve())}
-    with run_folder.held(config.out, options), loop.shown(_SHOWN) as show:
-        for stage in config.stages:
-            done = config.out / stage / "done"
-            if done.exists():
-                continue
-            if not makers[stage](config, show(stage), late):
-                print(f"stopped in stage {stage}; the same command goes on from here")
-                return False
-            done.touch()
-    return True
+    makers: dict[str, MakeStage] = {
+        "worker": partial(_train_worker, config),
+        "planner": partial(_train_planner, config),
+    }
+    return make_stages(
+        config.out,
+        {stage: makers[stage] for stage in config.stages},
+        options={"plan": config.plan, "seed": config.seed, "models": str(config.models.resolve())},
+        hours=config.hours,
+        shown=_SHOWN,
+        stop=stop,
+    )
 
 
-def _train_worker(config: TrainMinions, tell: loop.Progress, stop: Callable[[], bool]) -> bool:
+def _train_worker(config: TrainMinions, report: Progress, stop: Stop) -> bool:
     plan = PLANS[config.plan]
     model, tokenizer = _read(config, WORKER)
-    layers = len(model.model.layers)
-    learner = ForestLearner(model, model, plan.worker, plan.length, range(1, layers))
+    learner = ForestLearner(
+        model, model, plan.worker, plan.length, range(1, len(model.model.layers))
+    )
     source = Source(
         tokenizer,
         lambda number: _passages(
@@ -141,13 +186,13 @@ def _train_worker(config: TrainMinions, tell: loop.Progress, stop: Callable[[], 
     held_out = Source(
         tokenizer, lambda n: _passages(plan, f"measure {n}", held_out=True), plan.length
     )
-    if not _train(config, "worker", learner, source, held_out, tell, stop):
+    if not _train(config.out / "worker", plan, learner, source, held_out, report, stop):
         return False
-    export(model, tokenizer, _folder(config, WORKER))
+    export(model, tokenizer, config.out / "models" / WORKER)
     return True
 
 
-def _train_planner(config: TrainMinions, tell: loop.Progress, stop: Callable[[], bool]) -> bool:
+def _train_planner(config: TrainMinions, report: Progress, stop: Stop) -> bool:
     plan = PLANS[config.plan]
     model, tokenizer = _read(config, TARGET)
     model.requires_grad_(False)
@@ -155,71 +200,65 @@ def _train_planner(config: TrainMinions, tell: loop.Progress, stop: Callable[[],
     role = LowRank(model, plan.rank, head_fingerprint(decoder_parts(model)))
     role.attach()
     learner = ForestLearner(model, role, plan.planner, plan.planner_length)
-    source = Source(
-        tokenizer,
-        lambda n: planner_group(random.Random(f"planner {config.seed} {n}"), plan.tasks),
-        plan.planner_length,
+    source, held_out = (
+        Source(
+            tokenizer,
+            lambda n, seed=seed, new=new: planner_group(  # type: ignore[misc]
+                random.Random(f"{seed} {n}"), plan.tasks, held_out=new
+            ),
+            plan.planner_length,
+        )
+        for seed, new in ((f"planner {config.seed}", False), ("plan", True))
     )
-    held_out = Source(
-        tokenizer,
-        lambda n: planner_group(random.Random(f"plan {n}"), plan.tasks, held_out=True),
-        plan.planner_length,
-    )
-    if not _train(config, "planner", learner, source, held_out, tell, stop):
+    if not _train(config.out / "planner", plan, learner, source, held_out, report, stop):
         return False
-    role.save(_folder(config, TARGET), ROLE)
+    folder = config.out / "models" / TARGET
+    folder.mkdir(parents=True, exist_ok=True)
+    role.save(folder, ROLE)
     return True
 
 
 def _train(
-    config: TrainMinions,
-    name: str,
+    run: Path,
+    plan: MinionsPlan,
     learner: ForestLearner,
     source: Source,
     held_out: Source,
-    tell: loop.Progress,
-    stop: Callable[[], bool],
+    report: Progress,
+    stop: Stop,
 ) -> bool:
-    plan = PLANS[config.plan]
-    stage: Stage = getattr(plan, name)
-    run = config.out / name
     loop.restore(learner, run, learner.device)
     examples, _ = held_out.batch(0, plan.held_out)
-
-    def advance() -> dict[str, float]:
-        return learner.learn(*source.batch(learner.step, stage.batch))
-
     return loop.train(
         learner,
         run,
-        stage.pace,
-        advance,
+        lambda: learner.learn(*source.batch(learner.step, learner.recipe.batch)),
         measure=lambda: learner.right(examples),
-        tell=tell,
+        report=report,
         stop=stop,
     )
 
 
-class ForestLearner(RowLearner):
+class ForestLearner(ModelLearner):
     """A language model that learns the replies in rows of ``rows.Source``.
 
     Args:
-        trained: what is moved: the model, or its low-rank changes.
-        guided: layers whose first head learns to look at what is copied next. Without that a model
-            this small takes many times as long to find a line by its beginning.
+        trained: the module that is trained: the model, or its low-rank changes.
+        guided: layers whose first head learns to attend to the token copied next. Otherwise a
+            model this small takes many times as long to find a line by its beginning.
     """
 
     def __init__(
         self,
         model: Any,
         trained: nn.Module,
-        stage: Stage,
+        recipe: Recipe,
         length: int,
         guided: Sequence[int] = (),
     ) -> None:
         self.forward = TextForward(model, length)
         self._guided = tuple(guided)
-        super().__init__(trained, stage, stage.pace, model.device)
+        super().__init__(trained, recipe, model.device)
 
     def losses(self, ids: Tensor, weights: Tensor) -> dict[str, Tensor]:
         """Return the losses of rows int64 [B, 6, T]: of the next tokens, and of where to look."""
@@ -240,22 +279,26 @@ class ForestLearner(RowLearner):
         loss = (said * learnt).sum() / learnt.sum().clamp(min=1.0)
         if not attention:
             return {"loss": loss, "nats": loss}
-        looked = looks(attention, source)
-        return {"loss": loss + self._stage.guidance * looked, "nats": loss, "looks": looked}
+        looked = attention_loss(attention, source)
+        return {"loss": loss + self.recipe.guidance * looked, "nats": loss, "looks": looked}
 
     def _run(
         self, rows: Tensor, guided: Sequence[int] = (), wanted: Tensor | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        hidden, attention = self.forward.packed(
-            rows[:, IDS], rows[:, POSITION], visible(rows), guided, wanted
+        ids = rows[:, IDS]
+        if wanted is None:
+            wanted = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        hidden, attention = self.forward.guided(
+            ids, guided, wanted, rows[:, POSITION], visible(rows)
         )
+        hidden = hidden.gather(1, wanted[..., None].expand(-1, -1, hidden.shape[-1]))
         return self.forward.logits(hidden), attention
 
     @torch.no_grad()
     def right(self, rows: Tensor, at_once: int = 4) -> dict[str, float]:
         """Return the shares of replies whose every token is the model's first choice.
 
-        ``absent`` is that of short replies, most of which say that the text has no answer.
+        ``absent`` is the share of short replies, most of which say that the text has no answer.
         """
         good = {"found": 0, "absent": 0}
         total = dict(good)
@@ -276,8 +319,8 @@ class ForestLearner(RowLearner):
 def _follows(rows: Tensor) -> Tensor:
     """Return 1.0 where a token's predecessor in the row is the one before it in its chat.
 
-    The first token of a second branch stands behind another branch, which says nothing about it;
-    it belongs to the task, not to the reply, so nothing is lost.
+    The first token of a second branch follows another branch, which does not predict it. It belongs
+    to the task, not to the reply, so it need not be learnt.
     """
     same = rows[:, BRANCH, 1:] == rows[:, BRANCH, :-1]
     return (same & (rows[:, TEXT, 1:] == rows[:, TEXT, :-1])).float()
@@ -312,9 +355,3 @@ def _read(config: TrainMinions, name: str) -> tuple[Any, PreTrainedTokenizerBase
         )
     model = read(folder, torch.device("cpu"))
     return model, AutoTokenizer.from_pretrained(folder, **LOCAL)
-
-
-def _folder(config: TrainMinions, name: str) -> Path:
-    folder = config.out / "models" / name
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder

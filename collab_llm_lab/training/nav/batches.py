@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,10 +18,9 @@ from collab_llm_lab.training.nav.wording import (
     TRAINED,
     VERBS,
     WORDS,
-    Wish,
-    Wishes,
+    Wording,
+    Wordings,
     answer,
-    dense_words,
 )
 from collab_llm_nodes.models.tokenizer import token_id
 from collab_llm_nodes.robot.prompt import user_text
@@ -35,12 +36,10 @@ NAMES = 8
 UNSEEN_SHARE = 0.35
 
 _MIRROR = {"left": "right", "right": "left"}
-_CENTRE = {"far left": 0.6, "left": 0.3, "ahead": 0.0, "right": -0.3, "far right": -0.6}
-_MIDDLE = {"very close": 0.4, "close": 0.6, "near": 0.9, "some way off": 2.0, "distant": 4.0}
 
 
 def mirrored(action: str) -> str:
-    """The action as seen in a mirror."""
+    """Return an action as seen in a mirror."""
     return " ".join(_MIRROR.get(word, word) for word in action.split())
 
 
@@ -51,15 +50,15 @@ class Question:
     name: str
     sight: Sight | None
     history: tuple[str, ...]
-    wish: Wish
+    wording: Wording
 
     @property
     def prompt(self) -> str:
-        return user_text(self.wish.text(self.name), self.history)
+        return user_text(self.wording.text(self.name), self.history)
 
     @property
     def found(self) -> tuple[int, int]:
-        """Direction and distance as word numbers, one past the last ones if not in view."""
+        """Numbers of the words for direction and distance; one past the last if not in view."""
         if self.sight is None or not self.sight.in_view:
             return len(DIRECTIONS), len(DISTANCES)
         d, r = direction(self.sight.bearing), distance(self.sight.range)
@@ -67,11 +66,10 @@ class Question:
 
     @property
     def answer(self) -> str:
-        return answer(self.name, self.sight, self.history, self.wish.form)
+        return answer(self.name, self.sight, self.history, self.wording.form)
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """B pictures with K questions each; T image tokens, W dense words, A answer tokens."""
 
     pictures: Tensor  # uint8 [B, 84, 168, 3]
@@ -92,11 +90,11 @@ def ask(
     flip: bool = False,
     unseen: float = UNSEEN_SHARE,
     reworded: float = 0.0,
-    wishes: Wishes = TRAINED,
+    wordings: Wordings = TRAINED,
 ) -> list[Question]:
-    """``count`` questions about picture ``index``: things in view, hidden and absent ones.
+    """Return ``count`` questions about picture ``index``: things in view, hidden and absent.
 
-    The share ``reworded`` of them is drawn from ``wishes``; the others have the plain wording.
+    The share ``reworded`` of them is drawn from ``wordings``; the others have the plain wording.
     """
     sign = -1.0 if flip else 1.0
     sights: dict[int, Sight] = {}
@@ -109,15 +107,15 @@ def ask(
             )
     clear = [i for i, s in sights.items() if not s.borderline]
     seen = [i for i in clear if sights[i].in_view]
-    told = tuple(ACTIONS[a] for a in pictures.history[index] if a >= 0)
+    history = tuple(ACTIONS[a] for a in pictures.history[index] if a >= 0)
     if flip:
-        told = tuple(mirrored(a) for a in told)
+        history = tuple(mirrored(a) for a in history)
     goal = int(pictures.goal[index])
     questions = []
     for number in range(count):
-        wish = Wish(VERBS[int(rng.integers(len(VERBS)))])
+        wording = Wording(VERBS[int(rng.integers(len(VERBS)))])
         if reworded and rng.random() < reworded:
-            wish = wishes.draw(rng)
+            wording = wordings.draw(rng)
         if number == 0 and goal in clear:
             chosen: int | None = goal
         elif seen and rng.random() > unseen:
@@ -128,12 +126,12 @@ def ask(
             kind, sight = int(pictures.kind[index, chosen]), sights[chosen]
         else:
             kind, sight = _unseen_kind(pictures.kind[index], sights, rng), None
-        questions.append(Question(" ".join(KINDS[kind]), sight, told, wish))
+        questions.append(Question(" ".join(KINDS[kind]), sight, history, wording))
     return questions
 
 
 def _unseen_kind(kinds: np.ndarray, sights: dict[int, Sight], rng: np.random.Generator) -> int:
-    """A kind that is not visible at all, half the time sharing a word with one that is."""
+    """Return a kind that is not visible, often one that shares a word with a visible one."""
     visible = {int(kinds[i]) for i, s in sights.items() if s.visible > 0.3}
     free = [k for k in range(len(KINDS)) if k not in visible]
     if visible and rng.random() < 0.6:
@@ -169,7 +167,7 @@ class Batches:
         step: int,
         questions: int,
     ) -> Batch:
-        """``sources``: pictures and how many of them to take."""
+        """Return the batch of a step; ``sources`` are pictures and how many of them to take."""
         rng = np.random.default_rng([self._seed, step])
         pictures, dense, asked, named = [], [], [], []
         for source, count in sources:
@@ -182,10 +180,10 @@ class Batches:
                 dense.append(self._dense(source, int(index), flip))
                 pictures.append(image[:, ::-1] if flip else image)
         texts, at, labels = self.encode(asked)
-        wishes = [self._encode(q.wish.text(q.name)) for q in named]
+        wordings = [self._encode(q.wording.text(q.name)) for q in named]
         names = np.full((len(named), NAME_LENGTH), self._pad, np.int64)
-        for row, wish in enumerate(wishes):
-            names[row, : len(wish)] = wish
+        for row, wording in enumerate(wordings):
+            names[row, : len(wording)] = wording
         return Batch(
             torch.from_numpy(np.stack(pictures)),
             texts,
@@ -193,12 +191,12 @@ class Batches:
             labels,
             torch.from_numpy(np.stack(dense)),
             torch.from_numpy(names),
-            torch.tensor([len(wish) - 1 for wish in wishes]),
+            torch.tensor([len(wording) - 1 for wording in wordings]),
             torch.tensor([q.found for q in named]),
         )
 
     def encode(self, asked: Sequence[Question]) -> tuple[Tensor, Tensor, Tensor]:
-        """Texts, answer positions and labels of the questions (see ``Batch``)."""
+        """Return texts, answer positions and labels of the questions (see ``Batch``)."""
         pairs = [(self.question_ids(q.prompt), (*self._encode(q.answer), self._end)) for q in asked]
         longest = max(len(prompt) + len(said) - 1 for prompt, said in pairs)
         texts = np.full((len(asked), max(longest, TEXT_LENGTH)), self._pad, np.int64)
@@ -212,7 +210,7 @@ class Batches:
         return torch.from_numpy(texts), torch.from_numpy(at), torch.from_numpy(labels)
 
     def _dense(self, source: Pictures, index: int, flip: bool) -> np.ndarray:
-        """float32 [T, W]: the words true of what each image token shows."""
+        """Return float32 [T, W]: the words that are true of what each image token shows."""
         bits = source.shows[index].reshape(TOKEN_ROWS, TOKEN_COLUMNS)
         bits = (bits[:, ::-1] if flip else bits).reshape(-1)
         target = np.zeros((len(bits), len(WORDS)), np.float32)
@@ -228,12 +226,11 @@ class Batches:
 
 
 def _dense_table() -> np.ndarray:
-    """float32 [kinds, directions, distances, W] of ``dense_words``."""
+    """Return float32 [kinds, directions, distances, W]: the dense words of each appearance."""
     table = np.zeros((len(KINDS), len(DIRECTIONS), len(DISTANCES), len(WORDS)), np.float32)
-    for k, kind in enumerate(KINDS):
-        for d, d_word in enumerate(DIRECTIONS):
-            for r, r_word in enumerate(DISTANCES):
-                sight = Sight(_CENTRE[d_word], _MIDDLE[r_word], 1.0)
-                for word in dense_words(sight, kind):
-                    table[k, d, r, WORDS.index(word)] = 1.0
+    for (k, kind), (d, where), (r, far) in itertools.product(
+        enumerate(KINDS), enumerate(DIRECTIONS), enumerate(DISTANCES)
+    ):
+        true = {*kind, *where.split(), *far.split()}
+        table[k, d, r] = [word in true for word in WORDS]
     return table

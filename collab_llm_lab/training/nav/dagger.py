@@ -1,22 +1,24 @@
-"""DAgger (Ross et al. 2011): the model's own way through fresh rooms, labelled by the expert.
+"""DAgger (Ross et al. 2011): the model drives in fresh rooms, and the expert labels its states.
 
-A model that learns from the expert's states alone does not know the places that its own mistakes
-lead to; its own states, with the expert's answers, teach them.
+A model that learns from the expert's states alone never sees the places that its own mistakes lead
+to.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer, Qwen2VLForConditionalGeneration
 
 from collab_llm_lab.training.nav import data
-from collab_llm_lab.training.nav.answering import answers
 from collab_llm_lab.training.nav.evaluate import Episode, advance, start
+from collab_llm_lab.training.nav.models import answers, read
+from collab_llm_lab.training.stopping import processes_ignoring_sigint
 from collab_llm_nodes.robot.prompt import user_text
 from collab_llm_nodes.sim.renderer import Renderer
 
@@ -26,14 +28,12 @@ def roll_out_round(
     shard: str,
     first_seed: int,
     rooms: int,
-    progress: Callable[[int, int], None] | None = None,
     together: int = 64,
 ) -> None:
     """Roll the model of ``model_folder`` out in ``rooms`` rooms; write the visited states."""
     torch.set_num_threads(1)
     os.environ.setdefault("LP_NUM_THREADS", "1")
-    model = Qwen2VLForConditionalGeneration.from_pretrained(model_folder, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(model_folder, trust_remote_code=False)
+    model, tokenizer = read(model_folder)
     renderer = Renderer()
     waiting, running = list(range(first_seed, first_seed + rooms)), list[Episode]()
     visited: list[data.Snapshot] = []
@@ -50,7 +50,71 @@ def roll_out_round(
             advance(episode, text)
         visited += now
         running = [e for e in running if not e.outcome]
-        if progress is not None:
-            progress(rooms - len(waiting) - len(running), rooms)
     renderer.close()
     data.write_shard(Path(shard), visited)
+
+
+class Rounds:
+    """DAgger rounds beside a training: rolled out from a snapshot, used some steps later.
+
+    Args:
+        run: folder of the training; round N writes ``snapshot-N`` and ``dagger-N`` there.
+        steps: of each round, the step whose model is rolled out.
+        lag: steps after which the pictures of a round are used.
+        rooms: per round.
+        save_model: writes a checkpoint of the model as it is now.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        steps: Sequence[int],
+        lag: int,
+        rooms: int,
+        save_model: Callable[[Path], None],
+    ) -> None:
+        self._run, self._steps, self._lag, self._rooms = run, steps, lag, rooms
+        self._save_model = save_model
+        self._running: dict[int, BaseProcess] = {}
+        self._joined: list[Path] = []
+        self._pictures: data.Pictures | None = None
+
+    def awaited(self, step: int) -> BaseProcess | None:
+        """Begin the rounds that are due at ``step``; return one that has to end before it."""
+        for number, due in enumerate(self._steps):
+            shard, snapshot = self._shard(number), self._run / f"snapshot-{number}"
+            if step < due or shard in self._joined:
+                continue
+            if step == due and not snapshot.exists():
+                self._save_model(snapshot)
+            if not shard.exists() and number not in self._running:
+                first = 2 * data.TRAIN_SEEDS + number * self._rooms
+                process = multiprocessing.get_context("spawn").Process(
+                    target=roll_out_round, args=(str(snapshot), str(shard), first, self._rooms)
+                )
+                with processes_ignoring_sigint():
+                    process.start()
+                self._running[number] = process
+            running = self._running.get(number)
+            if step >= due + self._lag and running and running.is_alive():
+                return running
+        return None
+
+    def pictures(self, step: int) -> data.Pictures | None:
+        """Return the own-trajectory pictures to use at ``step``, once none is ``awaited``."""
+        for number, due in enumerate(self._steps):
+            shard = self._shard(number)
+            if step >= due + self._lag and shard not in self._joined:
+                self._running.pop(number, None)
+                self._joined.append(shard)
+                self._pictures = data.Pictures(self._joined)
+        return self._pictures
+
+    def _shard(self, number: int) -> Path:
+        return self._run / f"dagger-{number}"
+
+    def stop(self) -> None:
+        """End the processes that still run; a resumed training begins their rounds again."""
+        for process in self._running.values():
+            process.terminate()
+            process.join()

@@ -1,21 +1,20 @@
-"""Training pictures from seeds: rendered rooms with what each image token shows.
+"""Training pictures from seeds: rendered rooms, with the things that each image token shows.
 
 A shard is a folder of arrays and a function of its number alone; it is never committed. Half of
-a room's pictures come from a noisy expert's way through it (with the actions that led there),
+a room's pictures come from a noisy expert's path through it (with the actions that led there),
 half from random places, many of them close to a thing.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from collab_llm_lab.training.run import replacing
 from collab_llm_nodes.sim import expert
 from collab_llm_nodes.sim.renderer import (
     HEIGHT_PX,
@@ -55,7 +54,7 @@ _FIELDS: dict[str, tuple[tuple[int, ...], type]] = {
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One place in one room: the picture, every thing's sight, and how the robot came here."""
+    """One place in one room: the picture, every thing's sight, and the actions that led here."""
 
     image: np.ndarray
     kind: np.ndarray
@@ -70,19 +69,19 @@ class Snapshot:
 def snapshot(
     renderer: Renderer, room: Room, pose: Pose, history: Sequence[str], goal: int
 ) -> Snapshot:
-    """Picture (through JPEG, as at run time) and labels of a place in the room entered."""
+    """Return picture (through JPEG, as at run time) and labels of a place in the entered room."""
     kind = np.full(MOST_THINGS, -1, np.int8)
     bearing, range_, visible = np.zeros((3, MOST_THINGS), np.float32)
     for i, (thing, sight) in enumerate(zip(room.things, expert.look(room, pose), strict=True)):
         kind[i] = KINDS.index((thing.colour, thing.shape))
         bearing[i], range_[i], visible[i] = sight.bearing, sight.range, sight.visible
-    told = np.full(expert.HISTORY, -1, np.int8)
+    numbers = np.full(expert.HISTORY, -1, np.int8)
     recent = [expert.ACTIONS.index(a) for a in history[-expert.HISTORY :]]
     if recent:
-        told[-len(recent) :] = recent
+        numbers[-len(recent) :] = recent
     image = from_jpeg(to_jpeg(renderer.picture(pose)))
     shows = _token_bits(footprint(room, pose, _CELL))
-    return Snapshot(image, kind, bearing, range_, visible, shows, told, goal)
+    return Snapshot(image, kind, bearing, range_, visible, shows, numbers, goal)
 
 
 def _token_bits(canvas: np.ndarray) -> np.ndarray:
@@ -101,7 +100,7 @@ def _token_bits(canvas: np.ndarray) -> np.ndarray:
 
 
 def random_pose(room: Room, rng: np.random.Generator) -> Pose:
-    """A free place; more often than not one that looks at a thing, near ones preferred."""
+    """Return a free place; most of them look at a thing, near ones preferred."""
     for _ in range(100):
         if rng.random() < 0.65:
             thing = room.things[int(rng.integers(len(room.things)))]
@@ -122,14 +121,14 @@ def random_pose(room: Room, rng: np.random.Generator) -> Pose:
 
 
 def random_history(rng: np.random.Generator) -> list[str]:
-    """None, one or two actions, turns of a search and forward moves the likeliest."""
+    """Return up to two actions; turns of a search and forward moves are the likeliest."""
     weight = np.array([0.0, 1, 1, 3, 1.5, 1.5, 4, 1.5, 1.5, 4])
     count = int(rng.choice(3, p=[0.1, 0.15, 0.75]))
     return [str(a) for a in rng.choice(expert.ACTIONS, size=count, p=weight / weight.sum())]
 
 
 def room_snapshots(renderer: Renderer, seed: int) -> Iterator[Snapshot]:
-    """The training pictures of one room: a noisy expert's way, then random places."""
+    """Yield the training pictures of one room: a noisy expert's path, then random places."""
     room = make_room(seed)
     rng = np.random.default_rng([seed, 0xDA7A])
     renderer.enter(room)
@@ -149,36 +148,24 @@ def room_snapshots(renderer: Renderer, seed: int) -> Iterator[Snapshot]:
 
 
 def write_shard(folder: Path, snapshots: Sequence[Snapshot]) -> None:
-    """Write a shard atomically: a half-written folder is never taken for a whole one."""
-    building = folder.with_name(folder.name + ".part")
-    shutil.rmtree(building, ignore_errors=True)
-    building.mkdir(parents=True)
-    for name, (shape, dtype) in _FIELDS.items():
-        values: np.ndarray = np.stack([np.asarray(getattr(s, name), dtype) for s in snapshots])
-        assert values.shape[1:] == shape
-        np.save(building / f"{name}.npy", values)
-    os.replace(building, folder)
-
-
-def make_shard(folder: Path, number: int, renderer: Renderer | None = None) -> None:
-    """Render training shard ``number``: ``ROOMS_PER_SHARD`` rooms after those of the one before."""
-    own = renderer or Renderer()
-    first = TRAIN_SEEDS + number * ROOMS_PER_SHARD
-    seeds = range(first, first + ROOMS_PER_SHARD)
-    write_shard(folder, [s for seed in seeds for s in room_snapshots(own, seed)])
-    if renderer is None:
-        own.close()
+    """Write a shard; a half-written folder is never taken for a whole one."""
+    with replacing(folder) as building:
+        for name, (shape, dtype) in _FIELDS.items():
+            values: np.ndarray = np.stack([np.asarray(getattr(s, name), dtype) for s in snapshots])
+            assert values.shape[1:] == shape
+            np.save(building / f"{name}.npy", values)
 
 
 def make_shards(
     data: Path,
     count: int,
-    progress: Callable[[int, int], None] | None = None,
+    report: Callable[[int, int], None] = lambda done, total: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[Path]:
-    """Render the first ``count`` training shards that are not there yet; returns all of them.
+    """Render the first ``count`` training shards that are not there yet; return all of them.
 
-    ``stop`` is asked before each shard that is missing; True ends the call with those made so far.
+    Shard N has ``ROOMS_PER_SHARD`` rooms, which follow those of shard N - 1. ``stop`` is asked
+    before each shard that is missing; True ends the call with those made so far.
     """
     folders = [data / f"shard-{number:04d}" for number in range(count)]
     renderer = None
@@ -188,9 +175,10 @@ def make_shards(
                 folders = folders[:number]
                 break
             renderer = renderer or Renderer()
-            make_shard(folder, number, renderer)
-        if progress is not None:
-            progress(number + 1, count)
+            first = TRAIN_SEEDS + number * ROOMS_PER_SHARD
+            seeds = range(first, first + ROOMS_PER_SHARD)
+            write_shard(folder, [s for seed in seeds for s in room_snapshots(renderer, seed)])
+        report(number + 1, count)
     if renderer is not None:
         renderer.close()
     return folders
@@ -212,7 +200,7 @@ class Pictures:
         return int(self._first[-1])
 
     def images(self, indices: np.ndarray) -> np.ndarray:
-        """uint8 [n, 84, 168, 3]."""
+        """Return uint8 [n, 84, 168, 3]."""
         shard = np.searchsorted(self._first, indices, side="right") - 1
         return np.stack(
             [self._images[s][i - self._first[s]] for s, i in zip(shard, indices, strict=True)]

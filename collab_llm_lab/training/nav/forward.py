@@ -22,6 +22,9 @@ from collab_llm_nodes.sim.renderer import HEIGHT_PX, WIDTH
 
 PATCH, MERGE = 14, 2
 GRID = (HEIGHT_PX // PATCH, WIDTH // PATCH)
+MEAN = (0.48145466, 0.4578275, 0.40821073)
+STD = (0.26862954, 0.26130258, 0.27577711)
+"""Of the colour channels, as Qwen2-VL normalises pictures."""
 LONGEST_TEXT = 96
 """Question and answer tokens that fit."""
 
@@ -36,7 +39,11 @@ class Output(NamedTuple):
 
 
 class FastForward(nn.Module):
-    """Wraps a model; shares its parameters. ``prefix`` holds the ids up to the vision end."""
+    """The forward pass of a model, whose parameters it shares.
+
+    Args:
+        prefix: ids up to the end of the picture.
+    """
 
     prefix: Tensor
     cos: Tensor
@@ -72,13 +79,11 @@ class FastForward(nn.Module):
         v_cos, v_sin = visual.rotary_pos_emb(torch.zeros(1), where)
         self.register_buffer("v_cos", v_cos, persistent=False)
         self.register_buffer("v_sin", v_sin, persistent=False)
-        mean = torch.tensor([0.48145466, 0.4578275, 0.40821073])
-        std = torch.tensor([0.26862954, 0.26130258, 0.27577711])
-        self.register_buffer("mean", mean, persistent=False)
-        self.register_buffer("std", std, persistent=False)
+        self.register_buffer("mean", torch.tensor(MEAN), persistent=False)
+        self.register_buffer("std", torch.tensor(STD), persistent=False)
 
     def see(self, pictures: Tensor) -> Tensor:
-        """Image tokens [B, tokens, D] of uint8 pictures [B, 84, 168, 3]."""
+        """Return image tokens [B, tokens, D] of uint8 pictures [B, 84, 168, 3]."""
         visual = self.model.model.visual
         b = pictures.shape[0]
         x = (pictures.float() / 255.0 - self.mean) / self.std
@@ -102,14 +107,14 @@ class FastForward(nn.Module):
         return merger.mlp(x).float()
 
     def forward(self, pictures: Tensor, texts: Tensor, questions: int) -> Output:
-        """Pictures uint8 [B, 84, 168, 3], texts int64 [B * K, L] (right padded), K."""
+        """Run pictures uint8 [B, 84, 168, 3] with K texts each, int64 [B * K, L], right padded."""
         vision = self.see(pictures)
         return Output(vision, self.read(vision, texts, questions))
 
     def read(
         self, vision: Tensor, texts: Tensor, questions: int, depth: int | None = None
     ) -> list[Tensor]:
-        """Layer outputs [B, K, L, D] of texts behind image tokens; of ``depth`` layers if given."""
+        """Return layer outputs [B, K, L, D] of texts after image tokens; of ``depth`` layers."""
         text = self.model.model.language_model
         b, k, p, length = vision.shape[0], questions, self.prefix_length, texts.shape[1]
         pre = text.embed_tokens(self.prefix)
@@ -155,14 +160,14 @@ class FastForward(nn.Module):
         return attn.o_proj(out)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., V] from the last layer's output [..., D]."""
+        """Return [..., V] of the last layer's output [..., D]."""
         return F.linear(
             _rms(hidden, self.model.model.language_model.norm), self.model.lm_head.weight
         )
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """Plain attention: for these sizes its backward is 5x faster than the fused CPU kernel's."""
+    """Compute attention plainly: its backward is 5x faster here than the fused CPU kernel's."""
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
     if mask is not None:
         scores = scores + mask.to(scores.dtype)
@@ -170,13 +175,13 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -
 
 
 def _split(x: Tensor, p: int, k: int, length: int) -> Tensor:
-    """The questions' part of [B, H, P + K L, d] as [B K, H, L, d]."""
+    """Return the questions' part of [B, H, P + K L, d] as [B K, H, L, d]."""
     b, heads, _, d = x.shape
     return x[:, :, p:].view(b, heads, k, length, d).transpose(1, 2).reshape(b * k, heads, length, d)
 
 
 def _joined(x: Tensor, p: int, k: int, length: int) -> Tensor:
-    """Prefix and each question: [B K, H, P + L, d]."""
+    """Return prefix and each question: [B K, H, P + L, d]."""
     b, heads, _, d = x.shape
     prefix = x[:, None, :, :p].expand(b, k, heads, p, d).reshape(b * k, heads, p, d)
     return torch.cat([prefix, _split(x, p, k, length)], dim=2)

@@ -1,8 +1,8 @@
-"""Questions and answers in words: the form of a sentence depends on what is seen.
+"""Questions and answers in words: the form of a sentence depends on the picture.
 
-A fixed template would let a blind draft model guess most tokens and flatter speculative
-decoding; here direction, distance and the instruction's verb together choose among sentence
-forms, so even the first word has to be seen.
+With a fixed template a blind draft model would guess most tokens, which would flatter speculative
+decoding. Here direction, distance and the instruction's verb together choose among sentence forms,
+so even the first word depends on the picture.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from collab_llm_lab.training.text import phrasebook
+from collab_llm_nodes.robot.prompt import user_text
 from collab_llm_nodes.sim.expert import (
     ACTIONS,
     DIRECTIONS,
@@ -26,108 +29,10 @@ from collab_llm_nodes.sim.expert import (
 
 VERBS = ("find", "go to", "walk to", "look for", "move to", "approach")
 """The plain verbs: each has sentence forms of its own, and the tokenizer knows their words."""
-# fmt: off
-OTHER_VERBS = (
-    "navigate to", "reach", "head to", "head for", "head towards", "head over to", "drive to",
-    "drive up to", "drive over to", "get to", "get close to", "get near", "run to", "travel to",
-    "proceed to", "come to", "come close to", "come up to", "make your way to", "walk over to",
-    "walk up to", "walk towards", "go over to", "go up to", "go towards", "go near", "go and find",
-    "go find", "go and look for", "go look for", "move towards", "move over to", "move up to",
-    "move close to", "search for", "seek", "locate", "spot", "detect", "identify", "discover",
-    "track down", "look out for", "look around for", "step towards", "step up to", "roll to",
-    "steer to", "aim for", "target", "visit", "take me to", "bring me to", "lead me to",
-    "guide me to", "show me", "show me the way to", "wander to", "march to", "stroll to",
-    "return to", "advance to", "advance towards", "crawl to", "park at", "park near", "stand by",
-    "stand next to", "arrive at", "fetch", "get", "find your way to", "find a way to",
-    "try to find", "try to reach",
-)
-HELD_OUT_VERBS = (
-    "hurry to", "journey to", "sprint to", "trot over to", "pinpoint", "scout for", "dash to",
-    "hunt down", "hike to", "race to",
-)
-"""Never trained on: ``eval nav`` measures other words than those learnt."""
-# fmt: on
-
-FRAMES = (
-    "{verb} {thing}",
-    "please {verb} {thing}",
-    "please, {verb} {thing}",
-    "please go ahead and {verb} {thing}",
-    "{verb} {thing} please",
-    "{verb} {thing}, please",
-    "{verb} {thing}, thank you",
-    "{verb} {thing} thank you",
-    "{verb} {thing}, thanks",
-    "{verb} {thing}, thanks a lot",
-    "{verb} {thing} for me",
-    "{verb} {thing} for me, please",
-    "{verb} {thing} now",
-    "{verb} {thing} in this room",
-    "{verb} {thing}, will you",
-    "{verb} {thing}, would you",
-    "could you {verb} {thing}",
-    "could you please {verb} {thing}",
-    "could you {verb} {thing}, please",
-    "could you {verb} {thing} for me",
-    "can you {verb} {thing}",
-    "can you please {verb} {thing}",
-    "can you {verb} {thing} please",
-    "would you {verb} {thing}",
-    "would you please {verb} {thing}",
-    "will you {verb} {thing}",
-    "will you please {verb} {thing}",
-    "i want you to {verb} {thing}",
-    "i want you to {verb} {thing} now",
-    "i would like you to {verb} {thing}",
-    "i'd like you to {verb} {thing}",
-    "i need you to {verb} {thing}",
-    "you should {verb} {thing}",
-    "you have to {verb} {thing}",
-    "you need to {verb} {thing}",
-    "now {verb} {thing}",
-    "next, {verb} {thing}",
-    "then {verb} {thing}",
-    "and now {verb} {thing}",
-    "robot, {verb} {thing}",
-    "robot, please {verb} {thing}",
-    "hey robot, {verb} {thing}",
-    "hey, {verb} {thing}",
-    "hello, can you {verb} {thing}",
-    "hi robot! {verb} {thing}",
-    "ok, {verb} {thing}",
-    "okay robot, {verb} {thing}",
-    "let's {verb} {thing}",
-    "let us {verb} {thing}",
-    "just {verb} {thing}",
-    "try to {verb} {thing}",
-    "do {verb} {thing}",
-    "your task is to {verb} {thing}",
-    "your goal: {verb} {thing}",
-    "task: {verb} {thing}",
-    "{thing}",
-    "{thing}, please",
-    "to {thing}",
-    "to {thing}, please",
-    "where is {thing}",
-    "i want {thing}",
-    "i need {thing}",
-    "i am looking for {thing}",
-    "your goal is {thing}",
-    "there should be {thing} here, {verb} it",
-)
-HELD_OUT_FRAMES = (
-    "kindly {verb} {thing}",
-    "{verb} {thing} immediately",
-    "i wonder if you could {verb} {thing}",
-    "be so good as to {verb} {thing}",
-    "{verb} {thing}, buddy",
-    "your job is to {verb} {thing}",
-    "it is time to {verb} {thing}",
-    "dear machine, {verb} {thing}",
-    "may i ask you to {verb} {thing}",
-    "{verb} {thing} quickly",
-)
-"""Never trained on, like ``HELD_OUT_VERBS``; each holds a word that no other instruction has."""
+_BOOK = phrasebook.read(Path(__file__).with_suffix(".txt"))
+OTHER_VERBS, FRAMES = _BOOK["verbs"].texts, _BOOK["frames"].texts
+HELD_OUT_VERBS, HELD_OUT_FRAMES = _BOOK["held-out verbs"].texts, _BOOK["held-out frames"].texts
+"""Never trained on: ``eval nav`` asks with words that were not learnt."""
 ARTICLES = ("the ", "the ", "the ", "a ", "that ", "")
 MARKS = ("", "", ".", "!", "?")
 
@@ -152,23 +57,13 @@ _UNSEEN_FORMS = (
 _UNSEEN = re.compile(r"cannot see|not in view|in sight")
 _DIRECTION = re.compile(r"\b(far left|far right|left|right|ahead)\b")
 
-WORDS = ("red", "green", "blue", "yellow", "box", "ball", "cone", "bottle") + (
-    "far",
-    "left",
-    "ahead",
-    "right",
-    "very",
-    "close",
-    "near",
-    "off",
-    "distant",
-)
-"""Words that the image tokens learn to predict for the things they show (dense supervision)."""
+WORDS = _BOOK["dense words"].words
+"""Words that image tokens learn to predict for the things they show (dense supervision)."""
 
 
 @dataclass(frozen=True)
-class Wish:
-    """One way to ask for a thing: a verb in a frame, an article or none, a way of writing."""
+class Wording:
+    """Wording of an instruction: a verb in a frame, an article or none, a mark, a capital."""
 
     verb: str
     frame: str = FRAMES[0]
@@ -177,26 +72,26 @@ class Wish:
     capital: bool = False
 
     def text(self, name: str) -> str:
-        """``"Could you go to the red ball, please?"``."""
+        """Return the instruction: ``"Could you go to the red ball, please?"``."""
         said = self.frame.format(verb=self.verb, thing=f"{self.article}{name}") + self.mark
         return said[0].upper() + said[1:] if self.capital else said
 
     @property
     def form(self) -> int:
         """Number of the plain verb whose sentence forms the answer has; 0 for all other words."""
-        told = "{verb}" in self.frame and self.verb in VERBS
-        return VERBS.index(self.verb) if told else 0
+        plain = "{verb}" in self.frame and self.verb in VERBS
+        return VERBS.index(self.verb) if plain else 0
 
 
-class Wishes:
-    """A choice of verbs and frames to draw wishes from."""
+class Wordings:
+    """Verbs and frames to draw wordings from."""
 
     def __init__(self, verbs: Sequence[str], frames: Sequence[str]) -> None:
         self.verbs, self.frames = tuple(verbs), tuple(frames)
 
-    def draw(self, rng: np.random.Generator) -> Wish:
-        """A random wish; equal generators give equal wishes."""
-        return Wish(
+    def draw(self, rng: np.random.Generator) -> Wording:
+        """Return a random wording; equal generators give equal wordings."""
+        return Wording(
             verb=str(rng.choice(self.verbs)),
             frame=str(rng.choice(self.frames)),
             article=str(rng.choice(ARTICLES)),
@@ -204,31 +99,31 @@ class Wishes:
             capital=bool(rng.random() < 0.5),
         )
 
-    def every(self) -> Iterator[Wish]:
-        """Every verb in every frame with every article."""
+    def every(self) -> Iterator[Wording]:
+        """Yield every verb in every frame with every article."""
         for verb in self.verbs:
             for frame in dict.fromkeys(self.frames):
                 for article in dict.fromkeys(ARTICLES):
-                    yield Wish(verb, frame, article)
+                    yield Wording(verb, frame, article)
 
 
-TRAINED = Wishes((*VERBS, *OTHER_VERBS), (FRAMES[0],) * (len(FRAMES) // 4) + FRAMES)
-"""Wishes of the training's wording stage; a verb alone is the commonest frame."""
+TRAINED = Wordings((*VERBS, *OTHER_VERBS), (FRAMES[0],) * (len(FRAMES) // 4) + FRAMES)
+"""Wordings of the wording stage; a verb alone is the commonest frame."""
 HELD_OUT = {
-    "verb": Wishes(HELD_OUT_VERBS, [frame for frame in FRAMES if "{verb}" in frame]),
-    "frame": Wishes(TRAINED.verbs, HELD_OUT_FRAMES),
-    "both": Wishes(HELD_OUT_VERBS, HELD_OUT_FRAMES),
+    "verb": Wordings(HELD_OUT_VERBS, [frame for frame in FRAMES if "{verb}" in frame]),
+    "frame": Wordings(TRAINED.verbs, HELD_OUT_FRAMES),
+    "both": Wordings(HELD_OUT_VERBS, HELD_OUT_FRAMES),
 }
-"""Wishes with a verb, a frame or both that the training never shows."""
+"""Wordings with a verb, a frame or both that training never shows."""
 
 
 def instruction(name: str, verb: int) -> str:
-    """``"go to the red ball"``: the plain wording."""
-    return Wish(VERBS[verb]).text(name)
+    """Return the plain wording: ``"go to the red ball"``."""
+    return Wording(VERBS[verb]).text(name)
 
 
 def reason_seen(name: str, direction_word: str, distance_word: str, verb: int) -> str:
-    """The reason for a thing in view."""
+    """Return the reason for a thing in view."""
     side = {"a": 0, "l": 1, "r": 2}[direction_word.split()[-1][0]]
     far = max(0, DISTANCES.index(distance_word) - 2)
     form = _FORMS[(side + far + verb) % len(_FORMS)]
@@ -236,13 +131,13 @@ def reason_seen(name: str, direction_word: str, distance_word: str, verb: int) -
 
 
 def reason_unseen(name: str, history: Sequence[str], verb: int) -> str:
-    """The reason for a thing not in view."""
+    """Return the reason for a thing not in view."""
     side = "right" if "right" in search(history) else "left"
     return _UNSEEN_FORMS[verb % len(_UNSEEN_FORMS)].format(name=name, side=side)
 
 
 def answer(name: str, sight: Sight | None, history: Sequence[str], verb: int) -> str:
-    """The expert's whole answer; ``sight`` is None for a thing that is not there."""
+    """Return the expert's answer; ``sight`` is None for a thing that is not there."""
     if sight is None or not sight.in_view:
         reason, action = reason_unseen(name, history, verb), search(history)
     else:
@@ -252,7 +147,7 @@ def answer(name: str, sight: Sight | None, history: Sequence[str], verb: int) ->
 
 
 def direction_said(text: str) -> str | None:
-    """The direction word of an answer's reason; "unseen" if it says so, None if it says neither."""
+    """Return the direction word of an answer's reason, "unseen" if it says so, or None."""
     reason = text.split(". the next action is ")[0]
     if _UNSEEN.search(reason):
         return "unseen"
@@ -261,21 +156,14 @@ def direction_said(text: str) -> str | None:
 
 
 def action_said(text: str) -> str | None:
-    """The action of an answer if it is one of the expert's ten, else None."""
+    """Return the action of an answer if it is one of the expert's ten, else None."""
     action = text.rpartition("the next action is ")[2].rstrip(".")
     return action if action in ACTIONS else None
 
 
-def dense_words(sight: Sight, kind: tuple[str, str]) -> list[str]:
-    """The words of ``WORDS`` true of a thing: ``kind`` is (colour, shape)."""
-    words = [*kind, *direction(sight.bearing).split(), *distance(sight.range).split()]
-    return [w for w in words if w in WORDS]
-
-
 def corpus() -> list[str]:
-    """Every sentence kind there is: what the tokenizer is trained on."""
-    from collab_llm_nodes.robot.prompt import user_text
-    from collab_llm_nodes.sim.renderer import KINDS
+    """Return a sentence of every kind, to train the tokenizer on."""
+    from collab_llm_nodes.sim.renderer import KINDS  # imports MuJoCo
 
     texts = []
     for number, (colour, shape) in enumerate(KINDS):

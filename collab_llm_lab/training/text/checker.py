@@ -1,4 +1,4 @@
-"""The grammar's judgement of an answer: right for its question, or one reason why not."""
+"""The grammar's judgement of an answer: right for its question, or one reason why it is not."""
 
 from __future__ import annotations
 
@@ -6,27 +6,32 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
-from collab_llm_lab.training.text import fact_kinds, skills
+from collab_llm_lab.training.text import facts, skills
 from collab_llm_lab.training.text.phrases import says, words
 from collab_llm_lab.training.text.samples import Sample
 
 _NUMBERED = re.compile(r"(\d{1,2})\. (.+)")
 _ENDINGS = (".", "!", "?")
 _MAX_CHARACTERS = 20_000
-_LEXICON = {
-    name: domain.GRAMMAR.words | fact_kinds.GRAMMAR.words | skills.GRAMMAR.words
-    for name, domain in skills.DOMAINS.items()
-}
+
+
+@cache
+def lexicon(sub_domain: str) -> frozenset[str]:
+    """Return every word that the grammar can say in answers of a sub-domain, without its fields."""
+    grammars = (skills.DOMAINS[sub_domain].GRAMMAR, facts.GRAMMAR, skills.GRAMMAR)
+    return frozenset(word for grammar in grammars for word in grammar.words)
 
 
 def check(sample: Sample, answer: str) -> str:
     """Return "" if `answer` is right for the last question of `sample`, else one short reason.
 
     Extracted and copied answers must be exact but for case, spaces and a full stop. Longer answers
-    may be worded in any way of the grammar, but must name what the right answer names, use no word
-    or number that neither the grammar nor the question has, keep their form and come to an end.
+    may have any wording of the grammar. They must repeat the names and numbers of the right answer,
+    use no word or number that neither the grammar nor the question has, keep their form and come
+    to an end.
     """
     text = answer.strip()
     if not text:
@@ -45,7 +50,7 @@ def _exact(right: str, text: str) -> str:
 
 
 def _check_extract(sample: Sample, text: str) -> str:
-    right = str(sample.facts["answer"])
+    right = sample.facts["answer"]
     if sample.facts["form"] == "short":
         return _exact(right, text)
     reply = _object(text)
@@ -74,12 +79,12 @@ def _object(text: str) -> Mapping[str, Any] | None:
 
 
 def _check_copy(sample: Sample, text: str) -> str:
-    right = str(sample.facts["answer"])
+    right = sample.facts["answer"]
     return "" if " ".join(text.split()) == " ".join(right.split()) else "not the same text"
 
 
 def _check_prose(sample: Sample, text: str) -> str:
-    """Check what all free answers have in common."""
+    """Check the properties that all free answers share."""
     return (
         _missing(sample, text)
         or unknown_word(sample, text)
@@ -89,9 +94,8 @@ def _check_prose(sample: Sample, text: str) -> str:
 
 
 def _mentions(sample: Sample) -> tuple[str, ...]:
-    mentions = sample.facts.get("mentions", ())
-    assert isinstance(mentions, tuple)
-    return mentions
+    found: tuple[str, ...] = sample.facts.get("mentions", ())
+    return found
 
 
 def _missing(sample: Sample, text: str) -> str:
@@ -102,8 +106,8 @@ def _missing(sample: Sample, text: str) -> str:
 
 
 def unknown_word(sample: Sample, text: str) -> str:
-    """Return a complaint about the first word that neither grammar nor question has, else ""."""
-    known = set(_LEXICON[sample.sub_domain])
+    """Return an error about the first word that neither grammar nor question has, else ""."""
+    known = set(lexicon(sample.sub_domain))
     for turn in sample.turns[:-1]:
         known.update(words(turn.content))
     for mention in _mentions(sample):
@@ -126,9 +130,7 @@ def _repeated(text: str) -> str:
 
 
 def _check_plain(sample: Sample, text: str) -> str:
-    words_ = sample.facts["words"]
-    assert isinstance(words_, int)
-    if not 0.6 * words_ <= len(text.split()) <= 1.6 * words_:
+    if not 0.6 <= len(text.split()) / sample.facts["words"] <= 1.6:
         return "the answer is too short or too long"
     return _FORMS[sample.sub_domain](sample, text) or _check_prose(sample, text)
 
@@ -163,8 +165,6 @@ def _reports(sample: Sample, text: str) -> str:
 
 def _check_outline(sample: Sample, text: str) -> str:
     titles, least = sample.facts["titles"], sample.facts["least"]
-    assert isinstance(titles, tuple)
-    assert isinstance(least, int)
     lines = text.splitlines()
     rest = iter(titles)
     for i, line in enumerate(lines, 1):
@@ -177,10 +177,8 @@ def _check_outline(sample: Sample, text: str) -> str:
 
 
 def _check_point(sample: Sample, text: str) -> str:
-    known = sample.facts["vocabulary"]
-    assert isinstance(known, frozenset)
     for word in words(text):
-        if word not in known:
+        if word not in sample.facts["vocabulary"]:
             return f"{word[:40]!r} does not belong to this point"
     return _check_prose(sample, text)
 

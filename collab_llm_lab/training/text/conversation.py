@@ -2,143 +2,128 @@
 
 A talk has a mood, up to two earlier exchanges and a last message on two or three topics. The
 answer takes up each topic in the message's order, remembers one earlier topic and says good-bye.
+The sentences are in ``conversation.txt``.
 """
 
 from __future__ import annotations
 
-from collab_llm_lab.training.text import names
-from collab_llm_lab.training.text.phrases import Voice, pick, say
-from collab_llm_lab.training.text.tasks import Part, Task
-from collab_llm_lab.training.text.topics import GRAMMAR, TOPICS, ask
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from collab_llm_lab.training.text import names, phrasebook
+from collab_llm_lab.training.text.phrasebook import Section
+from collab_llm_lab.training.text.phrases import Grammar, Phrase, Voice, pick, say
+from collab_llm_lab.training.text.tasks import Part, Task, parts_of
 from collab_llm_lab.training.text.world import World, clock
 from collab_llm_nodes.models.turns import Turn
 
-_g, _ask = GRAMMAR, ask
+GRAMMAR = Grammar()
+"""The words of the robot."""
+_BOOK = phrasebook.read(Path(__file__).with_suffix(".txt"))
 
-_SYSTEM = _ask(
-    "You are {robot}, the robot of {user}'s house. It is {weekday}, {clock}. You are in the "
-    "{here}.",
-    "You're {robot}, a friendly house robot, and {user} is your owner. Today is {weekday} and it "
-    "is {clock}. You wait in the {here}.",
-    "Your name is {robot}. You live with {user}. It is {clock} on {weekday}; you are in the "
-    "{here}.",
-    "You are called {robot} and help {user} at home. Now it is {weekday}, {clock}, and you stand "
-    "in the {here}.",
-)
-_HELLO = _ask(
-    "(Hi|Hey|Hello) {robot}[, it's {user}]!",
-    "{robot}, (are you there|got a minute|can we talk)?",
-    "(Good {part}|Hello there), {robot}!",
-    "(Hey|Oh hi) {robot}, (nice to see you|there you are)!",
-    "(Knock knock|Yoo-hoo), {robot}! {user} (here|speaking).",
-)
 
-MOODS = {
-    "happy": _ask(
-        "I'm in such a good mood today!",
-        "What a wonderful {weekday}, I could sing!",
-        "I feel great this {part}!",
-        "Everything goes so well today!",
-        "I can't stop smiling this {part}!",
-    ),
-    "tired": _ask(
-        "I'm so tired today.",
-        "I hardly slept last night.",
-        "I could fall asleep right here.",
-        "This {weekday} has been far too long already.",
-        "My eyes keep closing this {part}.",
-    ),
-    "worried": _ask(
-        "I'm a bit worried, to be honest.",
-        "I've got a bad feeling about today.",
-        "My head is full of worries this {part}.",
-        "I'm quite nervous about this {weekday}.",
-        "Something has been troubling me all {part}.",
-    ),
-    "bored": _ask(
-        "I'm so bored!",
-        "Nothing ever happens on a {weekday}.",
-        "This {part} just won't end.",
-        "I really don't know what to do with myself.",
-        "It's a terribly dull {part}.",
-    ),
-    "excited": _ask(
-        "I'm so excited!",
-        "You won't believe what a day this is!",
-        "I can't sit still this {part}!",
-        "I've been waiting for this {weekday} for weeks!",
-        "My heart is jumping today!",
-    ),
-    "cross": _ask(
-        "I'm really cross today.",
-        "Everything goes wrong on this {weekday}!",
-        "What an awful {part}.",
-        "I've had enough of today, really.",
-        "Don't even ask how my {part} was.",
-    ),
+@dataclass(frozen=True)
+class Topic:
+    """A subject of a message.
+
+    Attributes:
+        fields: draws the topic's names, given the minutes after midnight.
+        lines: wordings of the user; the last is held out of training.
+        parts: the parts of the robot's answer, in order.
+        recall: the sentence with which the robot comes back to the topic later.
+        must: fields that every answer names.
+    """
+
+    fields: Callable[[World, int], dict[str, str]]
+    lines: tuple[Phrase, ...]
+    parts: tuple[Part, ...]
+    recall: Part
+    must: tuple[str, ...]
+
+
+_HIDING, _PRAISE = _BOOK["hiding"].table, _BOOK["praise"].table
+_DISHES, _WEATHER = _BOOK["dishes"].table, _BOOK["weather"].table
+_CARRIED = tuple(_HIDING)
+"""Classes of things that are small enough to be carried."""
+
+
+def _appointment(world: World, now: int) -> dict[str, str]:
+    """Draw a person, a room, a place, a later time and an event, which most topics need."""
+    event = world.any(names.EVENTS)
+    return {
+        "person": world.first_name(),
+        "room": world.room(),
+        "place": world.place(),
+        "time": world.clock(now + 30, 23 * 60 + 55),
+        "event": event,
+        "an_event": names.with_article(event),
+    }
+
+
+def _thing(world: World, kind: str = "") -> dict[str, str]:
+    thing = world.thing(kind or world.any(_CARRIED))
+    hiding, praise = _HIDING[thing.kind], _PRAISE[thing.kind]
+    return {
+        "thing": thing.name,
+        "a_thing": names.with_article(thing.name),
+        "noun": thing.noun,
+        "a_noun": names.with_article(thing.noun),
+        "hiding": hiding[0],
+        "hiding2": hiding[1],
+        "praise": praise[0],
+        "praise2": praise[1],
+    }
+
+
+_DRAWS: Mapping[str, Callable[[World], dict[str, str]]] = {
+    "thing": _thing,
+    "toy": lambda world: _thing(world, "toy"),
+    "plant": lambda world: {"thing": world.thing("plant").name},
+    "price": lambda world: {"price": world.price()},
+    "dish": lambda world: world.row(_DISHES, "dish ingredients trick"),
+    "weather": lambda world: world.row(_WEATHER, "weather wear danger"),
 }
+_RETURN = GRAMMAR("Remember the earlier talk", "Come back to before")
+
+
+def _topic(book: Section) -> Topic:
+    draws = [_DRAWS[name] for name in book["draws"].words]
+
+    def fields(world: World, now: int) -> dict[str, str]:
+        found = _appointment(world, now)
+        for draw in draws:
+            found |= draw(world)
+        return found
+
+    return Topic(
+        fields,
+        book["lines"].phrases(),
+        parts_of(book["parts"], GRAMMAR),
+        Part(_RETURN, book["recall"].phrases(GRAMMAR)),
+        book["must"].words,
+    )
+
+
+TOPICS = tuple(_topic(book) for book in _BOOK["topics"].sections.values())
+MOODS = _BOOK["moods"].phrases_by_name()
 _MOOD_NAMES = tuple(MOODS)
-_OPENINGS = {
-    "happy": _g(
-        "(Hooray|Oh how lovely|Wonderful), {user}! Your good mood (is catching|makes my wheels "
-        "spin), and (now I feel like dancing too|my lights are blinking with joy).",
-        "(Yay|That's great), {user}! (Hearing you this cheerful|A {weekday} like that) (makes me "
-        "want to hum|charges my battery better than any plug)[, it really does].",
-    ),
-    "tired": _g(
-        "(Oh dear|Aw|You poor thing), {user}! (Why don't you put your feet up|Please sit down for "
-        "a moment) and (let me do the running around|leave the rest of the {part} to me).",
-        "(Oh no|Ah), {user}, that sounds (exhausting|rough)! (A warm cup of tea|A short nap) would "
-        "(do you good|work wonders), and (I'll keep the noise down|I'll watch the door) meanwhile.",
-    ),
-    "worried": _g(
-        "(Hey|Come here), {user}, (take a deep breath|it's going to be all right)! (We'll sort it "
-        "out together|You're not alone with this), (one thing at a time|step by step), I promise.",
-        "(Don't you worry|Chin up), {user}! (Things look darker|Most worries look bigger) on a "
-        "{weekday} {part} than they are, and (I'm right here|I won't leave your side).",
-    ),
-    "bored": _g(
-        "(Bored|Nothing to do), {user}? (Not with me around|We can't have that)! (I've got plenty "
-        "of ideas|Let's make this {part} a bit brighter), so (listen|hold on tight).",
-        "(Ha|Well well), {user}, a dull {weekday} is (just what I like|my speciality)! (Give me a "
-        "minute|Just wait) and (you'll be laughing again|we'll turn it around).",
-    ),
-    "excited": _g(
-        "(Wow|Oh my), {user}! (I can hear it in your voice|You're practically glowing), and (my "
-        "sensors are tingling too|I'm getting all jittery myself)!",
-        "(How thrilling|Woohoo), {user}! (A {weekday} like this|Such luck) (doesn't come twice|has "
-        "to be enjoyed), so (tell me everything|let's get going)!",
-    ),
-    "cross": _g(
-        "(Uh-oh|Oh, {user}), (that sounds like a nasty {part}|what a mess)! (Go on, have a good "
-        "grumble|Let it all out), (I don't mind at all|robots have thick skin).",
-        "(I'm sorry to hear that|Oh no), {user}! (Some days are like that|A {weekday} can be so "
-        "mean), but (we'll rescue what's left of it|it can only get better from here).",
-    ),
+_SYSTEM, _HELLO = _BOOK["system"].phrases(), _BOOK["hello"].phrases()
+_GREETING = GRAMMAR("Greet {user} warmly", "Answer the {mood} mood")
+_FIRST = {
+    mood: Part(_GREETING, opening)
+    for mood, opening in _BOOK["openings"].phrases_by_name(GRAMMAR).items()
 }
-
-_STATUS = _g(
-    "(Me|As for me), I'm (fine|cheerful as ever), (parked|humming along) in the {here} with (a "
-    "full tummy of electricity|half a battery), (thanks for asking|if you wondered).",
-    "(My {part}|My {weekday}) was (quiet|busy) so far: (I dusted the {here}|I chased a fly through "
-    "the {here}) and (learned a new tune|had a nap on my charger).",
-    "(Here in|Over here in) the {here} (all is well|it's calm), (only my left wheel squeaks|just "
-    "the clock is ticking), (but that's nothing new|and I like it that way).",
+_LAST = Part(
+    GRAMMAR("Say good-bye kindly", "End with good wishes"),
+    _BOOK["status"].phrases(GRAMMAR),
+    _BOOK["closings"].phrases(GRAMMAR),
 )
-_CLOSINGS = _g(
-    "(Well then|So), {user}, (shout if you need me|just whistle), (I'm never far away|I'll come "
-    "rolling)!",
-    "(Anything else|What else can I do), {user}? (Otherwise|If not,) I'll (get going|start right "
-    "now), (see you later|bye for now)!",
-    "(Have a lovely {part}|Enjoy your {weekday}), {user}, and (don't forget to smile|be nice to "
-    "yourself)!",
-    "(Off I go|Here I go), {user}! (Talk to you soon|Catch you later), (beep beep|over and out)!",
-)
-_GREETING = _g("Greet {user} warmly", "Answer the {mood} mood")
-_FIRST = {mood: Part(_GREETING, opening) for mood, opening in _OPENINGS.items()}
-_LAST = Part(_g("Say good-bye kindly", "End with good wishes"), _STATUS, _CLOSINGS)
 _PARTS_OF_DAY = ("morning", "afternoon", "evening")
-GRAMMAR.know(*MOODS, *_PARTS_OF_DAY, *names.WEEKDAYS)
+GRAMMAR.add_words(*MOODS, *_PARTS_OF_DAY, *names.WEEKDAYS)
+for _table in (_HIDING, _PRAISE, _DISHES, _WEATHER):
+    for _name, _cells in _table.items():
+        GRAMMAR.add_words(_name, *_cells)
 
 
 def draw(world: World, freedom: float = 0.1) -> Task:

@@ -15,15 +15,17 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from collab_llm_lab.training.stopping import deaf_processes
-from collab_llm_lab.training.text.answering import answers
+from collab_llm_lab.training.loop import Stop
+from collab_llm_lab.training.stopping import processes_ignoring_sigint
 from collab_llm_lab.training.text.checker import check
-from collab_llm_lab.training.text.packing import NOWHERE, pack
+from collab_llm_lab.training.text.models import answers
 from collab_llm_lab.training.text.plans import Answers
 from collab_llm_lab.training.text.rendering import (
     ANSWERED,
     ASKED,
+    NOWHERE,
     Renderer,
+    pack,
     prompt_text,
     raw_text,
 )
@@ -48,7 +50,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt as token ids; ``sample`` is None for raw text, which nothing can check."""
+    """A prompt as token ids; ``sample`` is None for raw text, which cannot be checked."""
 
     ids: tuple[int, ...]
     sample: Sample | None
@@ -70,8 +72,8 @@ def questions(
     Args:
         most_tokens: longer prompts are left out.
         raw_share: share of the plain prompts that are the beginning of raw text, not a chat.
-        held_out: whether they are of the part of the grammar that is not trained on.
-        skills: the skills asked for, and their shares.
+        held_out: use the part of the grammar that is not trained on.
+        skills: the skills of the prompts, with their shares.
     """
     renderer = Renderer(tokenizer)
     mix = {(sub_domain, skill): share for skill, share in skills}
@@ -89,14 +91,9 @@ def questions(
 
 
 def beginning(sample: Sample, rng: random.Random) -> str:
-    """Return the first 15 to 50 % of a sample's raw text, cut behind a word."""
+    """Return the first 15 to 50 % of a sample's raw text, cut after a word."""
     words = raw_text(sample).split(" ")
     return " ".join(words[: max(4, int(len(words) * rng.uniform(0.15, 0.5)))])
-
-
-def right(question: Question, answer: str) -> bool:
-    """Return True for an answer that the grammar's checker accepts."""
-    return question.sample is None or not check(question.sample, answer)
 
 
 @cache
@@ -112,7 +109,11 @@ def _ask(folder: str, seed: str, sub_domain: str, count: int, most: int) -> list
 
 
 def _judge(asked: list[Question], answers: list[str]) -> list[bool]:
-    return [right(question, answer) for question, answer in zip(asked, answers, strict=True)]
+    """Return which answers the grammar's checker accepts."""
+    return [
+        question.sample is None or not check(question.sample, answer)
+        for question, answer in zip(asked, answers, strict=True)
+    ]
 
 
 class Teacher:
@@ -122,7 +123,7 @@ class Teacher:
         engine: the target.
         tokenizer: folder of its tokenizer.
         length: tokens of a row.
-        processes: that make prompts and check answers.
+        processes: number of processes that make prompts and check answers.
     """
 
     def __init__(
@@ -150,10 +151,10 @@ class Teacher:
         self,
         folder: Path,
         sub_domain: str,
-        tell: Callable[[int, int, dict[str, float]], None],
-        stop: Callable[[], bool],
+        report: Callable[[int, int, dict[str, float]], None],
+        stop: Stop,
     ) -> bool:
-        """Write the units that are missing to ``folder``; return False if ``stop`` ended it.
+        """Write the missing units to ``folder``; return False if ``stop`` ended the call.
 
         Raises:
             ModelError: hardly any answer was right, so there is nothing to learn from.
@@ -170,7 +171,7 @@ class Teacher:
                 return False
             prompts = [question for part in parts for question in part.result()]
             share = self._answer(prompts, unit, files[unit])
-            tell(unit + 1, self._plan.units, {"right": share})
+            report(unit + 1, self._plan.units, {"right": share})
         return True
 
     def _asked(self, sub_domain: str, unit: int) -> list[Future[list[Question]]]:
@@ -184,11 +185,11 @@ class Teacher:
         return parts
 
     def _submit(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> Future[T]:
-        with deaf_processes():  # the pool starts its processes when it has work for them
+        with processes_ignoring_sigint():  # the pool starts its processes when it has work for them
             return self._pool.submit(work, *args, **named)
 
     def _answer(self, asked: list[Question], unit: int, file: Path) -> float:
-        """Answer one unit, write the rows of its right answers; return their share."""
+        """Answer one unit and write the rows of its right answers; return their share."""
         temperature = TEMPERATURE if unit % 2 else 0.0
         law = SamplingConfig(temperature=temperature, seed=self._seed + unit * len(asked))
         said = answers(self._engine, [question.ids for question in asked], self._plan.most, law)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,12 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from collab_llm_lab.training.loop import Progress
-from collab_llm_lab.training.text.answering import answers, engine_of
-from collab_llm_lab.training.text.architecture import CONTEXT
+from collab_llm_lab.training.loop import Progress, ignore_progress
 from collab_llm_lab.training.text.checker import check
 from collab_llm_lab.training.text.distillation import Question, questions
-from collab_llm_lab.training.text.export import read
 from collab_llm_lab.training.text.forward import TextForward
-from collab_llm_lab.training.text.held_out import one_a_row, token_nats
+from collab_llm_lab.training.text.held_out import pad_documents, token_nats
+from collab_llm_lab.training.text.models import CONTEXT, answers, engine_of, pick_device, read
 from collab_llm_lab.training.text.ngram import NGram
 from collab_llm_lab.training.text.plans import MODELS
 from collab_llm_lab.training.text.rendering import Renderer, prompt_text
@@ -32,7 +31,7 @@ from collab_llm_lab.training.text.samples import (
     Sample,
     make_sample,
 )
-from collab_llm_lab.training.text.shards import LENGTH, RAW_SHARE, some_documents
+from collab_llm_lab.training.text.shards import LENGTH, RAW_SHARE, draw_documents
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.adapters import ExitAdapters
@@ -43,6 +42,7 @@ from collab_llm_nodes.models.vocabulary import check_one_vocabulary, vocabulary_
 
 S = 4
 """Tokens drafted per round in the acceptance figures."""
+NGRAM_ORDER = 4
 DISTANCES = (50, 100, 200, 400)
 DISTRACTORS = (0, 3, 8, 15)
 COPIED = (8, 16, 32, 64)
@@ -59,7 +59,6 @@ class EvalText:
     documents: int = 100
     """Per sub-domain, for the perplexities."""
     ngram_documents: int = 6_000
-    ngram_order: int = 4
     extractions: int = 200
     """Per sub-domain."""
     copies: int = 60
@@ -69,7 +68,7 @@ class EvalText:
     tokens: int = 128
     """Most tokens of an answer there."""
     prompts: int = 1_000
-    """Asked for the number of distinct answers."""
+    """Prompts for the number of distinct answers."""
 
 
 QUICK = {
@@ -84,15 +83,13 @@ QUICK = {
 """Settings that ``--quick`` changes."""
 
 
-def eval_text(config: EvalText, tell: Progress) -> dict[str, Any]:
+def eval_text(config: EvalText, report: Progress = ignore_progress) -> dict[str, Any]:
     """Measure the family in ``config.models`` on samples that training never shows.
 
     Raises:
         ModelError: a model is missing or unreadable.
         ConfigError: the models' tokenizers differ.
     """
-    from collab_llm_lab.training.text.stages import pick_device
-
     transformers_logging.disable_progress_bar()
     evaluation = _Evaluation(config, pick_device(config.device))
     parts: list[tuple[str, Callable[[], Any]]] = [
@@ -106,9 +103,9 @@ def eval_text(config: EvalText, tell: Progress) -> dict[str, Any]:
     ]
     found: dict[str, Any] = {}
     for number, (name, measure) in enumerate(parts):
-        tell(name, number, len(parts), {})
+        report(name, number, len(parts), {})
         found[name] = measure()
-    tell("done", len(parts), len(parts), {})
+    report("done", len(parts), len(parts), {})
     return found
 
 
@@ -116,10 +113,11 @@ def accepted_in_rounds(matches: Sequence[bool], s: int = S) -> tuple[int, int]:
     """Return (accepted, drafted) tokens of an answer that is drafted ``s`` tokens at a time.
 
     Args:
-        matches: of each token of the target's answer: the draft, given all before it, says it too.
+        matches: for each token of the target's answer, whether the draft chooses it, too, given
+            all tokens before it.
 
-    Each round accepts the draft up to its first wrong token; the target gives the token behind.
-    What a draft says after a wrong token does not matter, so one pass over the answer tells all.
+    Each round accepts the draft up to its first wrong token; the target gives the next one. The
+    tokens that a draft gives after a wrong one do not matter: one pass over the answer is enough.
     """
     accepted = drafted = place = 0
     while place < len(matches):
@@ -169,20 +167,20 @@ class _Evaluation:
         }
 
     def perplexity(self) -> dict[str, Any]:
-        """Per sub-domain, over the answered tokens of plain samples."""
+        """Return perplexities per sub-domain, over the answered tokens of plain samples."""
         config = self._config
-        studied = some_documents(
+        studied = draw_documents(
             self._tokenizer, f"n-gram {config.seed}", DEFAULT_MIX, config.ngram_documents, False
         )
-        ngram = NGram([ids for ids, *_ in studied], len(self._tokenizer), config.ngram_order)
+        ngram = NGram([ids for ids, *_ in studied], len(self._tokenizer), NGRAM_ORDER)
         found: dict[str, Any] = {
-            "ngram_order": config.ngram_order,
+            "ngram_order": NGRAM_ORDER,
             "ngram_tokens": sum(len(ids) for ids, *_ in studied),
         }
         for sub_domain in SUB_DOMAINS:
             seed, mix = f"perplexity {config.seed}", {(sub_domain, "plain"): 1.0}
-            documents = some_documents(self._tokenizer, seed, mix, config.documents, True)
-            ids, kinds = one_a_row(documents, CONTEXT)
+            documents = draw_documents(self._tokenizer, seed, mix, config.documents, True)
+            ids, kinds = pad_documents(documents, CONTEXT)
             found[sub_domain] = {}
             for name in ("text-target", "text-worker"):
                 nats, real = token_nats(
@@ -199,7 +197,7 @@ class _Evaluation:
         return found
 
     def extraction(self) -> dict[str, Any]:
-        """Share of right answers; precision and recall of None.
+        """Return the share of right answers, and precision and recall of None.
 
         The groups by distance and by distractors hold the samples whose passage has the answer.
         """
@@ -213,19 +211,10 @@ class _Evaluation:
             both = sum(a and b for a, b in zip(absent, said, strict=True))
             found[name] = {
                 "right": _share(right),
-                "by_wording": _by_wording(right),
-                "by_distance": _grouped(samples, right, "distance_words", DISTANCES),
-                "by_distractors": _grouped(samples, right, "distractors", DISTRACTORS),
-                "by_sub_domain": {
-                    sub_domain: _share(
-                        [
-                            good
-                            for s, good in zip(samples, right, strict=True)
-                            if s.sub_domain == sub_domain
-                        ]
-                    )
-                    for sub_domain in SUB_DOMAINS
-                },
+                "by_wording": _by(cycle(("trained", "new")), right),
+                "by_distance": _by_fact(samples, right, "distance_words", DISTANCES),
+                "by_distractors": _by_fact(samples, right, "distractors", DISTRACTORS),
+                "by_sub_domain": _by((s.sub_domain for s in samples), right),
                 "none_precision": both / max(1, sum(said)),
                 "none_recall": both / max(1, sum(absent)),
                 "samples": len(samples),
@@ -233,7 +222,7 @@ class _Evaluation:
         return found
 
     def copying(self) -> dict[str, Any]:
-        """Share of exact copies, by the number of words."""
+        """Return the share of exact copies, by the number of words."""
         samples = self._samples("copy", self._config.copies)
         lengths = [len(sample.turns[-1].content.split()) for sample in samples]
         found = {}
@@ -242,13 +231,13 @@ class _Evaluation:
             right = [not check(s, text) for s, text in zip(samples, texts, strict=True)]
             found[name] = {
                 "right": _share(right),
-                "by_wording": _by_wording(right),
-                "by_words": _binned(lengths, right, COPIED),
+                "by_wording": _by(cycle(("trained", "new")), right),
+                "by_words": _by_size(lengths, right, COPIED),
             }
         return found
 
     def acceptance(self) -> dict[str, dict[str, float]]:
-        """Share of the drafted tokens accepted, per sub-domain and draft; greedy, s = 4."""
+        """Return the share of drafted tokens accepted, per sub-domain and draft; greedy, s = 4."""
         found: dict[str, dict[str, float]] = {}
         for sub_domain in SUB_DOMAINS:
             found[sub_domain] = {}
@@ -270,7 +259,7 @@ class _Evaluation:
         heads = MedusaHeads.load(folder, parts).to(self._device)
         exit_right = dict.fromkeys(exits.layers, 0)
         head_right, head_total = [0] * heads.heads, [0] * heads.heads
-        tokens = rounds = advanced = 0
+        tokens = rounds = 0
         for sub_domain in SUB_DOMAINS:
             for ids, first, answer in self._passes(sub_domain):
                 layers = self._target(ids)
@@ -285,8 +274,7 @@ class _Evaluation:
                 for head, row in enumerate(right):
                     head_right[head] += int(sum(row))
                     head_total[head] += len(row)
-                more, of = medusa_rounds(right, len(answer))
-                advanced, rounds = advanced + more, rounds + of
+                rounds += medusa_rounds(right, len(answer))
         return {
             "exits": {str(layer): n / max(1, tokens) for layer, n in exit_right.items()},
             "medusa": {
@@ -294,7 +282,7 @@ class _Evaluation:
                     f"head_{head + 1}": head_right[head] / max(1, head_total[head])
                     for head in range(heads.heads)
                 },
-                "tokens_per_round": advanced / max(1, rounds),
+                "tokens_per_round": tokens / max(1, rounds),
             },
         }
 
@@ -355,11 +343,6 @@ class _Evaluation:
         ]
 
 
-def _by_wording(right: Sequence[bool]) -> dict[str, float]:
-    """Return the shares of ``_samples`` in trained and in new wordings, which take turns."""
-    return {"trained": _share(right[::2]), "new": _share(right[1::2])}
-
-
 def head_matches(drafts: Tensor, answer: Tensor) -> list[list[bool]]:
     """Return, for each head, whether its guess at each place of the answer was right.
 
@@ -375,10 +358,10 @@ def head_matches(drafts: Tensor, answer: Tensor) -> list[list[bool]]:
     return found
 
 
-def medusa_rounds(right: Sequence[Sequence[bool]], length: int) -> tuple[int, int]:
-    """Return (tokens, rounds) of an answer of ``length`` tokens drafted by the heads.
+def medusa_rounds(right: Sequence[Sequence[bool]], length: int) -> int:
+    """Return the rounds in which the heads draft an answer of ``length`` tokens.
 
-    A round gives the model's own next token and the guesses behind it up to the first wrong one.
+    A round gives the model's own next token and the guesses after it up to the first wrong one.
     """
     place = rounds = 0
     while place < length:
@@ -387,7 +370,7 @@ def medusa_rounds(right: Sequence[Sequence[bool]], length: int) -> tuple[int, in
             good += 1
         place += 1 + good
         rounds += 1
-    return length, rounds
+    return rounds
 
 
 def is_absent(sample: Sample) -> bool:
@@ -405,21 +388,29 @@ def _share(right: Sequence[bool]) -> float:
     return sum(right) / max(1, len(right))
 
 
-def _grouped(
+def _by(groups: Iterable[str], right: Iterable[bool]) -> dict[str, float]:
+    """Return the share of right ones in each group."""
+    found: dict[str, list[bool]] = {}
+    for group, good in zip(groups, right, strict=False):
+        found.setdefault(group, []).append(good)
+    return {group: _share(values) for group, values in found.items()}
+
+
+def _by_fact(
     samples: Sequence[Sample], right: Sequence[bool], fact: str, ends: Sequence[int]
 ) -> dict[str, float]:
-    known = [
-        (value, good)
+    """Return the shares by a number among the facts, of samples whose passage has the answer."""
+    present = [
+        (sample.facts[fact], good)
         for sample, good in zip(samples, right, strict=True)
-        if isinstance(value := sample.facts.get(fact), int) and not is_absent(sample)
+        if not is_absent(sample) and fact in sample.facts
     ]
-    return _binned([value for value, _ in known], [good for _, good in known], ends)
+    return _by_size([value for value, _ in present], [good for _, good in present], ends)
 
 
-def _binned(values: Sequence[int], right: Sequence[bool], ends: Sequence[int]) -> dict[str, float]:
-    """Return the share of right ones per group of values; empty groups are left out."""
-    groups: dict[str, list[bool]] = {}
-    for value, good in zip(values, right, strict=True):
-        end = next((end for end in ends if value <= end), None)
-        groups.setdefault(f"<= {end}" if end is not None else f"> {ends[-1]}", []).append(good)
-    return {name: _share(group) for name, group in sorted(groups.items())}
+def _by_size(values: Sequence[int], right: Sequence[bool], ends: Sequence[int]) -> dict[str, float]:
+    """Return the shares by values up to each of ``ends``, and above the last."""
+    groups = (
+        next((f"<= {end}" for end in ends if value <= end), f"> {ends[-1]}") for value in values
+    )
+    return dict(sorted(_by(groups, right).items()))

@@ -1,18 +1,24 @@
 """Facts that a passage states and a question asks for: one kind each, in three styles.
 
 A fact is a record of fields. Its `key` fields stand in the question, its `value` is the answer.
+The sentences of each kind are in ``facts.txt``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from collab_llm_lab.training.text import names
-from collab_llm_lab.training.text.phrases import Phrase
+from collab_llm_lab.training.text import names, phrasebook
+from collab_llm_lab.training.text.phrasebook import Section
+from collab_llm_lab.training.text.phrases import Grammar, Phrase
 from collab_llm_lab.training.text.world import World
 
 Fields = dict[str, str]
+STYLES = ("conversation", "instructions", "reports")
+GRAMMAR = Grammar()
+"""The words of replies in whole sentences."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +29,7 @@ class Kind:
         draw: returns the fields of a new fact.
         key: fields that the question names.
         value: the field that answers it.
-        statements: wordings in each sub-domain.
+        statements: wordings in each style.
         questions: wordings of the question; the last is held out of training.
         reply: the answer as a whole sentence; it names the key and the value.
     """
@@ -37,7 +43,7 @@ class Kind:
     reply: tuple[Phrase, ...]
 
     def about(self, fields: Fields) -> str:
-        """Return what a question on this fact is about: "the lamp and the kitchen"."""
+        """Return the subject of a question on this fact: "the lamp and the kitchen"."""
         return " and ".join(named(name, fields) for name in self.key)
 
     def near(self, world: World, fact: Fields) -> Fields:
@@ -71,27 +77,30 @@ def fields_of(*wanted: str) -> Callable[[World], Fields]:
     return draw
 
 
+def _called(world: World) -> str:
+    return world.person().name if world.chance(0.4) else world.first_name()
+
+
 _BELONGINGS = ("coat", "scarf", "hat", "bag", "car", "door", "bicycle", "folder", "badge", "key")
-_DRAW: dict[str, Callable[[World], str]] = {
+_DRAW: Mapping[str, Callable[[World], str]] = {
     "thing": lambda world: world.thing().name,
-    "room": lambda world: world.room(),
-    "place": lambda world: world.place(),
-    "person": lambda world: _called(world),
-    "other": lambda world: _called(world),
+    "room": World.room,
+    "place": World.place,
+    "person": _called,
+    "other": _called,
     "event": lambda world: world.any(names.EVENTS),
-    "time": lambda world: world.clock(),
-    "weekday": lambda world: world.weekday(),
+    "time": World.clock,
+    "weekday": World.weekday,
     "items": lambda world: names.plural(world.any(names.SUPPLIES)),
-    "number": lambda world: world.number(2, 99),
-    "price": lambda world: world.price(),
-    "code": lambda world: world.code(),
+    "number": World.number,
+    "price": World.price,
+    "code": World.code,
     "machine": lambda world: world.any(names.MACHINES),
     "part": lambda world: world.any(names.PARTS),
     "noun": lambda world: world.any(_BELONGINGS),
-    "colour": lambda world: world.colour(),
+    "colour": World.colour,
     "job": lambda world: world.any(names.JOBS),
-    "robot": lambda world: world.robot(),
-    "date": lambda world: world.date(),
+    "robot": World.robot,
     "spot": lambda world: f"({world.metres()}, {world.metres()})",
     "direction": lambda world: world.any(names.DIRECTIONS),
     "distance": lambda world: world.any(names.DISTANCES),
@@ -99,5 +108,18 @@ _DRAW: dict[str, Callable[[World], str]] = {
 }
 
 
-def _called(world: World) -> str:
-    return world.person().name if world.chance(0.4) else world.first_name()
+def _kind(name: str, book: Section) -> Kind:
+    return Kind(
+        name,
+        fields_of(*book["fields"].words),
+        book["key"].words,
+        book["value"].texts[0],
+        {style: book[style].phrases() for style in STYLES},
+        book["questions"].phrases(),
+        book["reply"].phrases(GRAMMAR),
+    )
+
+
+_BOOK = phrasebook.read(Path(__file__).with_suffix(".txt"))
+KINDS = tuple(_kind(name, section) for name, section in _BOOK.sections.items())
+KINDS_BY_NAME = {kind.name: kind for kind in KINDS}

@@ -1,4 +1,4 @@
-"""A Llama's forward pass by hand: every layer's output, and what its heads attend to.
+"""A Llama's forward pass by hand: every layer's output, and the attention of its first heads.
 
 Equal to transformers' (tested); written out because it compiles to few kernels.
 """
@@ -41,65 +41,42 @@ class TextForward(nn.Module):
             layers.append(x)
         return layers
 
-    def looking(
-        self, ids: Tensor, guided: Sequence[int], wanted: Tensor
+    def guided(
+        self,
+        ids: Tensor,
+        layers: Sequence[int],
+        wanted: Tensor,
+        positions: Tensor | None = None,
+        visible: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Run texts with causal attention, and tell what some heads attend to.
+        """Return the last layer's output, and the attention of the first heads of some layers.
 
         Args:
             ids: int64 [B, T].
-            guided: numbers of layers from 0.
-            wanted: int64 [B, N], the places in a row whose attention is asked for.
+            layers: numbers of the guided layers, from 0.
+            wanted: int64 [B, N], the places in a row whose attention is returned.
+            positions: int64 [B, T], those within a text, if a row holds several texts.
+            visible: bool [B, T, T], the tokens that each token sees; None: all before it.
 
         Returns:
-            The last layer's output, [B, T, hidden], and of each guided layer the logarithm of what
-            its first head attends to, [B, N, T].
+            The output [B, T, hidden], and of each guided layer the logarithm of its first head's
+            attention, [B, N, T].
         """
-        seen = torch.arange(ids.shape[1], device=ids.device) <= wanted[..., None]
-        cos, sin = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
-        return self._guided(ids, cos, sin, None, guided, wanted, seen)
-
-    def packed(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        visible: Tensor,
-        guided: Sequence[int] = (),
-        wanted: Tensor | None = None,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Run several texts in one row.
-
-        Args:
-            ids, positions: int64 [B, T]; positions are those within a text.
-            visible: bool [B, T, T], the tokens that each token sees.
-            guided: as in ``looking``.
-            wanted: int64 [B, N], the places in a row that are asked for; None: all.
-
-        Returns:
-            The last layer's output at these places, [B, N, hidden], and their attention.
-        """
-        if wanted is None:
-            wanted = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-        seen = visible.gather(1, wanted[..., None].expand(-1, -1, ids.shape[1]))
-        cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
-        x, attention = self._guided(ids, cos, sin, visible[:, None], guided, wanted, seen)
-        return x.gather(1, wanted[..., None].expand(-1, -1, x.shape[-1])), attention
-
-    def _guided(
-        self,
-        ids: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        mask: Tensor | None,
-        guided: Sequence[int],
-        wanted: Tensor,
-        seen: Tensor,
-    ) -> tuple[Tensor, list[Tensor]]:
+        length = ids.shape[1]
+        if positions is None:
+            cos, sin = self.cos[:length], self.sin[:length]
+        else:
+            cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
+        if visible is None:
+            mask, seen = None, torch.arange(length, device=ids.device) <= wanted[..., None]
+        else:
+            mask = visible[:, None]
+            seen = visible.gather(1, wanted[..., None].expand(-1, -1, length))
         x, attention = self._embed(ids), []
         places = wanted[..., None].expand(-1, -1, self.head_size)
         for number, layer in enumerate(self.model.model.layers):
             query, key, value = self._project(layer, x, cos, sin)
-            if number in guided:
+            if number in layers:
                 asking = query[:, 0].gather(1, places)
                 scores = asking @ key[:, 0].transpose(1, 2) * self.head_size**-0.5
                 attention.append(scores.float().masked_fill(~seen, -1e9).log_softmax(-1))
@@ -107,7 +84,7 @@ class TextForward(nn.Module):
         return x, attention
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """Return what the LM head and Medusa heads read of the last layer's output."""
+        """Return the normed output, which the LM head and the Medusa heads read."""
         return _rms(hidden, self.model.model.norm)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Held-out documents for the points of a learning curve."""
+"""Held-out documents, to measure the points of a learning curve."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from collab_llm_lab.training.text.forward import TextForward
-from collab_llm_lab.training.text.packing import Document
-from collab_llm_lab.training.text.rendering import PAD, SHORT
+from collab_llm_lab.training.text.rendering import PAD, SHORT, Document
 from collab_llm_lab.training.text.samples import SUB_DOMAINS
-from collab_llm_lab.training.text.shards import some_documents
+from collab_llm_lab.training.text.shards import draw_documents
 
 
 class HeldOut:
-    """Plain and extraction documents of every sub-domain that training never shows."""
+    """Plain and extraction documents of every sub-domain, never shown in training."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, count: int, length: int, device: torch.device
@@ -32,7 +31,7 @@ class HeldOut:
         self._extract = self._rows([document for part in passages for document in part])
 
     def _rows(self, found: list[Document]) -> tuple[Tensor, Tensor]:
-        ids, kinds = one_a_row(found, self._length)
+        ids, kinds = pad_documents(found, self._length)
         return ids.to(self._device), kinds.to(self._device)
 
     def figures(self, model: Any) -> dict[str, float]:
@@ -53,10 +52,10 @@ def _documents(
     tokenizer: PreTrainedTokenizerBase, sub_domain: str, skill: str, count: int
 ) -> list[Document]:
     mix = {(sub_domain, skill): 1.0}
-    return some_documents(tokenizer, f"curve {skill}", mix, count, held_out=True)
+    return draw_documents(tokenizer, f"curve {skill}", mix, count, held_out=True)
 
 
-def one_a_row(documents: list[Document], length: int) -> tuple[Tensor, Tensor]:
+def pad_documents(documents: list[Document], length: int) -> tuple[Tensor, Tensor]:
     """Return ids int64 and classes uint8 [documents, widest], cut at ``length``, padded with 0."""
     widest = min(length, max(len(ids) for ids, *_ in documents))
     ids = np.zeros((len(documents), widest), np.int64)

@@ -2,110 +2,29 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from collab_llm_lab.training.loop import Pace
+from collab_llm_lab.training.learner import ModelLearner, Recipe
 from collab_llm_lab.training.text.forward import TextForward
-from collab_llm_lab.training.text.plans import Stage
 from collab_llm_lab.training.text.shards import IDS, SOURCES
 from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.heads import MedusaHeads
 
 _COPIED_OF_ROW = 192
-"""Copied tokens of a row that guide at most."""
+"""Most copied tokens of a row that guide attention."""
 
 
-class RowLearner(ABC):
-    """A model with optimiser and schedule; a subclass says what the loss is.
-
-    Args:
-        trained: what the optimiser moves; its state is what ``state`` saves.
-    """
-
-    def __init__(self, trained: nn.Module, stage: Stage, pace: Pace, device: torch.device) -> None:
-        self.step = 0
-        self.seconds = 0.0
-        self.curve: list[dict[str, float]] = []
-        self.trained = trained
-        self.device = device
-        self._stage, self._pace = stage, pace
-        parameters = [p for p in trained.parameters() if p.requires_grad]
-        self.optimizers = _optimizers(trained, stage)
-        self._parameters = parameters
-        self._losses: Callable[[Tensor, Tensor], dict[str, Tensor]] = self.losses
-        if stage.compile:
-            torch.compiler.reset()  # an earlier stage's code would count against the limit
-            self._losses = torch.compile(self.losses, dynamic=False)
-
-    @abstractmethod
-    def losses(self, rows: Tensor, weights: Tensor) -> dict[str, Tensor]:
-        """Return the losses of rows int64 [B, planes, T], and weights float32 [B, T].
-
-        The one called ``loss`` is minimised.
-        """
-
-    def learn(self, rows: Tensor, weights: Tensor) -> dict[str, float]:
-        """Make one optimiser step; return the losses, in nats per token."""
-        for optimizer, peak in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = self._pace.rate(peak, self.step, self.seconds)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._stage.bfloat16):
-            losses = self._losses(rows, weights)
-        losses["loss"].backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self._parameters, 1.0)
-        for optimizer, _ in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        self.step += 1
-        return {key: float(value.detach()) for key, value in losses.items()}
-
-    def state(self) -> dict[str, Any]:
-        optimizers = [optimizer.state_dict() for optimizer, _ in self.optimizers]
-        return {"model": self.trained.state_dict(), "optimizers": optimizers}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.trained.load_state_dict(state["model"])
-        for (optimizer, _), saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-
-
-def _optimizers(trained: nn.Module, stage: Stage) -> list[tuple[torch.optim.Optimizer, float]]:
-    """Return the optimisers of ``trained`` and their peak learning rates.
-
-    With ``stage.muon``, Muon moves the matrices between the layers' states; AdamW moves the rest.
-    """
-    moved = [(name, p) for name, p in trained.named_parameters() if p.requires_grad]
-    inner = [p for name, p in moved if stage.muon and p.ndim == 2 and ".layers." in name]
-    taken = {id(p) for p in inner}
-    others = [p for _, p in moved if id(p) not in taken]
-    adam = torch.optim.AdamW(
-        [
-            {"params": [p for p in others if p.ndim > 1], "weight_decay": stage.decay},
-            {"params": [p for p in others if p.ndim <= 1], "weight_decay": 0.0},
-        ],
-        lr=stage.learning_rate,
-        betas=(0.9, 0.95),
-        fused=True,
-    )
-    found: list[tuple[torch.optim.Optimizer, float]] = [(adam, stage.learning_rate)]
-    if inner:
-        muon = torch.optim.Muon(inner, lr=stage.muon, momentum=0.95, weight_decay=stage.decay)
-        found.append((muon, stage.muon))
-    return found
-
-
-def looks(attention: Sequence[Tensor], sources: Tensor) -> Tensor:
-    """Return how far heads are from looking at what is copied next, in nats.
+def attention_loss(attention: Sequence[Tensor], sources: Tensor) -> Tensor:
+    """Return the loss of heads that should attend to the token copied next, in nats.
 
     Args:
-        attention: of each layer, the logarithm of what its head attends to, [B, N, T].
-        sources: int64 [B, N], the place to look at; below 0: unknown.
+        attention: of each layer, the logarithm of its head's attention, [B, N, T].
+        sources: int64 [B, N], the place to attend to; below 0: unknown.
     """
     known = (sources >= 0).float()
     total = torch.zeros((), device=sources.device)
@@ -115,35 +34,34 @@ def looks(attention: Sequence[Tensor], sources: Tensor) -> Tensor:
     return total / max(1, len(attention))
 
 
-class LanguageLearner(RowLearner):
+class LanguageLearner(ModelLearner):
     """A language model; with a teacher it learns that model's law of the answered tokens.
 
-    With ``stage.guidance``, the first head of each layer but the lowest learns to look at what is
-    copied next. Without that a model this small takes many times as long to find things in a text.
+    With ``recipe.guidance``, the first head of each layer but the lowest learns to attend to the
+    token copied next. Otherwise a model this small takes many times as long to find things in a
+    text.
     """
 
-    def __init__(
-        self, model: Any, stage: Stage, pace: Pace, length: int, teacher: Any | None = None
-    ) -> None:
+    def __init__(self, model: Any, recipe: Recipe, length: int, teacher: Any | None = None) -> None:
         self.forward = TextForward(model, length)
         self.teacher: TextForward | None = None
         if teacher is not None:
             teacher.requires_grad_(False)
             self.teacher = TextForward(teacher, length)
-        self._guided = range(1, len(model.model.layers)) if stage.guidance else ()
-        super().__init__(model, stage, pace, model.device)
+        self._guided = range(1, len(model.model.layers)) if recipe.guidance else ()
+        super().__init__(model, recipe, model.device)
 
     def losses(self, rows: Tensor, weights: Tensor) -> dict[str, Tensor]:
         ids, sources = rows[:, IDS, :-1], rows[:, SOURCES, :-1]
         wanted = (sources >= 0).float().topk(min(_COPIED_OF_ROW, ids.shape[1]), dim=1).indices
-        hidden, attention = self.forward.looking(ids, self._guided, wanted)
+        hidden, attention = self.forward.guided(ids, self._guided, wanted)
         logits = self.forward.logits(hidden).float().flatten(0, 1)
         labels, weights = rows[:, IDS, 1:].flatten(), weights[:, 1:].flatten()
         said = F.cross_entropy(logits, labels, reduction="none")
         result = {"nats": (said * weights).sum() / weights.sum().clamp(min=1.0)}
         if self.teacher is None:
-            result["looks"] = looks(attention, sources.gather(1, wanted))
-            return {"loss": result["nats"] + self._stage.guidance * result["looks"], **result}
+            result["looks"] = attention_loss(attention, sources.gather(1, wanted))
+            return {"loss": result["nats"] + self.recipe.guidance * result["looks"], **result}
         # Cross-entropy to the teacher's law: the divergence and a constant.
         with torch.no_grad():
             law = self.teacher.logits(self.teacher(ids)[-1]).float().softmax(-1)
@@ -153,7 +71,7 @@ class LanguageLearner(RowLearner):
         return {"loss": loss, **result}
 
 
-class GuessLearner(RowLearner):
+class GuessLearner(ModelLearner):
     """Early exits and Medusa heads of one frozen target, trained side by side.
 
     An exit learns the last layer's law of the next token (paper 003). Head ``i`` learns the law
@@ -161,14 +79,14 @@ class GuessLearner(RowLearner):
     head's guess is judged.
     """
 
-    def __init__(self, target: Any, layers: Sequence[int], stage: Stage, pace: Pace, length: int):
+    def __init__(self, target: Any, layers: Sequence[int], recipe: Recipe, length: int) -> None:
         target.requires_grad_(False)
         self.forward = TextForward(target, length)
         hidden = int(target.config.hidden_size)
         self.exits = ExitAdapters(hidden, layers)
         self.heads = MedusaHeads(hidden)
         both = nn.ModuleDict({"exits": self.exits, "heads": self.heads}).to(target.device)
-        super().__init__(both, stage, pace, target.device)
+        super().__init__(both, recipe, target.device)
 
     def losses(self, rows: Tensor, weights: Tensor) -> dict[str, Tensor]:
         ids = rows[:, IDS]

@@ -4,186 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from collab_llm_lab.training.text.fact_kinds import KINDS
-from collab_llm_lab.training.text.facts import Fields, Kind, named
-from collab_llm_lab.training.text.phrases import Grammar, Voice, pick, say
+from collab_llm_lab.training.text import phrasebook
+from collab_llm_lab.training.text.facts import KINDS, KINDS_BY_NAME, Fields, Kind, named
+from collab_llm_lab.training.text.phrases import Voice, pick, say
 from collab_llm_lab.training.text.world import World, clock
 
-_ask = Grammar()
-
-FILLERS = {
-    "conversation": _ask(
-        "Did you sleep well[ last night]?",
-        "(Ha ha|Oh well), that's (funny|so true)!",
-        "I (really|still) need a coffee.",
-        "It's (raining|sunny|windy) again, (isn't it|what a pity).",
-        "(Nobody|Somebody) ever (tells me anything|listens to me) here.",
-        "What are we having for (lunch|dinner)?",
-        "(Sorry|Hang on), the (phone|doorbell) is ringing.",
-        "I'd love to go (swimming|dancing|home) (soon|tonight).",
-        "My feet (hurt|are cold) today.",
-        "(Thanks|Okay), I'll remember that.",
-        "You're (right|joking), (of course|surely)!",
-        "Let's talk about it later, shall we?",
-        "The cat has been (asleep|hiding) all day.",
-        "I (dreamt of|forgot about) the (holidays|party) again.",
-        "(My|Our) neighbour (plays|practises) the (trumpet|drums) at night!",
-        "Who wants (some|the last piece of) (cake|chocolate|bread)?",
-        "(Honestly|You know what), I (love|can't stand) (Mondays|long talks|loud music).",
-        "(Turn|Could you turn) the (music|light|heating) (up|down), please!",
-        "(Grandma|The boss|Uncle) (called|wrote) (twice|again), (no idea why|as always).",
-    ),
-    "instructions": _ask(
-        "(Wear|Put on) gloves (at all times|for this work).",
-        "Read (all steps|the notes) before you (begin|start).",
-        "(Wipe|Dry) the surface with a (soft|clean) cloth.",
-        "Do not use (force|solvents).",
-        "(Wait|Allow) (two|five|ten) minutes before (the next step|going on).",
-        "Keep (children|pets|water) away from the (machine|work area).",
-        "Tighten the screws (by hand|crosswise).",
-        "Switch the power off (first|before opening the cover).",
-        "(Dispose of|Recycle) the old (parts|packaging) properly.",
-        "Check the result (twice|with a lamp).",
-        "If in doubt, (stop|ask a technician).",
-        "Let everything (cool|dry) completely.",
-        "Lay the (tools|screws|parts) on a (tray|towel) in the (right|same) order.",
-        "A second person (should|must) hold the (ladder|cover|frame).",
-        "(Turn|Move) the (lever|knob|handle) (slowly|to the left|to the stop).",
-        "Note the (position|number) of each (cable|part) (first|on paper).",
-        "(Small|Deep) scratches (can be polished|are normal).",
-        "(Never|Do not) (mix|heat) (cleaners|oils).",
-        "Repeat these steps (every|each) (month|spring|year).",
-    ),
-    "reports": _ask(
-        "No further (events|remarks).",
-        "All doors were (closed|checked).",
-        "The (shift|round) was completed (on schedule|without incident).",
-        "Lighting and ventilation in order.",
-        "The (protocol|register) was (signed|filed).",
-        "(Access|Traffic) remained (normal|low).",
-        "Two copies were (archived|distributed).",
-        "The figures are (provisional|final).",
-        "A follow-up is (not required|pending).",
-        "Weather conditions were (stable|fair).",
-        "The (auditor|inspector) raised no (objection|questions).",
-        "Costs are (within|below) the budget.",
-        "(Staff|Visitors) were (informed|registered) (in writing|at the gate).",
-        "The (camera|sensor|alarm) test was (passed|repeated|postponed).",
-        "(Minor|No) (damage|delay) was (reported|established).",
-        "Approval by the (board|management|customer) is (expected|on file).",
-        "The (contract|insurance|licence) (remains valid|expires soon).",
-        "Responsibility lies with the (night|day|late) shift.",
-    ),
+_BOOK = phrasebook.read(Path(__file__).with_suffix(".txt"))
+FILLERS = _BOOK["fillers"].phrases_by_name()
+_SIGHTINGS, _ALARMS = _BOOK["sightings"].phrases_by_name(), _BOOK["alarms"].phrases_by_name()
+REQUESTS = {
+    name: _BOOK[name].phrases()
+    for name in ("last where", "last when", "how often", "dearer", "cheaper", "earlier")
 }
-
-_SIGHTINGS = {
-    "conversation": _ask(
-        "I saw the {thing} in the {room} at {time}.",
-        "At {time} somebody had the {thing} in the {room}.",
-    ),
-    "instructions": _ask(
-        "At {time}, use the {thing} in the {room}.",
-        "The {thing} is needed in the {room} at {time}.",
-    ),
-    "reports": _ask(
-        "{time} {thing} seen in the {room}.",
-        "{time} | {room} | {thing}",
-    ),
-}
-_LAST_WHERE = _ask(
-    "Where was the {thing} last?",
-    "Where was the {thing} last seen?",
-    "In which room was the {thing} at the end?",
-    "What was the last room of the {thing}?",
-    "(Tell me|Say) where the {thing} was last.",
-    "Last room of the {thing}?",
-    "[Please ](name|give|state) the last room of the {thing}.",
-    "For the {thing}: where was it last seen?",
-    "At the end, (in which room|where) was the {thing}?",
-    "Could you tell me in which room the {thing} was last seen?",
-    "Which room comes last for the {thing}?",
-)
-_LAST_WHEN = _ask(
-    "When was the {thing} last seen?",
-    "What is the last time given for the {thing}?",
-    "At what time was the {thing} seen last?",
-    "(Tell me|Say) when the {thing} was last seen.",
-    "Time of the last sighting of the {thing}?",
-    "[Please ](name|give|state) the last time for the {thing}.",
-    "For the {thing}: when was it seen last?",
-    "At what time does the {thing} appear last?",
-    "Could you tell me when somebody last saw the {thing}?",
-    "What is the latest time noted for the {thing}?",
-)
-_ALARMS = {
-    "conversation": _ask(
-        "At {time} the alarm went off in the {room}!",
-        "There was that alarm in the {room} at {time}.",
-    ),
-    "instructions": _ask(
-        "At {time}, test the alarm in the {room}.",
-        "The alarm in the {room} is tested at {time}.",
-    ),
-    "reports": _ask("{time} alarm, {room}.", "{time} | {room} | alarm"),
-}
-_HOW_OFTEN = _ask(
-    "How many alarms are there for the {room}?",
-    "How often does the alarm of the {room} occur?",
-    "How many times is an alarm in the {room} mentioned?",
-    "(Tell me|Say) how many alarms the {room} had.",
-    "Number of alarms in the {room}?",
-    "[Please ](give|state) the number of alarms for the {room}.",
-    "For the {room}: how many alarms?",
-    "In the {room}, how often was there an alarm?",
-    "Could you tell me how often the alarm of the {room} is mentioned?",
-    "Count the alarms in the {room}.",
-)
-_DEARER = _ask(
-    "Which costs more, the {thing} or the {other}?",
-    "What is more expensive, the {thing} or the {other}?",
-    "Is the {thing} or the {other} dearer?",
-    "(Tell me|Say) which costs more, the {thing} or the {other}.",
-    "The {thing} or the {other}: which costs more?",
-    "Of the {thing} and the {other}, which is (dearer|more expensive)?",
-    "[Please ]name the dearer of the two: the {thing} or the {other}.",
-    "For which do I pay more, the {thing} or the {other}?",
-    "Could you tell me which is dearer, the {thing} or the {other}?",
-    "Which has the higher price, the {thing} or the {other}?",
-)
-_CHEAPER = _ask(
-    "Which costs less, the {thing} or the {other}?",
-    "What is cheaper, the {thing} or the {other}?",
-    "Is the {thing} or the {other} cheaper?",
-    "(Tell me|Say) which costs less, the {thing} or the {other}.",
-    "The {thing} or the {other}: which costs less?",
-    "Of the {thing} and the {other}, which is (cheaper|less expensive)?",
-    "[Please ]name the cheaper of the two: the {thing} or the {other}.",
-    "For which do I pay less, the {thing} or the {other}?",
-    "Could you tell me which is cheaper, the {thing} or the {other}?",
-    "Which has the lower price, the {thing} or the {other}?",
-)
-_EARLIER = _ask(
-    "Whose {event} is earlier, that of {person} or that of {other}?",
-    "Who has the {event} first, {person} or {other}?",
-    "Who has the earlier {event}, {person} or {other}?",
-    "(Tell me|Say) who has the {event} first, {person} or {other}.",
-    "{person} or {other}: whose {event} is (first|earlier)?",
-    "Whose {event} starts sooner, that of {person} or that of {other}?",
-    "[Please ]name the person with the earlier {event}: {person} or {other}.",
-    "Between {person} and {other}, whose {event} comes first?",
-    "Could you tell me whose {event} is earlier, {person}'s or {other}'s?",
-    "Of {person} and {other}, who has the earlier {event}?",
-)
-_WORDINGS = 8
+"""Wordings of questions on several lines; the last of each is held out of training."""
+_TRIES = 8
 """Tries to find a wording with the key first."""
-_BY_NAME = {kind.name: kind for kind in KINDS}
-_OPPOSED = {"job": "work", "work": "job"}  # one states what the other asks
+_OPPOSED = {"job": "work", "work": "job"}  # each states the fact that the other asks for
 
 
 @dataclass(frozen=True)
 class Quote:
-    """Words of an answer that stand in a `line` of the prompt, where a network may copy them."""
+    """Words of an answer that a network may copy from a `line` of the prompt."""
 
     words: str
     line: str
@@ -199,7 +42,7 @@ class Question:
 
     Attributes:
         kind: name of the kind of fact, or "last seen", "count" or "compare".
-        about: what the question names, for an explanation.
+        about: the names in the question, for an explanation.
         answer: the right answer, "None" if the passage has none.
         lines: the lines that hold the answer; none if there is no answer.
         distractors: how many other facts of the same kind the passage states.
@@ -213,7 +56,7 @@ class Question:
     distractors: int
 
     def quotes(self, *, whole_line: bool) -> tuple[Quote, ...]:
-        """Return what an answer copies: its words and, in a citation, the whole last line."""
+        """Return the quotes of an answer: its words and, in a citation, the whole last line."""
         found = [Quote(self.answer, line) for line in self.lines if self.answer in line][-1:]
         cited = [Quote(line, line) for line in self.lines[-1:] if whole_line]
         return (*cited, *found)
@@ -221,7 +64,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Passage:
-    """A text of `lines`; ``text`` joins them in one layout."""
+    """Lines, their text in one layout, and questions on it."""
 
     lines: tuple[str, ...]
     text: str
@@ -233,11 +76,11 @@ class Passage:
 
 
 class Writer:
-    """Writes one passage: facts first, then fillers up to a length, then all in one order.
+    """Writes one passage: facts first, then fillers up to a length, at last all in random order.
 
     Args:
-        key_first: facts name their key before their value where the style has such a wording;
-            what follows the key in the text is then the answer.
+        key_first: prefer wordings that name the key before the value, so that the answer follows
+            the key in the text.
     """
 
     def __init__(self, world: World, style: str, key_first: bool = False) -> None:
@@ -271,7 +114,7 @@ class Writer:
         return line
 
     def _statement(self, kind: Kind, fields: Fields) -> str:
-        for _ in range(_WORDINGS if self._key_first else 1):
+        for _ in range(_TRIES if self._key_first else 1):
             text = say(kind.statements[self.style], self._voice, fields)
             if all(text.find(fields[key]) < text.find(fields[kind.value]) for key in kind.key):
                 break
@@ -289,10 +132,10 @@ class Writer:
         return None
 
     def first(self, kind: Kind | None = None) -> tuple[Kind, Fields]:
-        """Draw a fact that no other fact of this passage can be taken for; reserve its key.
+        """Draw a fact whose key no other fact of this passage has; reserve its key.
 
         Args:
-            kind: that of the fact if any of its keys is left; None: any.
+            kind: the wanted kind, if any of its keys is left; None: any.
         """
         kind = kind or self.kind()
         while (fields := self.fact(kind)) is None:
@@ -310,7 +153,7 @@ class Writer:
         return count
 
     def reserve(self, kind: Kind, fields: Fields) -> None:
-        """Keep the key of a fact from being drawn again, without stating the fact."""
+        """Exclude the key of a fact from later draws, without stating the fact."""
         self._known.add((kind.name, *(fields[name] for name in kind.key)))
         self._kinds.add(kind.name)
 
@@ -342,6 +185,9 @@ class Writer:
             distractors,
         )
 
+    def _asked(self, request: str, fields: Fields) -> str:
+        return pick(REQUESTS[request], self._voice, fields, self.world.new_wordings)
+
     def _timed(self, count: int) -> list[str]:
         times = sorted(self.world.rng.sample(range(360, 1320, 5), count))
         return [clock(time) for time in times]
@@ -364,12 +210,7 @@ class Writer:
         where = world.chance(0.6)
         return Question(
             "last seen",
-            pick(
-                _LAST_WHERE if where else _LAST_WHEN,
-                self._voice,
-                {"thing": thing},
-                world.new_wordings,
-            ),
+            self._asked("last where" if where else "last when", {"thing": thing}),
             f"the {thing}",
             "None" if absent else last["room" if where else "time"],
             () if absent else (last["line"],),
@@ -387,7 +228,7 @@ class Writer:
             for name, time in zip(rooms, self._timed(len(rooms)), strict=True)
         ]
         self._add(*lines)
-        text = pick(_HOW_OFTEN, self._voice, {"room": room}, world.new_wordings)
+        text = self._asked("how often", {"room": room})
         found = tuple(line for line, name in zip(lines, rooms, strict=True) if name == room)
         return Question("count", text, f"the {room}", str(number), found, distractors)
 
@@ -395,39 +236,39 @@ class Writer:
         """State two facts among others; ask which is larger or earlier."""
         world = self.world
         if world.chance(0.6):
-            kind = _BY_NAME["price"]
+            kind = KINDS_BY_NAME["price"]
             first, second = kind.draw(world), kind.draw(world)
             dearer = world.chance(0.6)
             more = float(first["price"]) > float(second["price"])
             answer = (first if more == dearer else second)["thing"]
             fields = {"thing": first["thing"], "other": second["thing"]}
-            questions = _DEARER if dearer else _CHEAPER
+            request = "dearer" if dearer else "cheaper"
         else:
-            kind = _BY_NAME["when"]
+            kind = KINDS_BY_NAME["when"]
             first, second = kind.draw(world), kind.draw(world)
             second["event"] = first["event"]
             answer = (first if first["time"] < second["time"] else second)["person"]
             fields = {"person": first["person"], "other": second["person"]}
             fields["event"] = first["event"]
-            questions = _EARLIER
+            request = "earlier"
         lines = (self.state(kind, first), self.state(kind, second))
         distractors = self._distract(kind, distractors, None)
-        text = pick(questions, self._voice, fields, world.new_wordings)
+        text = self._asked(request, fields)
         about = " and ".join(named(kind.key[0], fact) for fact in (first, second))
         return Question("compare", text, about, answer, lines, distractors)
 
     def fill(self, words: int, characters: int) -> None:
-        """Add other facts and empty sentences up to a number of words or of characters."""
+        """Add unrelated facts and fillers up to a number of words or of characters."""
         fillers = FILLERS[self.style]
         while self._words < words and self._characters < characters:
             if self.world.chance(0.65):
-                kind = self.other_kind()  # a further fact of a kind asked for is a distractor
+                kind = self.other_kind()  # a fact of a reserved kind would be a distractor
                 self._add(self._statement(kind, kind.draw(self.world)))
             else:
                 self._add(self._line(say(fillers, self._voice, {})))
 
     def passage(self, questions: Sequence[Question]) -> Passage:
-        """Return all lines in an order of its own, in one of the layouts of the style."""
+        """Return all lines in random order, in one of the layouts of the style."""
         world = self.world
         places = [i for i, group in enumerate(self._groups) for _ in group]
         world.rng.shuffle(places)

@@ -2,12 +2,12 @@
 
 ``"(Please|Kindly) close the {room}[ now]."`` is a template. ``(a|b)`` chooses one part, ``[a]``
 takes the part or leaves it out, ``{room}`` is a field. Round brackets without ``|`` and a ``|``
-outside brackets stand for themselves. Templates are compiled when a module is
-imported; filling one in costs some microseconds.
+outside brackets are literal. Templates are compiled when a module is imported; filling one in
+takes some microseconds.
 
-A speaker's ``Voice`` makes the choices. Most of them follow from a few facts that the prompt
-names (weekday, room, mood), so a model can predict them if it has learnt the sub-domain; the rest
-are free.
+A speaker's ``Voice`` makes the choices. Most of them follow from a few facts in the prompt
+(weekday, room, mood), so a model that has learnt the sub-domain can predict them; the rest are
+free.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def words(text: str) -> list[str]:
 
 
 def says(text: str, part: str) -> bool:
-    """Return True if `text` has the words of `part` one after the other."""
+    """Return True if `text` contains the words of `part` in sequence."""
     return f" {' '.join(words(part))} " in f" {' '.join(words(text))} "
 
 
@@ -60,46 +60,54 @@ class Voice:
 class Phrase:
     """A compiled template."""
 
-    __slots__ = ("_parts", "text")
+    __slots__ = ("parts", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
         tokens = _TOKEN.findall(text)
         if "".join(tokens) != text:
             raise ValueError(f"not a template: {text!r}")
-        parts: _Parts = []
+        parts: Parts = []
         end = -1
         while end < len(tokens) - 1:
             more, end = _sequence(tokens, end + 1)
             if end < len(tokens) and tokens[end] != "|":
                 raise ValueError(f"a bracket too many in {text!r}")
             parts += more if end == len(tokens) else [*more, "|"]
-        self._parts = parts
+        self.parts = parts
 
     def say(self, voice: Voice, fields: Mapping[str, str]) -> str:
         """Return the sentence with its choices made and its fields filled in."""
         out: list[str] = []
-        _fill(self._parts, voice, fields, out)
+        _fill(self.parts, voice, fields, out)
         return "".join(out)
 
 
-class _Choice(NamedTuple):
+class Field(NamedTuple):
+    """A place that a value is filled in."""
+
+    name: str
+
+
+class Choice(NamedTuple):
+    """Alternatives, one of which is taken; ``site`` is the number by which a voice decides."""
+
     site: int
-    alternatives: list[_Parts]
+    alternatives: list[Parts]
 
 
-_Parts = list[str | tuple[str] | _Choice]
-"""Literals, ("field",) and choices."""
+Parts = list[str | Field | Choice]
+"""Literal texts, fields and choices, in order."""
 
 
-def _sequence(tokens: list[str], i: int) -> tuple[_Parts, int]:
+def _sequence(tokens: list[str], i: int) -> tuple[Parts, int]:
     """Read parts from `tokens[i:]` up to the end of the alternative; return them and its place."""
-    parts: _Parts = []
+    parts: Parts = []
     while i < len(tokens) and tokens[i] not in ("|", ")", "]"):
         token = tokens[i]
         if token in ("(", "["):
             start, close = i, ")" if token == "(" else "]"
-            alternatives: list[_Parts] = [] if token == "(" else [[]]
+            alternatives: list[Parts] = [] if token == "(" else [[]]
             while True:
                 option, i = _sequence(tokens, i + 1)
                 alternatives.append(option)
@@ -111,24 +119,24 @@ def _sequence(tokens: list[str], i: int) -> tuple[_Parts, int]:
                 parts += ["(", *alternatives[0], ")"]
             else:
                 site = zlib.crc32("".join(tokens[: i + 1]).encode()) + start
-                parts.append(_Choice(site, alternatives))
+                parts.append(Choice(site, alternatives))
         elif token[0] == "{":
-            parts.append((token[1:-1],))
+            parts.append(Field(token[1:-1]))
         else:
             parts.append(token)
         i += 1
     return parts, i
 
 
-def _fill(parts: _Parts, voice: Voice, fields: Mapping[str, str], out: list[str]) -> None:
+def _fill(parts: Parts, voice: Voice, fields: Mapping[str, str], out: list[str]) -> None:
     for part in parts:
         if isinstance(part, str):
             out.append(part)
-        elif isinstance(part, _Choice):
+        elif isinstance(part, Choice):
             alternatives = part.alternatives
             _fill(alternatives[voice.choose(part.site, len(alternatives))], voice, fields, out)
         else:
-            out.append(fields[part[0]])
+            out.append(fields[part.name])
 
 
 def literal_words(*templates: str) -> set[str]:
@@ -139,19 +147,24 @@ def literal_words(*templates: str) -> set[str]:
     return found
 
 
+def compiled(*texts: str) -> tuple[Phrase, ...]:
+    """Compile templates that mean the same; a voice chooses one of them."""
+    return tuple(Phrase(text) for text in texts)
+
+
 class Grammar:
-    """The templates of one sub-domain, and every word that they can say by themselves."""
+    """Compiles templates, and remembers every word that they can say without their fields."""
 
     def __init__(self) -> None:
         self.words: set[str] = set()
 
     def __call__(self, *texts: str) -> tuple[Phrase, ...]:
-        """Compile templates that mean the same; a voice chooses one of them."""
+        """Compile templates, as ``compiled`` does, and remember their words."""
         self.words |= literal_words(*texts)
-        return tuple(Phrase(text) for text in texts)
+        return compiled(*texts)
 
-    def know(self, *texts: str) -> None:
-        """Add the words of `texts`: values that fields of answers take from the grammar."""
+    def add_words(self, *texts: str) -> None:
+        """Remember the words of `texts`: values that fields of answers take from the grammar."""
         for text in texts:
             self.words.update(words(text))
 

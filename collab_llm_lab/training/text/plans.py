@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from collab_llm_lab.training.loop import Pace
-from collab_llm_lab.training.text.architecture import (
+from collab_llm_lab.training.learner import Recipe
+from collab_llm_lab.training.text.models import (
     DRAFT,
     TARGET,
     TINY,
@@ -22,44 +22,8 @@ MODELS = ("text-target", "text-worker", *(f"ssm-{sub_domain}" for sub_domain in 
 """The folders of the family, as they ship."""
 STAGES = ("tokenizer", "target", "base", *MODELS[2:], "worker", "guesses")
 """All stages in their order; ``guesses`` are the target's early exits and Medusa heads."""
-
-
-@dataclass(frozen=True)
-class Stage:
-    """The training of one model."""
-
-    batch: int
-    """Rows."""
-    learning_rate: float
-    steps: int = 0
-    minutes: float = 0.0
-    """Time limit of ``loop.Pace``; 0 is none."""
-    warmup: int = 100
-    decay: float = 0.05
-    muon: float = 0.0
-    """Learning rate of Muon for the matrices of the layers; 0: AdamW moves everything."""
-    compile: bool = False
-    bfloat16: bool = False
-    guidance: float = 0.0
-    """Weight of looking at what is copied, beside saying it."""
-    measure_every: int = 500
-    growing: tuple[tuple[int, int], ...] = ()
-    """(length, steps) of the beginning: rows of ``length`` tokens for ``steps`` steps, in turn.
-
-    Copying is learnt in short rows. On rows of 1,024 tokens the target copied 3 of 10 tokens of
-    held-out passages after 1,500 steps; after 640 steps of which 600 were on rows of 128, 9 of 10.
-    """
-
-    @property
-    def pace(self) -> Pace:
-        """Length and schedule."""
-        return Pace(
-            steps=self.steps,
-            seconds=60 * self.minutes,
-            warmup=self.warmup,
-            checkpoint_seconds=60.0,
-            measure_every=self.measure_every,
-        )
+_RECIPES = ("target", "base", "draft", "worker", "guesses")
+"""Fields of a plan that say how models are trained; all drafts have one."""
 
 
 @dataclass(frozen=True)
@@ -87,45 +51,44 @@ class TextPlan:
     """Samples of the grammar's vocabulary text that the tokenizer is trained on."""
     shards: int
     short_shards: int
-    """Shards of each length of ``Stage.growing``."""
+    """Shards of each length of ``Recipe.growing``."""
     rows: int
     """Rows of a shard; short ones hold as many tokens in more rows."""
     first_shards: int
-    """Training begins when so many are made; all of them where it must be repeatable."""
+    """Training begins when this many are made; all of them if it must be repeatable."""
     length: int
     target_size: Size
     worker_size: Size
     draft_size: Size
     exit_layers: tuple[int, ...]
-    target: Stage
-    base: Stage
+    target: Recipe
+    base: Recipe
     """The common beginning of the drafts: short, so that each knows its own sub-domain only."""
-    draft: Stage
-    worker: Stage
-    guesses: Stage
+    draft: Recipe
+    worker: Recipe
+    guesses: Recipe
     answers: Answers
     held_out: int = 64
     """Held-out documents of a point of the learning curve, per sub-domain."""
     processes: int = field(default=0)
     """Processes that make data; 0: one per core but two, at least one."""
 
-    def stage(self, name: str) -> Stage:
-        """Return the plan of a stage by its name in ``STAGES``."""
-        found = {"target": self.target, "base": self.base, "worker": self.worker}
-        found["guesses"] = self.guesses
-        return found.get(name, self.draft)
+    def recipe(self, stage: str) -> Recipe:
+        """Return how the model of a stage is trained."""
+        found: Recipe = getattr(self, stage if stage in _RECIPES else "draft")
+        return found
 
     def lasting(self) -> dict[str, Any]:
         """Return the settings that must stay the same from a run's first call to its last.
 
-        Others may change: times and steps, since a run may go on longer; what is measured on the
-        way; and how the machine at hand computes.
+        Others may change: times and steps, since a run may go on longer; the measurements during
+        the training; and how the machine at hand computes.
         """
         free = {"name", "first_shards", "held_out", "processes"}
-        free_of_stage = {"steps", "minutes", "measure_every", "compile", "bfloat16"}
+        free_of_recipe = {"steps", "minutes", "measure_every", "compile", "bfloat16"}
         found = {key: value for key, value in asdict(self).items() if key not in free}
-        for stage in ("target", "base", "draft", "worker", "guesses"):
-            found[stage] = {k: v for k, v in found[stage].items() if k not in free_of_stage}
+        for stage in _RECIPES:
+            found[stage] = {k: v for k, v in found[stage].items() if k not in free_of_recipe}
         return found
 
     def with_minutes(self, minutes: Mapping[str, float]) -> TextPlan:
@@ -134,18 +97,16 @@ class TextPlan:
         Raises:
             ConfigError: an unknown stage, or a time that is not positive.
         """
-        known = ("target", "base", "draft", "worker", "guesses")
         plan = self
         for name, value in minutes.items():
-            if name not in known or not value > 0:
+            if name not in _RECIPES or not value > 0:
                 raise ConfigError(
                     f"{name}={value}",
                     field="--minutes",
-                    remedy=f"STAGE=MINUTES with a positive time; stages: {', '.join(known)}",
+                    remedy=f"STAGE=MINUTES with a positive time; stages: {', '.join(_RECIPES)}",
                 )
-            stage = replace(getattr(plan, name), minutes=value, steps=0)
-            changed: dict[str, Stage] = {name: stage}
-            plan = replace(plan, **changed)  # type: ignore[arg-type]
+            recipe = replace(getattr(plan, name), minutes=value, steps=0)
+            plan = replace(plan, **{name: recipe})
         return plan
 
 
@@ -153,8 +114,8 @@ GROWING = ((128, 600), (320, 800))
 GUIDANCE = 0.5
 
 
-def _gpu(batch: int, rate: float, minutes: float, warmup: int) -> Stage:
-    return Stage(
+def _gpu(batch: int, rate: float, minutes: float, warmup: int) -> Recipe:
+    return Recipe(
         batch,
         rate,
         minutes=minutes,
@@ -180,7 +141,7 @@ GPU = TextPlan(
     draft_size=DRAFT,
     exit_layers=(2, 3, 4, 5),
     target=replace(_gpu(96, 2.5e-3, 9.0, 400), growing=GROWING, guidance=GUIDANCE),
-    base=Stage(64, 3e-3, steps=150, warmup=50, compile=True, bfloat16=True),
+    base=Recipe(64, 3e-3, steps=150, warmup=50, compile=True, bfloat16=True),
     draft=_gpu(64, 3e-3, 0.6, 50),
     worker=replace(_gpu(96, 2.5e-3, 2.2, 200), growing=GROWING, guidance=GUIDANCE),
     guesses=_gpu(32, 2e-3, 1.0, 50),
@@ -189,9 +150,9 @@ GPU = TextPlan(
 """One data-centre GPU and 16 cores: 25 minutes are planned, not tried. Stops and resumes."""
 
 
-def _cpu(steps: int) -> Stage:
+def _cpu(steps: int) -> Recipe:
     """Return a stage for few tokens: after 80 steps the loss was 3.4 with Muon, 4.9 with AdamW."""
-    return Stage(8, 3e-3, steps=steps, warmup=20, muon=0.02, compile=True, bfloat16=True)
+    return Recipe(8, 3e-3, steps=steps, warmup=20, muon=0.02, compile=True, bfloat16=True)
 
 
 CPU = replace(
@@ -204,7 +165,7 @@ CPU = replace(
     base=_cpu(400),
     draft=_cpu(1_200),
     worker=replace(_cpu(1_600), growing=GROWING, guidance=GUIDANCE),
-    guesses=Stage(4, 2e-3, steps=500, warmup=50, bfloat16=True),
+    guesses=Recipe(4, 2e-3, steps=500, warmup=50, bfloat16=True),
     answers=Answers(units=24, prompts=256),
 )
 """Two cores, some six hours by estimate; two runs of it give the same models.
@@ -224,11 +185,11 @@ TINY_PLAN = TextPlan(
     worker_size=TINY,
     draft_size=TINY_DRAFT,
     exit_layers=(1, 2),
-    target=Stage(2, 3e-3, steps=4, warmup=1, measure_every=2, growing=((256, 1),)),
-    base=Stage(2, 3e-3, steps=2, warmup=1),
-    draft=Stage(2, 3e-3, steps=2, warmup=1),
-    worker=Stage(2, 3e-3, steps=2, warmup=1),
-    guesses=Stage(1, 2e-3, steps=2, warmup=1),
+    target=Recipe(2, 3e-3, steps=4, warmup=1, measure_every=2, growing=((256, 1),)),
+    base=Recipe(2, 3e-3, steps=2, warmup=1),
+    draft=Recipe(2, 3e-3, steps=2, warmup=1),
+    worker=Recipe(2, 3e-3, steps=2, warmup=1),
+    guesses=Recipe(1, 2e-3, steps=2, warmup=1),
     answers=Answers(units=2, prompts=32, most=24),
     held_out=2,
     processes=1,

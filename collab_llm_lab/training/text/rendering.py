@@ -1,16 +1,15 @@
-"""Samples as token ids with a weight each: chats, and raw text for continuation."""
+"""Samples as token ids with a weight each, chats or raw text, and rows of them."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
-from collab_llm_lab.training.text.packing import NOWHERE, Document
 from collab_llm_lab.training.text.passages import Quote, Quoted
 from collab_llm_lab.training.text.samples import Sample
 from collab_llm_nodes.errors import InvalidInput
@@ -22,6 +21,11 @@ WEIGHTS = np.array([0.0, 0.2, 1.0, 5.0], np.float32)
 PAD, ASKED, ANSWERED, SHORT = range(4)
 SHORT_ANSWER = 24
 """Answers of up to this many tokens count more: else a passage drowns the one word it is for."""
+
+NOWHERE = -1
+Document = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Ids uint16 [n], classes uint8 [n] and sources int16 [n]: the place in the document of the token
+that the next one is copied from, NOWHERE where that is not known."""
 
 
 def prompt_text(turns: Sequence[Turn]) -> str:
@@ -78,9 +82,9 @@ class Renderer:
     ) -> list[int]:
         places, joined = [], False
         for number, (start, _) in zip(ids, offsets, strict=True):
-            # The tokenizer counts a joiner, and the word behind it, from the mark before them.
-            behind = (joined or number == self._joiner) and text[start] in OPENING
-            places.append(start + behind)
+            # The tokenizer counts a joiner, and the word after it, from the mark before them.
+            after_mark = (joined or number == self._joiner) and text[start] in OPENING
+            places.append(start + after_mark)
             joined = number in self._joining
         return places
 
@@ -181,3 +185,48 @@ def _refuse_control_tokens(text: str) -> None:
         raise InvalidInput(
             "contains a control token", field="turns", remedy="leave the tokens <|...|> out"
         )
+
+
+def pack(
+    documents: Iterable[Document], length: int, rows: int, padding: int, waiting: int = 256
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return ids, classes and sources [rows, length], from as many documents as are needed.
+
+    Each row begins with a document and holds whole ones only. It takes the longest waiting document
+    that still fits, until none does; the rest of it is ``padding`` of class 0. Documents longer
+    than a row are left out. Sources are places in a row.
+
+    Args:
+        waiting: documents to choose from; more leave less padding.
+    """
+    source = iter(documents)
+    ids = np.full((rows, length), padding, np.uint16)
+    kinds = np.zeros((rows, length), np.uint8)
+    sources = np.full((rows, length), NOWHERE, np.int16)
+    pool: list[Document] = []
+    for row in range(rows):
+        used = 0
+        while True:
+            while len(pool) < waiting and (document := next(source, None)) is not None:
+                if 0 < len(document[0]) <= length:
+                    pool.append(document)
+            # First the oldest document, so that none waits for ever; then the longest that fits.
+            best = 0 if not used and pool else _longest(pool, length - used)
+            if best < 0:
+                break
+            tokens, classes, places = pool.pop(best)
+            here = slice(used, used + len(tokens))
+            ids[row, here] = tokens
+            kinds[row, here] = classes
+            sources[row, here] = np.where(places >= 0, places + used, NOWHERE)
+            used += len(tokens)
+    return ids, kinds, sources
+
+
+def _longest(pool: list[Document], room: int) -> int:
+    """Return the index of the longest document of at most ``room`` tokens, -1 if there is none."""
+    best, longest = -1, 0
+    for index, (tokens, *_) in enumerate(pool):
+        if longest < len(tokens) <= room:
+            best, longest = index, len(tokens)
+    return best

@@ -5,16 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from collab_llm_lab.training.text import skills
+from collab_llm_lab.training.text.facts import STYLES
 from collab_llm_lab.training.text.passages import Quoted
 from collab_llm_lab.training.text.world import World
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.turns import Turn
 
-SUB_DOMAINS = ("conversation", "instructions", "reports")
-SKILLS = ("plain", "extract", "recall", "document", "outline", "point", "copy")
-
+SUB_DOMAINS = STYLES
 _SHARES = {
     "plain": 0.40,
     "extract": 0.24,
@@ -24,20 +24,11 @@ _SHARES = {
     "point": 0.08,
     "copy": 0.07,
 }
+SKILLS = tuple(_SHARES)
 DEFAULT_MIX: Mapping[tuple[str, str], float] = {
     (sub_domain, skill): _SHARES[skill] / 3 for sub_domain in SUB_DOMAINS for skill in SKILLS
 }
 """Share of each kind of sample, counted in samples."""
-
-_MAKE: Mapping[str, Callable[[World, str], skills.Made]] = {
-    "plain": skills.plain,
-    "extract": skills.extract,
-    "recall": skills.recall,
-    "document": skills.document,
-    "outline": skills.outline,
-    "point": skills.point,
-    "copy": skills.copy,
-}
 
 
 @dataclass(frozen=True)
@@ -46,14 +37,14 @@ class Sample:
 
     Attributes:
         turns: an optional system turn, then user and assistant in turn; the last is the answer.
-        facts: what the checker needs, for example ``{"answer": "3", "distractors": 5}``.
-        quoted: what each assistant's turn copies from the prompt, as far as that is known.
+        facts: input of the checker, for example ``{"answer": "3", "distractors": 5}``.
+        quoted: the words that each assistant's turn copies from the prompt, as far as known.
     """
 
     sub_domain: str
     skill: str
     turns: tuple[Turn, ...]
-    facts: Mapping[str, object]
+    facts: Mapping[str, Any]
     quoted: Quoted = ()
 
 
@@ -67,7 +58,8 @@ def make_sample(
 ) -> Sample:
     """Return a sample of one kind; a held-out one has names and wordings never trained on.
 
-    ``new_wordings`` decides on the wordings alone.
+    Args:
+        new_wordings: as ``held_out``, for the wordings alone.
 
     Raises:
         ConfigError: no such sub-domain or skill.
@@ -78,7 +70,8 @@ def make_sample(
         )
     if skill not in SKILLS:
         raise ConfigError(repr(skill), field="skill", remedy=f"choose of {', '.join(SKILLS)}")
-    return Sample(sub_domain, skill, *_MAKE[skill](World(rng, held_out, new_wordings), sub_domain))
+    make: Callable[[World, str], skills.Made] = getattr(skills, skill)
+    return Sample(sub_domain, skill, *make(World(rng, held_out, new_wordings), sub_domain))
 
 
 def draw_sample(
@@ -93,7 +86,7 @@ def draw_sample(
 
 
 def vocabulary_text(rng: random.Random) -> Iterator[str]:
-    """Yield texts without end in the proportions of the domain, to train a tokenizer on."""
+    """Yield endless texts in the proportions of the domain, to train a tokenizer on."""
     while True:
         for turn in draw_sample(rng).turns:
             yield turn.content

@@ -1,4 +1,4 @@
-"""Training rows made from seeds, by all cores, while they are already used."""
+"""Training rows that processes make from seeds, while the training already uses the first."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from collab_llm_lab.training.stopping import deaf_processes
-from collab_llm_lab.training.text.packing import Document, pack
-from collab_llm_lab.training.text.rendering import WEIGHTS, Renderer
+from collab_llm_lab.training.loop import Stop
+from collab_llm_lab.training.stopping import processes_ignoring_sigint
+from collab_llm_lab.training.text.rendering import WEIGHTS, Document, Renderer, pack
 from collab_llm_lab.training.text.samples import DEFAULT_MIX, SUB_DOMAINS, Sample, draw_sample
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
 
@@ -27,7 +27,7 @@ LENGTH = 1024
 RAW_SHARE = 0.25
 """Plain samples that are written as raw text, without turns."""
 SKILL_EVERY = 4
-"""Every fourth shard is of the mix below: reading a passage is the risk of models so small."""
+"""Every fourth shard is of ``SKILL_MIX``: reading a passage is hardest for models this small."""
 SKILL_MIX = {
     (sub_domain, skill): share
     for sub_domain in SUB_DOMAINS
@@ -67,7 +67,6 @@ class Corpus:
     """Rows of a shard."""
     seed: int = 0
     length: int = LENGTH
-    held_out: bool = False
     short: bool = False
     """Made of ``SHORT_MIX``."""
 
@@ -90,7 +89,7 @@ def documents(
     mix: Mapping[tuple[str, str], float],
     held_out: bool = False,
 ) -> Iterator[Document]:
-    """Yield samples without end; a share of the plain ones is raw text."""
+    """Yield endless samples; a share of the plain ones is raw text."""
     renderer = Renderer(tokenizer)
     while True:
         chats: list[Sample] = []
@@ -105,20 +104,20 @@ def documents(
 
 
 def make_shard(tokenizer: PreTrainedTokenizerBase, corpus: Corpus, shard: int) -> None:
-    """Write one shard; see ``write_rows``."""
+    """Write one shard by ``write_rows``."""
     mix = SKILL_MIX if is_skill_shard(shard) else DEFAULT_MIX
-    name = f"text {corpus.seed} {corpus.held_out} {shard}"
+    name = f"text {corpus.seed} False {shard}"  # False: not held out
     if corpus.short:
         mix, name = SHORT_MIX, f"{name} {corpus.length}"
     rng = random.Random(name)
     renderer = Renderer(tokenizer)
-    source = documents(tokenizer, rng, mix, corpus.held_out)
+    source = documents(tokenizer, rng, mix)
     rows = pack(source, corpus.length, corpus.rows, renderer.text_end)
     write_rows(corpus.file(shard), *rows)
 
 
 def write_rows(file: Path, ids: np.ndarray, kinds: np.ndarray, sources: np.ndarray) -> None:
-    """Write what ``pack`` returns to one file, int16 [3, rows, length]; atomically."""
+    """Write the result of ``pack`` to one file, int16 [3, rows, length]; atomically."""
     building = file.with_suffix(f".{os.getpid()}.part")
     with building.open("wb") as stream:
         np.save(stream, np.stack([plane.astype(np.int16) for plane in (ids, kinds, sources)]))
@@ -126,7 +125,7 @@ def write_rows(file: Path, ids: np.ndarray, kinds: np.ndarray, sources: np.ndarr
 
 
 def _make_shards(tokenizer: str, corpus: Corpus, first: int, every: int) -> None:
-    """Make each ``every``-th shard that is missing; runs in a process of its own."""
+    """Make every ``every``-th shard that is missing; the target of a process."""
     os.environ["RAYON_NUM_THREADS"] = "1"
     read = PreTrainedTokenizerFast.from_pretrained(tokenizer)
     for shard in range(first, corpus.shards, every):
@@ -135,7 +134,7 @@ def _make_shards(tokenizer: str, corpus: Corpus, first: int, every: int) -> None
 
 
 class Makers:
-    """Processes that make a corpus; use as a context, which ends them.
+    """Processes that make a corpus; the context ends them.
 
     Args:
         tokenizer: its folder.
@@ -157,7 +156,7 @@ class Makers:
         ]
 
     def __enter__(self) -> Makers:
-        with deaf_processes():
+        with processes_ignoring_sigint():
             for process in self._processes:
                 process.start()
         return self
@@ -171,11 +170,7 @@ class Makers:
             left.unlink()
 
     def check(self) -> None:
-        """Raise if a process failed.
-
-        Raises:
-            CollabError: one ended with an error, which it printed.
-        """
+        """Raise ``CollabError`` if a process has ended with an error, which it printed."""
         for process in self._processes:
             if process.exitcode:
                 raise CollabError(
@@ -184,24 +179,24 @@ class Makers:
                     remedy="its error is printed above",
                 )
 
-    def wait(self, shards: int, tell: Callable[[int, int], None], stop: Callable[[], bool]) -> bool:
-        """Wait until the first ``shards`` are there; return False if ``stop`` said so before.
+    def wait(self, shards: int, report: Callable[[int, int], None], stop: Stop) -> bool:
+        """Wait until the first ``shards`` are there; return False if ``stop`` ended the wait.
 
         Raises:
             CollabError: a process failed, or all ended without making them.
         """
         while True:
-            if stop():  # first: the signal that asks for it may have ended the processes as well
+            if stop():  # first: the signal behind it may have ended the processes, too
                 return False
             self.check()
             working = [process for process in self._processes if process.is_alive()]
             made = sum(self.corpus.file(k).exists() for k in range(shards))
-            tell(made, shards)
+            report(made, shards)
             if made == shards:
                 return True
             if not working:
                 raise CollabError(
-                    f"{made} of {shards} shards and nobody who makes more",
+                    f"{made} of {shards} shards, and no process makes more",
                     field="shards",
                     remedy="give --processes of 1 or more",
                 )
@@ -209,7 +204,7 @@ class Makers:
 
 
 IDS, SOURCES = range(2)
-"""Planes of a batch."""
+"""Planes of a batch of ``Rows``."""
 
 
 class Rows:
@@ -227,13 +222,8 @@ class Rows:
     def __len__(self) -> int:
         return self._rows.shape[1]
 
-    @property
-    def tokens(self) -> int:
-        """Tokens held that are no padding."""
-        return int((self._rows[1] > 0).sum())
-
     def add(self, files: Iterable[Path]) -> None:
-        """Read those of ``files`` that are not held yet.
+        """Read the ``files`` that are not held yet.
 
         Raises:
             ConfigError: rows of another length.
@@ -274,12 +264,12 @@ class Rows:
         return torch.stack([ids, sources], dim=1), self._weights[kinds]
 
 
-def some_documents(
+def draw_documents(
     tokenizer: PreTrainedTokenizerBase,
     seed: str,
     mix: Mapping[tuple[str, str], float],
     count: int,
     held_out: bool,
 ) -> list[Document]:
-    """Return ``count`` documents that follow from ``seed``."""
+    """Return ``count`` documents drawn from ``seed``."""
     return list(islice(documents(tokenizer, random.Random(seed), mix, held_out), count))

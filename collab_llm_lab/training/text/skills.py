@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 
-from collab_llm_lab.training.text import conversation, facts, instructions, names, reports
-from collab_llm_lab.training.text.fact_kinds import KINDS
+from collab_llm_lab.training.text import conversation, instructions, names, phrasebook, reports
+from collab_llm_lab.training.text.facts import KINDS, Fields, Kind
 from collab_llm_lab.training.text.passages import (
     FILLERS,
     Passage,
@@ -16,7 +17,7 @@ from collab_llm_lab.training.text.passages import (
     Quoted,
     Writer,
 )
-from collab_llm_lab.training.text.phrases import Grammar, Voice, pick, say, says
+from collab_llm_lab.training.text.phrases import Grammar, Voice, compiled, pick, say, says
 from collab_llm_lab.training.text.tasks import Task
 from collab_llm_lab.training.text.world import World
 from collab_llm_nodes.models.turns import Turn
@@ -28,11 +29,10 @@ DOMAINS: Mapping[str, ModuleType] = {
     "reports": reports,
 }
 Made = tuple[tuple[Turn, ...], dict[str, object], Quoted]
-"""Turns and facts of a sample, and what each answer copies."""
+"""Turns and facts of a sample, and the quotes of each answer."""
 
-_ask = Grammar()
 GRAMMAR = Grammar()
-"""The words of answers of these skills, beside those of the sub-domains and of the facts."""
+"""The words of these skills' answers; sub-domains and facts have grammars of their own."""
 
 _MAX_PASSAGE = 2550
 """Characters of a passage with its questions: some 1,000 tokens where names and codes abound."""
@@ -41,60 +41,26 @@ _TEXT_NAMES = {
     "instructions": ("manual", "handbook", "guide"),
     "reports": ("log", "report", "record"),
 }
-_FRAMES = _ask(
-    "{text}\n\nQuestion: {question}",
-    "Read the {name} and answer the question.\n\n{text}\n\nQuestion: {question}",
-    "Passage:\n{text}\n\n{question} Answer with words from the passage, or None.",
-    "Context: {text}\n\nQuestion: {question}\nAnswer:",
-    "Question: {question}\n\nText:\n{text}",
-    "Here is a {name}.\n{text}\n\nAnswer only from the {name}; say None if it is not there. "
-    "{question}",
-    "{text}\n\n{question}",
-    "{question}\n\n{text}",
-    "{text}\n\nQ: {question}\nA:",
-    "The {name} says:\n{text}\n\nMy question: {question}",
-    "I have a question on this {name}. {question}\n\n{text}",
-    "{text}\n\nAnswer briefly, or with None if the {name} does not say it. {question}",
-    "Find this in the text below: {question}\n\n{text}\n\nGive the (bare|short) answer, or None.",
-    "{name}:\n{text}\n\nUsing only this {name}, answer in a few words or with None: {question}",
-)
-_JSON_FRAMES = _ask(
-    "Your job is to complete the following task using only the context below.\n\n## "
-    "Document\n{text}\n\n## Task\n{question}\n\nReturn JSON with the keys explanation, citation "
-    "and answer. If nothing is found, use null.",
-    "## Document\n{text}\n\n## Task\n{question}\n\nReturn your result in JSON: explanation, "
-    "citation, answer (null if the document does not say it).",
-    "{text}\n\nTask: {question}\nReply as JSON with explanation, citation and answer, or null "
-    "where the text has nothing.",
-    "{text}\n\n{question} Answer as JSON with explanation, citation and answer, null if it is not "
-    "stated.",
-    "Document:\n{text}\n\nQuestion: {question}\nReturn a JSON object with explanation, citation "
-    "and answer. Use null for what is not there.",
-    "Task: {question}\n\nDocument:\n{text}\n\nReturn JSON with the keys explanation, citation and "
-    "answer, null if nothing is found.",
-    "Find the answer in the context and cite its line.\n\n## Context\n{text}\n\n## "
-    "Question\n{question}\n\nFormat: JSON with explanation, citation, answer, or null.",
-    "## Task\n{question}\n\n## Document\n{text}\n\nWrite JSON: explanation, citation, answer "
-    "(null where the document is silent).",
-    "Here is a {name}.\n{text}\n\n{question} Reply in JSON (explanation, citation, answer), with "
-    "null for what is missing.",
-    "## Document\n{text}\n\n## Task\nExtract: {question}\n\nGive JSON (explanation, citation, "
-    "answer); abstain with null.",
-)
-_FOUND = GRAMMAR(
-    "The citation is about {about}.",
-    "This is stated for {about}.",
-    "The text names {about}.",
-)
-_MISSING = GRAMMAR(
-    "The text does not give this for {about}.",
-    "Nothing is stated for {about}.",
-    "No sentence answers this for {about}.",
+_BOOK = phrasebook.read(Path(__file__).with_suffix(".txt"))
+REQUESTS = {
+    "short": _BOOK["frames"].phrases(),
+    "json": _BOOK["json frames"].phrases(),
+    "outline": compiled(*[OUTLINE_DIRECTIVE] * 3) + _BOOK["outline"].phrases(),
+    "point": compiled(*[POINT_DIRECTIVE] * 3) + _BOOK["point"].phrases(),
+}
+"""Wordings of requests; the last of each list is held out of training, here and below.
+
+Jupiter's own directives stand three times, so that they are the most frequent ones."""
+COPY_REQUESTS = _BOOK["copy"].phrases_by_name()
+DOCUMENT_QUESTIONS = _BOOK["document questions"].phrases_by_name()
+_FOUND, _MISSING = _BOOK["found"].phrases(GRAMMAR), _BOOK["missing"].phrases(GRAMMAR)
+_BEFORE, _AFTER, _UNKNOWN = (
+    _BOOK[name].phrases_by_name(GRAMMAR) for name in ("before", "after", "unknown")
 )
 
 
 def extract(world: World, style: str, as_json: bool | None = None) -> Made:
-    """Make a passage with one to four questions, answered by short facts, "None" or JSON."""
+    """Make a passage with up to six questions, answered by short facts, "None" or JSON."""
     writer = Writer(world, style)
     if as_json is None:
         as_json = world.chance(0.3)
@@ -113,8 +79,8 @@ def extract(world: World, style: str, as_json: bool | None = None) -> Made:
 def recall(world: World, style: str) -> Made:
     """Make a passage of a few facts of at most three kinds, with a question about each.
 
-    A network learns here to find what follows a name: each line is asked for, names come before
-    their values in most lines, and nothing else is in the passage.
+    A network learns here to find the value after a name: every line has its question, names come
+    before their values in most lines, and the passage holds nothing else.
     """
     writer = Writer(world, style, key_first=True)
     kinds = [writer.kind() for _ in range(world.whole(1, 3))]
@@ -126,13 +92,13 @@ def recall(world: World, style: str) -> Made:
 
 
 def _asked(world: World, style: str, passage: Passage, as_json: bool) -> Made:
-    """Return the turns in which the questions on a passage are asked and answered."""
+    """Return the turns with the questions on a passage and their answers."""
     voice = Voice(world.rng)
     name = world.any(_TEXT_NAMES[style])
     turns = []
     for i, question in enumerate(passage.questions):
         if i == 0:
-            frames = _JSON_FRAMES if as_json else _FRAMES
+            frames = REQUESTS["json" if as_json else "short"]
             fields = {"text": passage.text, "question": question.text, "name": name}
             turns.append(Turn("user", pick(frames, voice, fields, world.new_wordings)))
         else:
@@ -179,84 +145,12 @@ def _reply(question: Question, as_json: bool, voice: Voice) -> str:
     return json.dumps(reply, ensure_ascii=False)
 
 
-_DOCUMENT_QUESTIONS = {
-    "conversation": _ask(
-        "{question}",
-        "Hey {robot}, {question}",
-        "{robot}, can you look it up? {question}",
-        "I forgot something. {question}",
-        "{question} Thanks[, {robot}]!",
-        "{robot}? {question}",
-        "Have a look for me, {robot}. {question}",
-        "One thing I can't remember: {question}",
-        "Sorry to bother you[, {robot}]. {question}",
-        "Quick question, {robot}: {question}",
-    ),
-    "instructions": _ask(
-        "{question}",
-        "Before I start: {question}",
-        "For the work I have to know: {question}",
-        "Answer with the help of the document. {question}",
-        "{question} See the document.",
-        "One detail before the work: {question}",
-        "Look it up in the document: {question}",
-        "I need this for the next step. {question}",
-        "Check the document and answer. {question}",
-        "First consult the document. {question}",
-    ),
-    "reports": _ask(
-        "{question}",
-        "State for the record: {question}",
-        "The report requires an answer: {question}",
-        "According to the files: {question}",
-        "Request for information: {question}",
-        "The following is to be clarified. {question}",
-        "Check the records and answer: {question}",
-        "Inquiry of the board: {question}",
-        "{question} Refer to the files.",
-        "Consult the archive and reply: {question}",
-    ),
-}
-_BEFORE = {
-    "conversation": GRAMMAR("(Sure|Let me see|Ah yes)!", "(I looked it up|Here we go)!"),
-    "instructions": GRAMMAR("Note (the following|this).", "Proceed (with this|as follows)."),
-    "reports": GRAMMAR("(The records show|It is recorded):", "According to the (document|file):"),
-}
-_AFTER = {
-    "conversation": GRAMMAR("(Anything else|Does that help)?", "(Glad to help|Happy to help)!"),
-    "instructions": GRAMMAR("Then (start|continue) with the work.", "Check this (first|twice)."),
-    "reports": GRAMMAR(
-        "No further (data|entries) (exist|are available).", "(End of|Close of) entry."
-    ),
-}
-_UNKNOWN = {
-    "conversation": GRAMMAR(
-        "(Hm, sorry|Oh dear), I (can't find|don't see) anything about {about} in (there|my "
-        "papers)! (Shall I ask around|Maybe somebody else knows)?",
-        "(I'm afraid|Sadly) my papers (don't mention|say nothing about) {about}, but (I'll keep my "
-        "eyes open|I can go and look)!",
-    ),
-    "instructions": GRAMMAR(
-        "The document does not (cover|mention) {about}. (Check|Read) the label or (ask|call) a "
-        "technician before you (continue|start).",
-        "No (entry|note) for {about}. Stop here and (look up|search) the (manual|handbook) "
-        "(first|again).",
-    ),
-    "reports": GRAMMAR(
-        "The available (files|documents) contain no (entry|record) concerning {about}; a "
-        "(further|separate) (inquiry|search) is (recommended|required).",
-        "No (statement|information) on {about} can be (derived|obtained) from the "
-        "(files|documents) (provided|submitted).",
-    ),
-}
-
-
 def document(world: World, style: str) -> Made:
-    """Make one or two documents of 40 to 64 words and a question that they answer, or do not."""
+    """Make one or two documents of 40 to 64 words and a question that they may answer."""
     count = world.whole(1, 2)
     voice = Voice(world.rng)
     asked = world.whole(1, 5) if world.chance(0.7) else 0
-    wanted: list[tuple[facts.Kind, facts.Fields]] = []
+    wanted: list[tuple[Kind, Fields]] = []
     writer = Writer(world, style)
     for _ in range(max(asked, 1)):
         wanted.append(writer.first())
@@ -280,7 +174,7 @@ def document(world: World, style: str) -> Made:
         return (*turns, Turn("assistant", task.answer)), made, ()
     questions = [pick(kind.questions, voice, f, world.new_wordings) for kind, f in wanted]
     user["question"] = " ".join(questions)
-    prompt = context + pick(_DOCUMENT_QUESTIONS[style], voice, user, world.new_wordings)
+    prompt = context + pick(DOCUMENT_QUESTIONS[style], voice, user, world.new_wordings)
     if asked:
         said = [say(kind.reply, voice, fields) for kind, fields in wanted]
         answer = " ".join((say(_BEFORE[style], voice, {}), *said, say(_AFTER[style], voice, {})))
@@ -312,41 +206,17 @@ def _one_document(world: World, style: str, lines: list[str], writer: Writer) ->
     return " ".join(line if line[-1] in ".!?" else line + "." for line in lines)
 
 
-_OUTLINE = _ask(
-    OUTLINE_DIRECTIVE,
-    OUTLINE_DIRECTIVE,
-    OUTLINE_DIRECTIVE,
-    "Write only the skeleton of the answer: numbered points of 3 to 6 words.",
-    "First list the points of your answer, numbered, with a few words each.",
-    "List (just|only) the main points of the answer, numbered, a few words each.",
-    "I want the plan of the answer first: 3 to 8 numbered titles.",
-    "Outline of the answer, please: short numbered points, no sentences.",
-    "Do not answer yet. Name the points of the answer as a short numbered list.",
-)
-_POINT = _ask(
-    POINT_DIRECTIVE,
-    POINT_DIRECTIVE,
-    POINT_DIRECTIVE,
-    "Expand point {number} in one or two sentences.",
-    "Now expand only point {number}: {title}.",
-    "Write out point {number}, {title}.",
-    "In one or two sentences, what belongs to point {number} ({title})?",
-    'Go on with "{title}", point {number}, and with no other point.',
-    "Point {number}, {title}: one or two sentences, please.",
-)
-
-
 def _outlined(world: World, task: Task) -> tuple[list[Turn], str]:
     """Return the task's prompt with an outline directive, and the outline."""
     voice = Voice(world.rng)
-    directive = pick(_OUTLINE, voice, {}, world.new_wordings)
+    directive = pick(REQUESTS["outline"], voice, {}, world.new_wordings)
     last = task.turns[-1]
     outline = "\n".join(f"{i}. {point.title}" for i, point in enumerate(task.points, 1))
     return [*task.turns[:-1], Turn(last.role, f"{last.content}\n\n{directive}")], outline
 
 
 def outline(world: World, style: str) -> Made:
-    """Make a question whose answer is to be an outline."""
+    """Make a request for the outline of an answer."""
     task = DOMAINS[style].draw(world)
     turns, text = _outlined(world, task)
     return (*turns, Turn("assistant", text)), _outline_facts(task), ()
@@ -357,7 +227,7 @@ def _outline_facts(task: Task) -> dict[str, object]:
 
 
 def point(world: World, style: str) -> Made:
-    """Make a question with its outline and the request to expand one point."""
+    """Make a question, its outline and the request to expand one point."""
     task = DOMAINS[style].draw(world)
     turns, text = _outlined(world, task)
     number = world.whole(1, len(task.points))
@@ -366,7 +236,7 @@ def point(world: World, style: str) -> Made:
     fields = {"number": str(number), "title": chosen.title}
     turns += [
         Turn("assistant", text),
-        Turn("user", pick(_POINT, voice, fields, world.new_wordings)),
+        Turn("user", pick(REQUESTS["point"], voice, fields, world.new_wordings)),
         Turn("assistant", chosen.text),
     ]
     mentions = tuple(m for m in task.mentions if says(chosen.text, m))
@@ -374,57 +244,8 @@ def point(world: World, style: str) -> Made:
     return tuple(turns), made | {"vocabulary": chosen.words}, ()
 
 
-_COPY = {
-    "conversation": _ask(
-        "Hey, repeat after me: {text}",
-        "Say exactly this, please:\n{text}",
-        "Can you say that word for word?\n{text}",
-        "Parrot this for me: {text}",
-        "Please repeat: {text}",
-        "I say it, you repeat it: {text}",
-        "Just say this back to me: {text}",
-        "Here are my words: {text}\nNow say them (back|again).",
-        "Could you repeat this for me, exactly? {text}",
-        "(Tell|Give) me this back, nothing added, nothing left out:\n{text}",
-        "{text}\nRepeat that[, please].",
-        "{text}\nCan you say (that|this) again, exactly as it is?",
-        "Echo my words, no more, no less:\n{text}",
-    ),
-    "instructions": _ask(
-        "Copy the following text:\n{text}",
-        "Write down the following lines without any change:\n{text}",
-        "Repeat exactly:\n{text}",
-        "Type this again: {text}",
-        "Please copy what follows: {text}",
-        "Copy this, word for word:\n{text}",
-        "Make an exact copy of this text:\n{text}",
-        "Write what follows, nothing else:\n{text}",
-        "The following is to be copied exactly:\n{text}",
-        "Text: {text}\nTask: repeat the text.",
-        "{text}\n\n(Copy|Repeat) the text above[ exactly].",
-        "{text}\nWrite this down again, without any change.",
-        "Reproduce these lines:\n{text}",
-    ),
-    "reports": _ask(
-        "Reproduce the following entry verbatim:\n{text}",
-        "Transcribe without alteration:\n{text}",
-        "Return the data unchanged:\n{text}",
-        "Duplicate the record below.\n{text}",
-        "Provide a true copy of the following data: {text}",
-        "The following entry is to be repeated unchanged: {text}",
-        "Repeat the record exactly, neither more nor less:\n{text}",
-        "For the archive, a literal copy of:\n{text}",
-        "Entry: {text}\nAction: copy, word for word.",
-        "Supply this entry again, without additions:\n{text}",
-        "{text}\n\n(Reproduce|Transcribe) the above verbatim.",
-        "{text}\nA verbatim copy of this entry is required.",
-        "Issue an exact copy of:\n{text}",
-    ),
-}
-
-
 def copy(world: World, style: str) -> Made:
-    """Make a text that is to be repeated exactly: codes, names, things, a table or sentences."""
+    """Make a text to repeat exactly: codes, names, things, a table or sentences."""
     form = world.rng.random()
     count = int(1 + 14 * world.rng.random() ** 1.5)
     if form < 0.2:
@@ -444,7 +265,7 @@ def copy(world: World, style: str) -> Made:
         drawn = [world.any(KINDS) for _ in range(count)]
         said = [say(kind.statements[style], voice, kind.draw(world)) for kind in drawn]
         text = " ".join(said)
-    prompt = pick(_COPY[style], Voice(world.rng), {"text": text}, world.new_wordings)
+    prompt = pick(COPY_REQUESTS[style], Voice(world.rng), {"text": text}, world.new_wordings)
     made: dict[str, object] = {"answer": text, "words": len(text.split())}
     return (Turn("user", prompt), Turn("assistant", text)), made, ((Quote(text, text),),)
 
@@ -456,5 +277,5 @@ def plain(world: World, style: str) -> Made:
 
 
 def plain_facts(task: Task) -> dict[str, object]:
-    """Return the facts with which the checker judges a whole answer."""
+    """Return the facts by which the checker judges a whole answer."""
     return {"mentions": task.mentions, "words": len(task.answer.split())}

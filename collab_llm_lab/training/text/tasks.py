@@ -10,7 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from collab_llm_lab.training.text.phrases import Phrase, Voice, literal_words, say, words
+from collab_llm_lab.training.text.phrasebook import Section
+from collab_llm_lab.training.text.phrases import (
+    Grammar,
+    Phrase,
+    Voice,
+    literal_words,
+    say,
+    words,
+)
 from collab_llm_nodes.models.turns import Turn
 
 
@@ -39,6 +47,14 @@ class Part:
     def words(self) -> frozenset[str]:
         """All words of the text's templates."""
         return frozenset(literal_words(*(phrase.text for phrase in (*self.text, *self.ending))))
+
+
+def parts_of(book: Section, grammar: Grammar) -> tuple[Part, ...]:
+    """Return the parts that a section lists: the titles in each heading, the texts beneath it."""
+    return tuple(
+        Part(part.heading.phrases(grammar, *titles.strip("[]").split(" / ")), part.phrases(grammar))
+        for titles, part in book.sections.items()
+    )
 
 
 @dataclass(frozen=True)
@@ -71,8 +87,8 @@ class Task:
         points: 3 to 8 parts, in order.
         join: writes the whole answer from the texts of the points.
         mentions: names and numbers of the prompt that a right answer repeats.
-        possible: all points that a right answer may have, in order, `points` among them.
-        least: how many points a right answer has at least.
+        possible: all points that a right answer may have, in order, including `points`.
+        least: the least number of points of a right answer.
     """
 
     turns: tuple[Turn, ...]

@@ -7,7 +7,7 @@ one answer.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -29,13 +29,11 @@ class Thing:
     name: str
     noun: str
     kind: str
-    colour: str
-    material: str
 
 
 @dataclass(frozen=True)
 class Person:
-    """A person; `name` is what others call him or her, first name with or without family name."""
+    """A person with first and family name."""
 
     first: str
     family: str
@@ -46,12 +44,12 @@ class Person:
 
 
 class World:
-    """Draws what one sample speaks of.
+    """Draws the names, things and numbers of one sample.
 
     Args:
         rng: source of all draws.
         held_out: draw names, codes and pairs of words that training never shows.
-        new_wordings: ask in wordings that training never shows; None: if the names are such.
+        new_wordings: ask in wordings that training never shows; None: as `held_out`.
     """
 
     def __init__(
@@ -63,7 +61,7 @@ class World:
         self._used: set[str] = set()
 
     def any(self, items: Sequence[T]) -> T:
-        """Return one of `items`, each as probable as the others."""
+        """Return one of `items`, all equally probable."""
         return items[int(self.rng.random() * len(items))]
 
     def chance(self, share: float) -> bool:
@@ -74,18 +72,19 @@ class World:
         """Return a whole number from `low` to `high`, both included."""
         return low + int(self.rng.random() * (high - low + 1))
 
-    def new(self, items: Sequence[str]) -> str:
-        """Return one of `items` that this sample has not drawn before."""
-        return self._fresh(lambda: self.any(items), split=False)
+    def row(self, table: Mapping[str, tuple[str, ...]], columns: str) -> dict[str, str]:
+        """Return the cells of one row of a table by the names of the columns."""
+        name = self.any(tuple(table))
+        return dict(zip(columns.split(), (name, *table[name]), strict=True))
 
     def _fresh(self, draw: Callable[[], str], split: bool = True) -> str:
-        """Draw until the text is new here and belongs to the part that is asked for."""
+        """Draw until the text is new in this sample and, if `split`, of the wanted part."""
         for _ in range(1000):
             text = draw()
             if text not in self._used and (not split or is_held_out(text) == self.held_out):
                 self._used.add(text)
                 return text
-        raise RuntimeError("a sample asks for more names than the world has")
+        raise RuntimeError("a sample needs more names than the world has")
 
     def _syllables(self, count: int) -> str:
         text = "".join(self.any(names.ONSETS) + self.any(names.VOWELS) for _ in range(count))
@@ -102,7 +101,7 @@ class World:
         return self._fresh(lambda: self._name(names.FIRST_NAMES, 1))
 
     def person(self) -> Person:
-        """Return a person with names of his own."""
+        """Return a person whose names are new in this sample."""
         first = self.first_name()
         return Person(first, self._fresh(lambda: self._name(names.FAMILY_NAMES, 2)))
 
@@ -113,7 +112,7 @@ class World:
     def thing(self, kind: str = "") -> Thing:
         """Return a thing, of the class `kind` or of any."""
         kind = kind or self.any(tuple(names.THINGS))
-        nouns, materials = _THINGS[kind]
+        nouns, materials = names.THINGS[kind]
         while True:
             noun, material = self.any(nouns), self.any(materials)
             colour = self.any(names.COLOURS)
@@ -126,10 +125,10 @@ class World:
                 name = f"{colour} {material} {noun}"
             if is_held_out(name) == self.held_out and name not in self._used:
                 self._used.add(name)
-                return Thing(name, noun, kind, colour, material)
+                return Thing(name, noun, kind)
 
     def like(self, name: str) -> str:
-        """Return another thing with the same noun: what the thing may be confused with."""
+        """Return another thing with the same noun, for which it may be mistaken."""
         noun = name.split()[-1]
         return self._fresh(
             lambda: f"{self.any(_SIZES)}{self.any(names.COLOURS)} {noun}", split=not self.held_out
@@ -153,7 +152,7 @@ class World:
     def place(self) -> str:
         """Return a place within a room, with its preposition: "on the shelf"."""
         place = self.any(names.PLACES)
-        return f"{names.PLACE_WORDS.get(place, 'on')} the {place}"
+        return f"{'in' if place in names.CONTAINERS else 'on'} the {place}"
 
     def colour(self) -> str:
         """Return a colour."""
@@ -196,18 +195,16 @@ class World:
             return f"{self.whole(10, 99)}{letter}{self.whole(10, 99)}{other}"
         return f"{self.whole(100, 999)}-{letter}{other}{self.any(_LETTERS)}"
 
-    def cents(self, low: int = 1, high: int = 60) -> int:
-        """Return a price in cents."""
-        return 100 * self.whole(low, high) + self.any(_ENDINGS_OF_PRICES)
-
     def price(self) -> str:
         """Return a price that is new in this sample: "12.50"."""
-        return self._fresh(lambda: money(self.cents()), split=False)
+        return self._fresh(
+            lambda: money(100 * self.whole(1, 60) + self.any(_ENDINGS_OF_PRICES)), split=False
+        )
 
-    def number(self, low: int, high: int) -> str:
-        """Return a count that is new in this sample, if the range still has one."""
+    def number(self) -> str:
+        """Return a count of two to 99, in most draws one that is new in this sample."""
         for _ in range(20):
-            text = str(self.whole(low, high))
+            text = str(self.whole(2, 99))
             if text not in self._used:
                 break
         self._used.add(text)
@@ -222,6 +219,3 @@ def clock(minutes: int) -> str:
 def money(cents: int) -> str:
     """Return an amount of cents as "12.50"."""
     return f"{cents // 100}.{cents % 100:02d}"
-
-
-_THINGS = {kind: (n.split(), m.split()) for kind, (n, m) in names.THINGS.items()}

@@ -10,7 +10,7 @@ from tiny_models import tiny_folder, tiny_model
 from typer.testing import CliRunner
 
 from collab_llm_lab.bench.chat import JobsShape, measure_parallel, random_worker
-from collab_llm_lab.training.text.architecture import WORKER
+from collab_llm_lab.training.text.models import WORKER
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.engine.engine import Engine
 

@@ -48,7 +48,7 @@ from collab_llm_lab.bench.dragon.quality import (
     second_share,
 )
 from collab_llm_lab.bench.dragon.quality_report import run_files, run_quality
-from collab_llm_lab.training.text.architecture import TINY, build
+from collab_llm_lab.training.text.models import TINY, build
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.knowledge.encoders import WordHashes

@@ -11,7 +11,7 @@ from rich.console import Console
 from collab_llm_lab.demo.memory import Piece, Recollection, figures_of, show
 from collab_llm_nodes.protocols.base import Source
 
-TOLD = Recollection(
+RECOLLECTION = Recollection(
     "Where was [red]the ball[/red] last seen?",
     "in the hall",
     (("in", Source.ACCEPTED), (" the", Source.CLOUD), (" hall", Source.CLOUD)),
@@ -23,7 +23,7 @@ TOLD = Recollection(
 
 def test_question_answer_writers_and_pieces_are_printed() -> None:
     console = Console(file=io.StringIO(), width=120)
-    show(TOLD, console)
+    show(RECOLLECTION, console)
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "Where was [red]the ball[/red] last seen?" in printed
     assert "answer: in the hall" in printed
@@ -32,18 +32,18 @@ def test_question_answer_writers_and_pieces_are_printed() -> None:
     assert "a ball [is] near." in printed
 
 
-def test_a_thing_that_is_not_in_memory_is_told() -> None:
+def test_a_thing_that_is_not_in_memory_is_reported() -> None:
     console = Console(file=io.StringIO(), width=120)
-    told = replace(TOLD, text="", words=(), found=(), missing="no document names 'ball'")
-    show(told, console)
+    nothing = replace(RECOLLECTION, text="", words=(), found=(), missing="no document names 'ball'")
+    show(nothing, console)
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "not in memory: no document names 'ball'" in printed
     assert "answer:" not in printed
-    assert figures_of(told)["missing"] == told.missing
+    assert figures_of(nothing)["missing"] == nothing.missing
 
 
 def test_the_file_counts_the_tokens_of_each_side() -> None:
-    written = json.loads(json.dumps(figures_of(TOLD)))
+    written = json.loads(json.dumps(figures_of(RECOLLECTION)))
     assert written["tokens_by_source"] == {
         "accepted": 1,
         "device": 0,
@@ -52,5 +52,5 @@ def test_the_file_counts_the_tokens_of_each_side() -> None:
         "unverified": 0,
     }
     assert written["found"] == [
-        {"name": "episode 1", "text": TOLD.found[0].text, "weight": 0.75},
+        {"name": "episode 1", "text": RECOLLECTION.found[0].text, "weight": 0.75},
     ]

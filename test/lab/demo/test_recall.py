@@ -94,8 +94,8 @@ def cloud(engine: Engine, tmp_path: Path) -> Iterator[ModelSide]:
         yield side
 
 
-def written(engine: Engine, sides: tuple[ModelSide, ModelSide], question: str) -> str:
-    """The greedy answer of two sides."""
+def answered(engine: Engine, sides: tuple[ModelSide, ModelSide], question: str) -> str:
+    """Return the greedy answer of two sides."""
     law = AggregationLaw(DragonConfig().aggregation, engine.vocab_size, temperature=0.0)
     decoders = [side.decoder(question, 100) for side in sides]
     tokens: list[int] = []
@@ -113,7 +113,7 @@ def written(engine: Engine, sides: tuple[ModelSide, ModelSide], question: str) -
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_the_last_place_of_each_thing_is_told(
+def test_the_answer_is_the_last_place_of_each_thing(
     engine: Engine, cloud: ModelSide, tmp_path: Path, seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -132,11 +132,11 @@ def test_the_last_place_of_each_thing_is_told(
                 remember(index, document, 1000)
         for number, thing in enumerate(things):
             question = QUESTIONS[number].format(thing=thing)
-            said = written(engine, (device, cloud), question)
+            said = answered(engine, (device, cloud), question)
             assert f"the {thing} was last seen from {last[thing]}: " in said, question
             assert said.endswith(".")
         kinds = [f"{colour} {shape}" for colour in COLOURS for shape in SHAPES]
         for number, thing in enumerate([*kinds, "umbrella", "green umbrella", "ball pen"]):
             question = QUESTIONS[number % len(QUESTIONS)].format(thing=thing)
             if thing not in things:
-                assert not written(engine, (device, cloud), question), question
+                assert not answered(engine, (device, cloud), question), question

@@ -12,8 +12,8 @@ import pytest
 from signals import ignores
 from typer.testing import CliRunner
 
-from collab_llm_lab.training.stopping import StopRequest, deaf_processes
-from collab_llm_lab.training.text import stages
+from collab_llm_lab.training.stopping import StopRequest, processes_ignoring_sigint
+from collab_llm_lab.training.text import trainer
 from collab_llm_nodes.cli import app
 
 
@@ -61,7 +61,7 @@ def test_in_the_background_of_a_script_ctrl_c_stays_ignored() -> None:
 
 
 def test_a_process_started_deaf_ignores_ctrl_c_from_its_beginning() -> None:
-    with deaf_processes():
+    with processes_ignoring_sigint():
         child = multiprocessing.get_context("spawn").Process(target=signal.pause, daemon=True)
         child.start()
     try:
@@ -77,11 +77,11 @@ def test_a_process_started_deaf_ignores_ctrl_c_from_its_beginning() -> None:
 def test_an_interrupted_command_writes_its_results_and_ends_with_130(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(config: stages.TrainText, stop: StopRequest) -> bool:
+    def interrupted(config: trainer.TrainText, stop: StopRequest) -> bool:
         os.kill(os.getpid(), signal.SIGINT)
         return not stop()
 
-    monkeypatch.setattr(stages, "train_text", interrupted)
+    monkeypatch.setattr(trainer, "train_text", interrupted)
     file = tmp_path / "results.json"
     options = ["--plan", "tiny", "--device", "cpu", "--out", str(tmp_path), "--json", str(file)]
     result = CliRunner().invoke(app, ["train", "text", *options])

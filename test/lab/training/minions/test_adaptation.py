@@ -29,8 +29,8 @@ from collab_llm_lab.training.minions.rows import (
     visible,
 )
 from collab_llm_lab.training.minions.trainer import TrainMinions, train_minions
-from collab_llm_lab.training.text.architecture import TINY, build
 from collab_llm_lab.training.text.forward import TextForward
+from collab_llm_lab.training.text.models import TINY, build
 from collab_llm_lab.training.text.rendering import ANSWERED, SHORT, Renderer, prompt_text
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.loading import ModelConfig, load
@@ -60,7 +60,9 @@ def test_a_branch_in_a_row_computes_as_its_prompt_alone() -> None:
     row = row[None].long()
     forward = TextForward(build(TINY, tokenizer, 0).eval(), 2048)
     with torch.inference_mode():
-        hidden, _ = forward.packed(row[:, IDS], row[:, POSITION], visible(row))
+        hidden, _ = forward.guided(
+            row[:, IDS], (), row[:, POSITION], row[:, POSITION], visible(row)
+        )
         packed = forward.logits(hidden)[0]
         checked = 0
         for text, group in enumerate(made, 1):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,9 @@ from transformers import (
 )
 
 from collab_llm_lab.training import loop
+from collab_llm_lab.training.learner import Recipe
 from collab_llm_lab.training.nav import data, evaluate, trainer
 from collab_llm_lab.training.nav.adapters import AdapterConfig, train_adapters
-from collab_llm_lab.training.nav.answering import answers, patches
-from collab_llm_lab.training.nav.architecture import MICRO, build, prefix_ids
 from collab_llm_lab.training.nav.batches import (
     ANSWER_LENGTH,
     TEXT_LENGTH,
@@ -34,14 +32,15 @@ from collab_llm_lab.training.nav.batches import (
     mirrored,
 )
 from collab_llm_lab.training.nav.evaluate import (
-    EvalConfig,
     advance,
+    eval_nav,
     held_out_figures,
     start,
     wording_figures,
 )
 from collab_llm_lab.training.nav.forward import LONGEST_TEXT, FastForward
-from collab_llm_lab.training.nav.trainer import Learner, TrainConfig, export, train_nav
+from collab_llm_lab.training.nav.models import MICRO, answers, build, export, patches, prefix_ids
+from collab_llm_lab.training.nav.trainer import Learner, TrainConfig, train_nav
 from collab_llm_lab.training.nav.wording import (
     HELD_OUT,
     HELD_OUT_FRAMES,
@@ -49,12 +48,11 @@ from collab_llm_lab.training.nav.wording import (
     TRAINED,
     VERBS,
     WORDS,
-    Wish,
+    Wording,
     action_said,
     corpus,
     direction_said,
 )
-from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.architectures import decoder_parts
@@ -64,7 +62,7 @@ from collab_llm_nodes.sim import expert
 from collab_llm_nodes.sim.renderer import KINDS, Renderer, footprint
 from collab_llm_nodes.sim.rooms import Pose, make_room
 
-MICRO_RUN = TrainConfig(role="micro", batch=3, compile=False, bfloat16=False, warmup=2, steps=100)
+MICRO_RUN = TrainConfig(Recipe(3, 2e-3, steps=100, warmup=2, beta2=0.98), role="micro")
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +171,7 @@ def test_every_text_fits_and_words_are_tokens(tokenizer: PreTrainedTokenizerBase
     assert longest + answer - 1 <= TEXT_LENGTH
     asked = max(
         len(batches.question_ids(user_text(text, ["turn right 45 degree"] * 2)))
-        for text in {wish.text("yellow bottle") for wish in TRAINED.every()}
+        for text in {wording.text("yellow bottle") for wording in TRAINED.every()}
     )
     assert asked + answer - 1 <= LONGEST_TEXT
     for word in WORDS:
@@ -189,12 +187,12 @@ def words(texts: Iterable[str]) -> set[str]:
 
 
 def test_held_out_words_are_never_trained_on() -> None:
-    trained = {user_text(wish.text("red ball"), []) for wish in TRAINED.every()}
+    trained = {user_text(wording.text("red ball"), []) for wording in TRAINED.every()}
     known = words(trained)
     for part in (*HELD_OUT_VERBS, *HELD_OUT_FRAMES):
         assert words([part.format(verb="", thing="")]) - known, part
-    for part, wishes in HELD_OUT.items():
-        asked = {user_text(wish.text("red ball"), []) for wish in wishes.every()}
+    for part, wordings in HELD_OUT.items():
+        asked = {user_text(wording.text("red ball"), []) for wording in wordings.every()}
         spoken = {text for text in asked if "hurry" in text or "kindly" in text}
         assert spoken, part
         # a held-out verb in a frame that has no verb would be no test of the verb
@@ -209,9 +207,9 @@ def test_a_robot_is_asked_in_many_ways() -> None:
     assert drawn != [TRAINED.draw(rng).text("green box") for _ in range(3_000)]
     assert any(text[0].isupper() for text in drawn)
     assert {text[-1] for text in drawn} >= {".", "!", "?"}
-    every = {user_text(wish.text("green box"), []) for wish in TRAINED.every()}
+    every = {user_text(wording.text("green box"), []) for wording in TRAINED.every()}
     assert {user_text(text, []) for text in drawn} <= every
-    for wish in (
+    for wording in (
         "Reach the green box.",
         "navigate to the green box",
         "navigate to a green box",
@@ -222,13 +220,13 @@ def test_a_robot_is_asked_in_many_ways() -> None:
         "go to the green box, thank you",
         "the green box, please",
     ):
-        assert user_text(wish, []) in every, wish
+        assert user_text(wording, []) in every, wording
 
 
 def test_the_answer_has_the_form_of_the_plain_verb() -> None:
-    assert [Wish(verb).form for verb in VERBS] == list(range(len(VERBS)))
-    assert Wish("go to", "could you {verb} {thing}").form == VERBS.index("go to")
-    assert Wish("reach").form == Wish("go to", "{thing}, please").form == 0
+    assert [Wording(verb).form for verb in VERBS] == list(range(len(VERBS)))
+    assert Wording("go to", "could you {verb} {thing}").form == VERBS.index("go to")
+    assert Wording("reach").form == Wording("go to", "{thing}, please").form == 0
 
 
 def test_questions_are_reworded_in_the_share_asked_for(pictures: data.Pictures) -> None:
@@ -289,22 +287,6 @@ def test_exported_checkpoint_is_read_by_transformers(
     assert made["image_grid_thw"].tolist() == [[1, 6, 12]] * 3
 
 
-def test_resumed_training_equals_uninterrupted(pictures: data.Pictures, tmp_path: Path) -> None:
-    torch.set_num_threads(1)
-    straight, stopped = Learner(MICRO_RUN), Learner(MICRO_RUN)
-    for learner, steps in ((straight, 6), (stopped, 3)):
-        for _ in range(steps):
-            learner.learn(learner.batches.make([(pictures, 3)], learner.step, 2))
-    loop.save(stopped, tmp_path)
-    resumed = Learner(MICRO_RUN)
-    loop.restore(resumed, tmp_path, resumed.device)
-    assert resumed.step == 3
-    for _ in range(3):
-        resumed.learn(resumed.batches.make([(pictures, 3)], resumed.step, 2))
-    for ours, theirs in zip(resumed.parameters(), straight.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
-
-
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_as_if_never_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -319,11 +301,10 @@ def test_a_stopped_run_goes_on_as_if_never_stopped(
             run=str(tmp_path / name),
             data=str(tmp_path / "data"),
             shards=1,
-            steps=5,
+            recipe=replace(MICRO_RUN.recipe, steps=5, measure_every=5),
             dagger_steps=(1,),
             dagger_lag=2,
             dagger_rooms=2,
-            evaluate_every=5,
             held_out_rooms=1,
             reworded=0.5,
         )
@@ -331,7 +312,7 @@ def test_a_stopped_run_goes_on_as_if_never_stopped(
             steps = [0]
             finished = train_nav(
                 config,
-                lambda what, done, total, figures, steps=steps: steps.append(done),  # type: ignore[misc]
+                lambda activity, done, total, figures, steps=steps: steps.append(done),  # type: ignore[misc]
                 stop=lambda most=most, steps=steps: steps[-1] >= most,  # type: ignore[misc]
             )
             assert finished == (most == 9)
@@ -353,12 +334,12 @@ def test_a_stopped_run_goes_on_as_if_never_stopped(
 def test_training_learns_and_dense_words_reach_the_vision_tower(pictures: data.Pictures) -> None:
     learner = Learner(MICRO_RUN)
     batch = learner.batches.make([(pictures, 3)], 0, 2)
-    first = learner.learn(batch)
+    first = learner.learn(*batch)
     for _ in range(25):
-        last = learner.learn(batch)
+        last = learner.learn(*batch)
     assert all(last[key] < 0.7 * first[key] for key in first)
     # the dense loss alone moves the tower and the tied rows of the words
-    learner.optimizer.zero_grad()
+    learner.model.zero_grad()
     fast = learner.fast
     learner.head(fast.see(batch.pictures), learner.model.lm_head.weight, batch.dense).backward()
     assert learner.model.model.visual.patch_embed.proj.weight.grad is not None
@@ -385,16 +366,25 @@ def test_a_run_folder_belongs_to_its_seed_and_pair(
         trainer.train_all(tmp_path, pair=tmp_path)
 
 
-def test_adapters_close_in_on_the_last_layer(
+def test_adapters_approach_the_last_layer_and_resume(
     shard: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     model = shaken(tokenizer)
     export(model, tokenizer, tmp_path / "model", torch.float32)
     config = AdapterConfig(
-        model=str(tmp_path / "model"), shards=(str(shard),), steps=60, batch=3, learning_rate=1e-2
+        str(tmp_path / "model"),
+        str(tmp_path / "run"),
+        (str(shard),),
+        recipe=Recipe(3, 1e-2, steps=60, warmup=0),
     )
-    assert train_adapters(config, stop=lambda: True) == {}
-    agreement = train_adapters(config)
+    steps: list[int] = []
+    assert not train_adapters(
+        config,
+        lambda activity, done, total, figures: steps.append(done),
+        stop=lambda: len(steps) == 20,
+    )
+    assert train_adapters(config, lambda activity, done, *_: steps.append(done))
+    assert sorted(set(steps)) == list(range(1, 61))  # from where it was stopped
     read = Qwen2VLForConditionalGeneration.from_pretrained(tmp_path / "model")
     adapters = ExitAdapters.load(tmp_path / "model", decoder_parts(read))
     assert adapters.layers == (1,)
@@ -414,7 +404,6 @@ def test_adapters_close_in_on_the_last_layer(
             for a in (untrained, adapters)
         ]
     assert distance[1] < 0.8 * distance[0]
-    assert set(agreement) == {"exit_1"}
 
 
 def test_a_stage_begins_with_a_checkpoint_and_learns_from_a_teacher(
@@ -430,8 +419,7 @@ def test_a_stage_begins_with_a_checkpoint_and_learns_from_a_teacher(
         learner = Learner(replace(config, teacher=teacher))
         assert torch.equal(learner.model.lm_head.weight, model.lm_head.weight)
         batch = learner.batches.make([(pictures, 3)], 0, 2)
-        tensors = [getattr(batch, field.name) for field in fields(batch)]
-        learner._losses(*tensors)[0].backward()
+        learner.losses(*batch)["loss"].backward()
         moved[teacher] = sum(
             float(p.grad.norm()) for p in learner.model.parameters() if p.grad is not None
         )
@@ -443,11 +431,11 @@ def test_a_stage_begins_with_a_checkpoint_and_learns_from_a_teacher(
 
 
 def test_the_wording_stage_follows_the_plain_one(tmp_path: Path) -> None:
-    names = [name for name, _, _ in trainer._stages(tmp_path, None)]
-    assert names == ["target", "target-wording", "draft", "draft-wording"]
-    later = trainer._stages(tmp_path, Path("models"))
-    assert [name for name, _, _ in later] == ["target-wording", "draft-wording"]
-    (_, target, _), (_, draft, _) = later
+    stages = ["target", "target-wording", "draft", "draft-wording"]
+    assert list(trainer.plans_of(tmp_path, 0, None)) == stages
+    later = trainer.plans_of(tmp_path, 0, Path("models"))
+    assert list(later) == ["target-wording", "draft-wording"]
+    (target, _), (draft, _) = later.values()
     assert (target.initial, target.teacher) == ("models/nav-target", "")
     assert draft.teacher == str(tmp_path / "models" / "nav-target")
 
@@ -475,8 +463,8 @@ def test_wording_figures_tell_which_words_are_understood() -> None:
     """A navigator that stops at once wherever it reads a held-out verb, and is an expert else."""
     rooms: dict[str, Any] = {}
 
-    def remember(seed: int, wishes: Any = None) -> Any:
-        episode = start(seed, wishes)
+    def remember(seed: int, wordings: Any = None) -> Any:
+        episode = start(seed, wordings)
         rooms[user_text(episode.instruction, [])] = episode
         return episode
 
@@ -492,7 +480,7 @@ def test_wording_figures_tell_which_words_are_understood() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluate, "start", remember)
-        found = wording_figures(answer, 3, 4, lambda what, done, total: None)
+        found = wording_figures(answer, 3, 4, loop.ignore_progress)
     assert found["trained"] == found["held_out_frame"] == 1.0
     assert found["held_out_verb"] == found["held_out_both"] == 0.0
     assert found["held_out"] == pytest.approx(1 / 3)
@@ -501,11 +489,9 @@ def test_wording_figures_tell_which_words_are_understood() -> None:
 
 def test_configurations_refuse_what_makes_no_sense() -> None:
     with pytest.raises(ConfigError, match="role"):
-        TrainConfig(role="teacher")
+        replace(MICRO_RUN, role="teacher")
     with pytest.raises(ConfigError, match="fresh"):
-        EvalConfig(seed=1_000_000)
-    with pytest.raises(ConfigError, match="unknown key .did you mean learning_rate"):
-        from_mapping(TrainConfig, json.loads('{"learningrate": 1.0}'))
+        eval_nav(1, 1_000_000)
 
 
 def test_episodes_end_for_the_right_reasons() -> None:

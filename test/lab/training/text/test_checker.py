@@ -48,7 +48,6 @@ def test_a_wrong_total_is_rejected() -> None:
 def test_a_wrong_name_is_rejected(sub_domain: str) -> None:
     for sample in made(sub_domain, "plain"):
         mentions = sample.facts["mentions"]
-        assert isinstance(mentions, tuple)
         assert check(sample, answer(sample).replace(mentions[0], "Zebulon"))
 
 
@@ -128,7 +127,6 @@ def test_a_document_answer_with_another_value_is_rejected() -> None:
     for sub_domain in SUB_DOMAINS:
         for sample in made(sub_domain, "document"):
             mentions = sample.facts["mentions"]
-            assert isinstance(mentions, tuple)
             assert check(sample, answer(sample).replace(mentions[-1], "Zebulon"))
 
 

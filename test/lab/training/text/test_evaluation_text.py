@@ -14,7 +14,6 @@ import pytest
 import torch
 from text_family import vocabulary, write_family
 
-from collab_llm_lab.training.text.architecture import TINY, build
 from collab_llm_lab.training.text.evaluate import (
     EvalText,
     accepted_in_rounds,
@@ -24,7 +23,7 @@ from collab_llm_lab.training.text.evaluate import (
     medusa_rounds,
     says_absent,
 )
-from collab_llm_lab.training.text.export import export
+from collab_llm_lab.training.text.models import TINY, build, export
 from collab_llm_lab.training.text.ngram import NGram
 from collab_llm_lab.training.text.samples import make_sample
 from collab_llm_nodes.errors import ConfigError, ModelError
@@ -40,21 +39,21 @@ SMALL = EvalText(
 )
 
 
-def test_half_a_model_is_told(tmp_path: Path) -> None:
+def test_half_a_model_is_reported(tmp_path: Path) -> None:
     write_family(tmp_path)
     file = tmp_path / "text-worker" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:5_000])
-    with pytest.raises(ModelError, match="cannot read .*text-worker") as told:
-        eval_text(replace(SMALL, models=tmp_path), lambda what, done, total, figures: None)
-    assert told.value.field == "--models"
+    with pytest.raises(ModelError, match="cannot read .*text-worker") as error:
+        eval_text(replace(SMALL, models=tmp_path))
+    assert error.value.field == "--models"
 
 
 def test_a_draft_equal_to_the_target_is_always_accepted(tmp_path: Path) -> None:
     write_family(tmp_path)
-    told: list[str] = []
+    reports: list[str] = []
     found = eval_text(
         replace(SMALL, models=tmp_path, device="cpu"),
-        lambda what, done, total, figures: told.append(what),
+        lambda activity, done, total, figures: reports.append(activity),
     )
     for figures in found["acceptance"].values():
         assert figures["ssm-conversation"] == 1.0
@@ -68,13 +67,13 @@ def test_a_draft_equal_to_the_target_is_always_accepted(tmp_path: Path) -> None:
     assert set(found["guesses"]["exits"]) == {"1", "2"}
     assert 1 <= found["guesses"]["medusa"]["tokens_per_round"] <= 6
     assert found["distinct"]["prompts"] == 6
-    assert told[-1] == "done"
+    assert reports[-1] == "done"
     shutil.rmtree(tmp_path / "text-worker")
     with pytest.raises(ModelError, match="text-worker"):
-        eval_text(replace(SMALL, models=tmp_path, device="cpu"), lambda *_: None)
+        eval_text(replace(SMALL, models=tmp_path, device="cpu"))
     export(build(TINY, vocabulary(350), 0), vocabulary(350), tmp_path / "text-worker")
     with pytest.raises(ConfigError, match=r"text-worker .* and text-target .* tokenizers"):
-        eval_text(replace(SMALL, models=tmp_path, device="cpu"), lambda *_: None)
+        eval_text(replace(SMALL, models=tmp_path, device="cpu"))
 
 
 @pytest.mark.parametrize(
@@ -119,10 +118,10 @@ def test_heads_are_judged_by_the_token_that_they_guess() -> None:
     right = head_matches(perfect, answer)
     assert [len(row) for row in right] == [6, 5, 4]
     assert all(all(row) for row in right)
-    assert medusa_rounds(right, 7) == (7, 2)  # 1 + 3, then 1 + 2 to the end
+    assert medusa_rounds(right, 7) == 2  # 1 + 3, then 1 + 2 to the end
     wrong = head_matches(perfect + 1, answer)
     assert not any(any(row) for row in wrong)
-    assert medusa_rounds(wrong, 7) == (7, 7)
+    assert medusa_rounds(wrong, 7) == 7
 
 
 def test_absent_answers_are_known_in_both_forms() -> None:

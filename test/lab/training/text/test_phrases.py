@@ -7,7 +7,16 @@ import random
 import pytest
 from templates import sentences
 
-from collab_llm_lab.training.text.phrases import Grammar, Phrase, Voice, pick, say, says, words
+from collab_llm_lab.training.text.phrases import (
+    Grammar,
+    Phrase,
+    Voice,
+    compiled,
+    pick,
+    say,
+    says,
+    words,
+)
 
 
 def test_alternatives_optional_parts_and_fields() -> None:
@@ -37,7 +46,7 @@ def test_a_broken_template_is_refused(text: str) -> None:
 
 
 def test_a_voice_without_freedom_says_the_same_for_the_same_keys() -> None:
-    phrases = Grammar()("(one|two|three) and (four|five|six)", "(seven|eight) and (nine|ten)")
+    phrases = compiled("(one|two|three) and (four|five|six)", "(seven|eight) and (nine|ten)")
 
     def spoken(keys: tuple[int, ...]) -> str:
         said = {say(phrases, Voice(random.Random(i), keys, 0), {}) for i in range(20)}
@@ -55,14 +64,14 @@ def test_every_alternative_can_be_chosen_by_a_key() -> None:
 
 
 def test_the_last_wording_is_held_out() -> None:
-    phrases = Grammar()("a", "b", "c")
+    phrases = compiled("a", "b", "c")
     voice = Voice(random.Random(5))
     assert {pick(phrases, voice, {}, False) for _ in range(50)} == {"A", "B"}
     assert {pick(phrases, voice, {}, True) for _ in range(50)} == {"C"}
 
 
 def test_a_text_at_the_start_of_a_request_keeps_its_small_letter() -> None:
-    phrases = Grammar()("{text}\nRepeat that.", "{thing}, please.")
+    phrases = compiled("{text}\nRepeat that.", "{thing}, please.")
     voice, fields = Voice(random.Random(5)), {"text": "red mug", "thing": "mug"}
     assert pick(phrases, voice, fields, False) == "red mug\nRepeat that."
     assert pick(phrases, voice, fields, True) == "Mug, please."
@@ -71,7 +80,7 @@ def test_a_text_at_the_start_of_a_request_keeps_its_small_letter() -> None:
 def test_a_grammar_knows_its_words_but_no_fields() -> None:
     grammar = Grammar()
     grammar("(Open|Don't open) the {room}'s door[ now].")
-    grammar.know("half an hour")
+    grammar.add_words("half an hour")
     assert grammar.words == {"open", "don't", "the", "door", "now", "half", "an", "hour"}
 
 

@@ -17,17 +17,30 @@ from signals import ignores
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from collab_llm_lab.training import loop
-from collab_llm_lab.training.text import stages
-from collab_llm_lab.training.text.answering import answers, engine_of
-from collab_llm_lab.training.text.architecture import TINY, build
-from collab_llm_lab.training.text.curves import write_curves
+from collab_llm_lab.training.learner import Recipe
+from collab_llm_lab.training.text import trainer
 from collab_llm_lab.training.text.distillation import Teacher, questions
-from collab_llm_lab.training.text.export import export
 from collab_llm_lab.training.text.forward import TextForward
-from collab_llm_lab.training.text.learners import GuessLearner, LanguageLearner, looks
-from collab_llm_lab.training.text.packing import NOWHERE, Document, pack
-from collab_llm_lab.training.text.plans import MODELS, STAGES, TINY_PLAN, Stage
-from collab_llm_lab.training.text.rendering import ANSWERED, ASKED, SHORT, Renderer, prompt_text
+from collab_llm_lab.training.text.learners import GuessLearner, LanguageLearner, attention_loss
+from collab_llm_lab.training.text.models import (
+    TINY,
+    answers,
+    build,
+    engine_of,
+    export,
+    pick_device,
+)
+from collab_llm_lab.training.text.plans import MODELS, STAGES, TINY_PLAN
+from collab_llm_lab.training.text.rendering import (
+    ANSWERED,
+    ASKED,
+    NOWHERE,
+    SHORT,
+    Document,
+    Renderer,
+    pack,
+    prompt_text,
+)
 from collab_llm_lab.training.text.samples import SUB_DOMAINS, Sample, draw_sample, make_sample
 from collab_llm_lab.training.text.shards import Corpus, Makers, Rows, make_shard
 from collab_llm_nodes.decoding.sampling import SamplingConfig
@@ -162,8 +175,8 @@ def test_an_error_in_a_data_process_ends_the_run(tmp_path: Path) -> None:
         pytest.raises(CollabError, match="training data"),
     ):
         makers.wait(1, lambda made, of: None, lambda: False)
-    with Makers(tmp_path, corpus, 0) as nobody, pytest.raises(CollabError, match="nobody"):
-        nobody.wait(1, lambda made, of: None, lambda: False)
+    with Makers(tmp_path, corpus, 0) as nothing, pytest.raises(CollabError, match="no process"):
+        nothing.wait(1, lambda made, of: None, lambda: False)
 
 
 def test_processes_that_make_data_ignore_ctrl_c(
@@ -179,7 +192,7 @@ def test_processes_that_make_data_ignore_ctrl_c(
         assert ignores(teacher._submit(os.getpid).result(), signal.SIGINT)
 
 
-def test_who_asks_to_stop_hears_of_no_process_that_the_signal_ended(tmp_path: Path) -> None:
+def test_a_stop_hides_that_the_signal_ended_the_processes(tmp_path: Path) -> None:
     corpus = Corpus(str(tmp_path / "data"), 1, rows=1)
     with Makers(tmp_path / "no-tokenizer", corpus, 1) as makers:
         (process,) = makers._processes
@@ -206,13 +219,13 @@ def test_batches_follow_from_seed_and_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 40, 200])
-def test_damaged_rows_are_told_with_their_remedy(kept: int, tmp_path: Path) -> None:
+def test_damaged_rows_are_reported_with_their_remedy(kept: int, tmp_path: Path) -> None:
     file = tmp_path / "shard-00000.npy"
     np.save(file, np.zeros((3, 4, LENGTH), np.int16))
     file.write_bytes(file.read_bytes()[:kept])
-    with pytest.raises(InvalidInput, match="shard-00000.npy") as told:
+    with pytest.raises(InvalidInput, match="shard-00000.npy") as error:
         Rows(LENGTH, 0, CPU).add([file])
-    assert "delete it" in told.value.remedy
+    assert "delete it" in error.value.remedy
 
 
 # ---------------------------------------------------------------- the forward pass
@@ -251,30 +264,30 @@ def test_sampled_answers_follow_from_the_seed(
     laws = [SamplingConfig(temperature=1.0, seed=seed) for seed in (1, 1, 2)]
     first, again, other = (answers(engine, [[5, 6, 7]] * 4, 12, law) for law in laws)
     assert first == again != other
-    assert first[0] != first[1] == other[0]  # each prompt has the seed behind the last one's
+    assert first[0] != first[1] == other[0]  # each prompt has the seed after the last one's
 
 
 # ---------------------------------------------------------------- learning
 
 
-def stage(**changed: Any) -> Stage:
-    return replace(Stage(2, 1e-2, steps=100, warmup=1), **changed)
+def recipe(**changed: Any) -> Recipe:
+    return replace(Recipe(2, 1e-2, steps=100, warmup=1), **changed)
 
 
 def test_resumed_training_equals_uninterrupted(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
-    plan, teacher = stage(), shaken(tokenizer, 3)
+    plan, teacher = recipe(), shaken(tokenizer, 3)
     ids = some_ids(2, LENGTH, len(tokenizer))
     weights = torch.ones(ids.shape)
     rows = batch_of(ids)
 
     def fresh(kind: str) -> Any:
         if kind == "guesses":
-            return GuessLearner(teacher, (1, 2), plan, plan.pace, LENGTH)
+            return GuessLearner(teacher, (1, 2), plan, LENGTH)
         model = build(TINY, tokenizer, 0)
         taught = teacher if kind == "distilled" else None
-        return LanguageLearner(model, plan, plan.pace, LENGTH, taught)
+        return LanguageLearner(model, plan, LENGTH, taught)
 
     for kind in ("language", "distilled", "guesses"):
         straight, stopped, resumed = fresh(kind), fresh(kind), fresh(kind)
@@ -298,12 +311,10 @@ def test_a_model_learns_and_a_draft_closes_in_on_its_teacher(
     ids = some_ids(2, LENGTH, len(tokenizer))
     weights = torch.ones(ids.shape)
     model: Any = build(TINY, tokenizer, 0)
-    plain = LanguageLearner(model, stage(), stage().pace, LENGTH)
+    plain = LanguageLearner(model, recipe(), LENGTH)
     nats = [plain.learn(batch_of(ids), weights)["nats"] for _ in range(40)]
     assert nats[-1] < 0.6 * nats[0]
-    taught = LanguageLearner(
-        build(TINY, tokenizer, 1), stage(), stage().pace, LENGTH, teacher=model
-    )
+    taught = LanguageLearner(build(TINY, tokenizer, 1), recipe(), LENGTH, teacher=model)
     before = model.lm_head.weight.clone()
     losses = [taught.learn(batch_of(ids), weights)["loss"] for _ in range(40)]
     assert losses[-1] < 0.6 * losses[0]
@@ -311,7 +322,7 @@ def test_a_model_learns_and_a_draft_closes_in_on_its_teacher(
 
 
 def test_padding_does_not_count(tokenizer: PreTrainedTokenizerBase) -> None:
-    learner = LanguageLearner(shaken(tokenizer), stage(), stage().pace, LENGTH)
+    learner = LanguageLearner(shaken(tokenizer), recipe(), LENGTH)
     ids = some_ids(2, LENGTH, len(tokenizer))
     weights = torch.ones(ids.shape)
     weights[:, 40:] = 0
@@ -333,13 +344,13 @@ def test_guidance_turns_heads_to_what_is_copied(tokenizer: PreTrainedTokenizerBa
     )
     weights, seen = torch.ones(ids.shape), {}
     for guidance in (0.0, 0.5):
-        plan = stage(guidance=guidance)
-        learner = LanguageLearner(build(TINY, tokenizer, 0), plan, plan.pace, LENGTH)
+        plan = recipe(guidance=guidance)
+        learner = LanguageLearner(build(TINY, tokenizer, 0), plan, LENGTH)
         for _ in range(30):
             learner.learn(batch_of(ids, sources), weights)
         wanted = (sources >= 0).nonzero()[:, 1].view(4, -1)
-        _, attention = learner.forward.looking(ids, (1,), wanted)
-        seen[guidance] = float(looks(attention, sources.gather(1, wanted)).detach())
+        _, attention = learner.forward.guided(ids, (1,), wanted)
+        seen[guidance] = float(attention_loss(attention, sources.gather(1, wanted)).detach())
     assert seen[0.5] < 0.7 * seen[0.0]
 
 
@@ -360,14 +371,14 @@ def test_sources_are_the_tokens_that_an_answer_copies(
 
 def test_a_head_learns_the_token_after_its_place(tokenizer: PreTrainedTokenizerBase) -> None:
     """Head ``i`` must learn to say ``i + 2`` more on a text that counts in a circle."""
-    plan = stage(learning_rate=2e-2)
+    plan = recipe(learning_rate=2e-2)
     circle = 3 + (torch.arange(LENGTH)[None] + torch.tensor([[0], [5]])) % 11
     weights = torch.ones(circle.shape)
     model: Any = build(TINY, tokenizer, 0)
-    target = LanguageLearner(model, plan, plan.pace, LENGTH)
+    target = LanguageLearner(model, plan, LENGTH)
     for _ in range(60):
         target.learn(batch_of(circle), weights)
-    guesses = GuessLearner(model, (1, 2), plan, plan.pace, LENGTH)
+    guesses = GuessLearner(model, (1, 2), plan, LENGTH)
     for _ in range(90):
         last = guesses.learn(batch_of(circle), weights)
     assert last["head_1"] > 0.9
@@ -387,7 +398,7 @@ def run(out: Path, **changed: Any) -> bool:
         TINY_PLAN,
         **{name: replace(getattr(TINY_PLAN, name), steps=2) for name in ("target", "worker")},
     )
-    return stages.train_text(stages.TrainText(out, plan, device="cpu", **changed))
+    return trainer.train_text(trainer.TrainText(out, plan, device="cpu", **changed))
 
 
 @pytest.fixture(scope="module")
@@ -411,8 +422,8 @@ def test_rows_grow_as_the_plan_says(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(LanguageLearner, "learn", watched)
     target = replace(TINY_PLAN.target, growing=((128, 2), (256, 1)), steps=4)
     plan = replace(TINY_PLAN, target=target)
-    config = stages.TrainText(tmp_path, plan, device="cpu", stages=("tokenizer", "target"))
-    assert stages.train_text(config)
+    config = trainer.TrainText(tmp_path, plan, device="cpu", stages=("tokenizer", "target"))
+    assert trainer.train_text(config)
     assert shapes == [(16, 2, 128), (16, 2, 128), (8, 2, 256), (2, 2, 1024)]
     ids, kinds, _ = np.load(tmp_path / "data-128" / "shard-00000.npy")
     assert ids.shape == (32, 128)
@@ -435,7 +446,7 @@ def test_every_model_is_read_by_the_engine(trained: Path, tmp_path: Path) -> Non
             assert loaded.adapters.layers == TINY_PLAN.exit_layers
             heads = MedusaHeads.load(trained / "models" / name, decoder_parts(loaded.model))
             assert heads.heads == 5
-    curves = write_curves(trained, tmp_path)
+    curves = trainer.write_text_curves(trained, tmp_path)
     assert curves == json.loads((tmp_path / "text_training.json").read_text())
     assert set(curves) == set(STAGES) - {"tokenizer"}
     assert all(np.isfinite(point["loss"]) for curve in curves.values() for point in curve)
@@ -468,18 +479,18 @@ def test_a_run_folder_belongs_to_its_seed_and_plan(tmp_path: Path) -> None:
     assert run(tmp_path, stages=("tokenizer",))
     with pytest.raises(ConfigError, match="--seed: .*begun with 0, not 5"):
         run(tmp_path, stages=("tokenizer",), seed=5)
-    config = stages.TrainText(tmp_path, stages.pick_plan("cpu", CPU), stages=("tokenizer",))
+    config = trainer.TrainText(tmp_path, trainer.pick_plan("cpu", CPU), stages=("tokenizer",))
     with pytest.raises(ConfigError, match="--plan: .*begun with 'tiny', not 'cpu'"):
-        stages.train_text(config)
+        trainer.train_text(config)
 
 
 def test_a_stop_that_is_asked_for_ends_the_call(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = stages.TrainText(
+    config = trainer.TrainText(
         tmp_path, TINY_PLAN, device="cpu", stages=("tokenizer", "target"), hours=1.0
     )
-    assert not stages.train_text(config, lambda: True)
+    assert not trainer.train_text(config, lambda: True)
     assert "stopped in stage target; the same command goes on from here" in capsys.readouterr().out
 
 
@@ -492,17 +503,17 @@ def test_a_stage_needs_those_before_it(tmp_path: Path) -> None:
 
 def test_unknown_devices_plans_and_times_are_refused() -> None:
     for wrong in (
-        lambda: stages.pick_device("tpu"),
-        lambda: stages.pick_plan("large", CPU),
+        lambda: pick_device("tpu"),
+        lambda: trainer.pick_plan("large", CPU),
         lambda: TINY_PLAN.with_minutes({"target": 0.0}),
         lambda: TINY_PLAN.with_minutes({"tokenizer": 1.0}),
     ):
         with pytest.raises(ConfigError):
             wrong()
-    assert TINY_PLAN.with_minutes({"target": 2.0}).target.pace.seconds == 120
+    assert TINY_PLAN.with_minutes({"target": 2.0}).target.minutes == 2.0
 
 
-def test_a_target_that_is_never_right_is_told(
+def test_a_target_that_is_never_right_is_reported(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     from collab_llm_lab.training.text import distillation

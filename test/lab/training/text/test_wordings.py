@@ -9,26 +9,17 @@ import pytest
 from templates import sentences
 
 from collab_llm_lab.training.text import passages, skills
-from collab_llm_lab.training.text.fact_kinds import KINDS
-from collab_llm_lab.training.text.facts import Kind
+from collab_llm_lab.training.text.facts import KINDS, KINDS_BY_NAME, Kind
 from collab_llm_lab.training.text.passages import Writer
 from collab_llm_lab.training.text.phrases import Phrase
 from collab_llm_lab.training.text.samples import SUB_DOMAINS, make_sample
 from collab_llm_lab.training.text.world import World
 
 OTHERS = {
-    "frames": skills._FRAMES,
-    "JSON frames": skills._JSON_FRAMES,
-    "outline": skills._OUTLINE,
-    "point": skills._POINT,
-    **{f"copy in {name}": phrases for name, phrases in skills._COPY.items()},
-    **{f"documents in {name}": asked for name, asked in skills._DOCUMENT_QUESTIONS.items()},
-    "last room": passages._LAST_WHERE,
-    "last time": passages._LAST_WHEN,
-    "how often": passages._HOW_OFTEN,
-    "dearer": passages._DEARER,
-    "cheaper": passages._CHEAPER,
-    "earlier": passages._EARLIER,
+    **skills.REQUESTS,
+    **passages.REQUESTS,
+    **{f"copy in {name}": phrases for name, phrases in skills.COPY_REQUESTS.items()},
+    **{f"documents in {name}": asked for name, asked in skills.DOCUMENT_QUESTIONS.items()},
 }
 FIELDS = {name: f"<{name}>" for name in ("text", "question", "name", "robot", "number", "title")}
 FIELDS |= {name: f"<{name}>" for name in ("thing", "other", "room", "person", "event")}
@@ -41,7 +32,7 @@ def said(phrases: Sequence[Phrase], fields: dict[str, str]) -> set[str]:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_kind_has_many_wordings_and_training_never_shows_the_last(kind: Kind) -> None:
-    """The fields are those of the key alone: a question must not tell its answer."""
+    """The fields are those of the key alone: a question must not contain its answer."""
     fields = {name: f"<{name}>" for name in kind.key}
     *trained, held_out = kind.questions
     assert len(trained) >= 10
@@ -73,7 +64,7 @@ def test_a_text_to_copy_stands_in_the_request_as_it_is(sub_domain: str) -> None:
 
 
 def test_a_question_is_drawn_from_all_trained_wordings() -> None:
-    kind = next(kind for kind in KINDS if kind.name == "door code")
+    kind = KINDS_BY_NAME["door code"]
     asked = set()
     for seed in range(1500):
         writer = Writer(World(random.Random(seed)), "reports")

@@ -1,32 +1,101 @@
-"""The folder of a run: held by one training at a time, and never shared by two different ones."""
+"""A run of a training: its folder, and its stages one after the other.
+
+A folder is held by one training at a time, and never shared by two different ones.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from transformers.utils import logging as transformers_logging
+
+from collab_llm_lab.training import loop
 from collab_llm_nodes.errors import ConfigError
 
-BEGUN, LOCK = "begun.json", "lock"
+BEGUN, LOCK, DONE = "begun.json", "lock", "done"
+MakeStage = Callable[[loop.Progress, loop.Stop], bool]
+"""Makes one stage; returns False if it was stopped before its end."""
+
+
+def make_stages(
+    out: Path,
+    stages: Mapping[str, MakeStage],
+    *,
+    options: Mapping[str, object],
+    settings: Mapping[str, object] | None = None,
+    hours: float = 0.0,
+    shown: tuple[str, ...] = (),
+    stop: loop.Stop = lambda: False,
+) -> bool:
+    """Make the stages that are not done yet, in order; return True when all of them are.
+
+    Args:
+        options, settings: see ``hold_folder``.
+        hours: stop, to be resumed, after this long; 0: when all stages are done.
+        shown: figures that the progress display shows.
+
+    Raises:
+        ConfigError: see ``hold_folder``.
+    """
+    transformers_logging.disable_progress_bar()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process per core makes data
+    end = time.monotonic() + 3600 * hours if hours else float("inf")
+
+    def stopped() -> bool:
+        return stop() or time.monotonic() > end
+
+    with hold_folder(out, options, settings), loop.show_progress(shown) as show:
+        for name, make in stages.items():
+            if is_done(out, name):
+                continue
+            if not make(show(name), stopped):
+                print(f"stopped in stage {name}; the same command goes on from here")
+                return False
+            (out / name).mkdir(parents=True, exist_ok=True)
+            (out / name / DONE).touch()
+    return True
+
+
+def check_stages(wanted: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse stages that a training does not have.
+
+    Raises:
+        ConfigError: a stage is unknown, or none is wanted.
+    """
+    unknown = [stage for stage in wanted if stage not in known]
+    if unknown or not wanted:
+        raise ConfigError(
+            ", ".join(unknown) or "none",
+            field="--stages",
+            remedy=f"choose from {' '.join(known)}",
+        )
+
+
+def is_done(out: Path, stage: str) -> bool:
+    """Return True if a stage of the run in ``out`` has come to its end."""
+    return (out / stage / DONE).exists()
 
 
 @contextmanager
-def held(
+def hold_folder(
     out: Path, options: Mapping[str, object], settings: Mapping[str, object] | None = None
 ) -> Iterator[None]:
     """Make the folder ``out`` and hold it; refuse a training that is not the one begun there.
 
-    ``begun.json`` remembers what the first call was given. A folder without it, which an older
-    version began, is taken to be begun with what is given now.
+    ``begun.json`` holds the values of the first call. A folder without it, from an older version,
+    takes those of the next call.
 
     Args:
         options: command-line options that must stay the same, by name without dashes.
-        settings: what else must stay the same: the contents of a plan, which versions may change.
+        settings: other values that must stay the same: those of a plan, which versions may change.
 
     Raises:
         ConfigError: ``out`` cannot be written, another process holds it, or it was begun with
@@ -101,3 +170,17 @@ def _check(file: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
             field="--plan",
             remedy="name another --out, or go on with the version that began it",
         )
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Yield a folder to write to; at the end it takes the place of ``folder``.
+
+    A reader never sees half of it.
+    """
+    building = folder.with_name(folder.name + ".part")
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    yield building
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(building, folder)

@@ -1,4 +1,4 @@
-"""The folder of a run: one training at a time, and always the one it was begun with."""
+"""The folder of a run: one training at a time, and always the one that began it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from collab_llm_lab.training.run_folder import BEGUN, held
+from collab_llm_lab.training.run import BEGUN, hold_folder
 from collab_llm_lab.training.text.plans import PLANS
 from collab_llm_nodes.errors import ConfigError
 
@@ -17,17 +17,17 @@ SETTINGS = {"length": 1024, "growing": ((128, 2),)}
 
 def begin(out: Path, **changed: Any) -> None:
     settings = changed.pop("settings", SETTINGS)
-    with held(out, {**OPTIONS, **changed}, settings):
+    with hold_folder(out, {**OPTIONS, **changed}, settings):
         (out / "target").mkdir(exist_ok=True)
 
 
-def test_a_run_goes_on_with_what_it_was_begun_with(tmp_path: Path) -> None:
+def test_a_run_goes_on_with_equal_values(tmp_path: Path) -> None:
     begin(tmp_path / "new" / "run")
     begin(tmp_path / "new" / "run")
 
 
 @pytest.mark.parametrize(
-    ("changed", "field", "told"),
+    ("changed", "field", "message"),
     [
         ({"seed": 5}, "--seed", "begun with 0, not 5 (give 0 to go on, or name another --out)"),
         ({"plan": "cpu"}, "--plan", "begun with 'tiny', not 'cpu'"),
@@ -35,18 +35,18 @@ def test_a_run_goes_on_with_what_it_was_begun_with(tmp_path: Path) -> None:
     ],
 )
 def test_another_one_is_refused(
-    changed: dict[str, Any], field: str, told: str, tmp_path: Path
+    changed: dict[str, Any], field: str, message: str, tmp_path: Path
 ) -> None:
     begin(tmp_path)
     with pytest.raises(ConfigError) as refused:
         begin(tmp_path, **changed)
     assert refused.value.field == field
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     begin(tmp_path)
 
 
 def test_a_call_that_made_nothing_began_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), held(tmp_path, {"seed": 5}):
+    with pytest.raises(KeyError), hold_folder(tmp_path, {"seed": 5}):
         raise KeyError("a mistyped option")
     begin(tmp_path)
 
@@ -60,9 +60,9 @@ def test_a_folder_of_an_older_version_takes_what_it_is_given(tmp_path: Path) -> 
 
 def test_a_second_training_in_one_folder_is_refused(tmp_path: Path) -> None:
     with (
-        held(tmp_path, OPTIONS),
+        hold_folder(tmp_path, OPTIONS),
         pytest.raises(ConfigError, match="--out: another training runs"),
-        held(tmp_path, OPTIONS),
+        hold_folder(tmp_path, OPTIONS),
     ):
         pass
     begin(tmp_path)
@@ -76,7 +76,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
             begin(out)
 
 
-def test_a_damaged_note_is_told(tmp_path: Path) -> None:
+def test_a_damaged_note_is_reported(tmp_path: Path) -> None:
     for text in ("{", "[]", "{}"):
         (tmp_path / BEGUN).write_text(text)
         with pytest.raises(ConfigError, match=r"cannot read .*begun.json \(delete it"):
