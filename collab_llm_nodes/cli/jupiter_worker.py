@@ -29,7 +29,7 @@ def jupiter_worker(
     ] = "",
     emulated_slowdown: Annotated[
         float,
-        typer.Option(help="A pass takes so many times as long: an emulated slower device.", min=1),
+        typer.Option(help="Emulate a slower device: factor on the time of a pass.", min=1),
     ] = 1.0,
     json_file: Annotated[
         Path | None,
@@ -50,10 +50,10 @@ def jupiter_worker(
     if emulated_slowdown > 1:
         settings = replace(settings, emulated_slowdown=emulated_slowdown)
     if not settings.token and not settings.token_file:
-        logging.getLogger(__name__).warning("no token: whoever reaches the port may use it")
+        logging.getLogger(__name__).warning("no token: anyone who reaches the port may use it")
 
-    tell = tells_port(json_file, settings.address, settings.model.path)
-    serve(settings, tell)
+    report = tells_port(json_file, settings.address, settings.model.path)
+    serve(settings, report)
 
 
 def _stay_on(cores: str) -> None:

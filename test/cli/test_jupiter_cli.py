@@ -37,7 +37,7 @@ def test_devices_are_measured_and_a_plan_is_made(tmp_path: Path) -> None:
     assert [device.name for device in profile.devices] == ["laptop", "robot"]
     told = run("plan", str(file), "--lanes", "2", "--json", str(made), "--plot", str(picture))
     read = JupiterPlan.load(made)
-    read.check(profile)
+    assert read.fingerprint == profile.model.fingerprint
     assert all(part.device in told for part in read.placements)
     assert read.config.lanes == 2
     assert picture.stat().st_size > 5000

@@ -23,6 +23,12 @@ from collab_llm_nodes.models.loading import LoadedModel, ModelConfig
 from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.base import Control
+from collab_llm_nodes.protocols.jupiter.generation import (
+    DecodeConfig,
+    OnTokens,
+    answer,
+    answer_in_points,
+)
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig, Plan, equal_parts
 from collab_llm_nodes.protocols.jupiter.process import LocalWorker
@@ -109,6 +115,39 @@ def pipeline(count: int, plan: Plan = equal_parts, **changed: Any) -> Iterator[P
         config = PipelineConfig(**{"workers": tuple(addresses), "link": PATIENT, **changed})
         with Pipeline(config, plan) as made:
             yield made
+
+
+def assert_exact(
+    made: Pipeline,
+    ids: Sequence[int],
+    tokens: int,
+    on_tokens: OnTokens = lambda lanes: None,
+) -> None:
+    """Check that an answer of so many tokens is the single device's."""
+    found = answer(made, ids, DecodeConfig(tokens), control(), on_tokens)
+    assert found.tokens == alone(ids, tokens)
+
+
+def expand(
+    made: Pipeline,
+    shared: Sequence[int],
+    requests: Sequence[Sequence[int]],
+    config: DecodeConfig,
+    on_tokens: OnTokens = lambda lanes: None,
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the answers in lanes that share a prompt, and those of the single device."""
+    outline, lanes = answer_in_points(
+        made,
+        shared,
+        DecodeConfig(1),
+        lambda tokens: requests,
+        config,
+        control(),
+        most=len(requests),
+        on_tokens=on_tokens,
+    )
+    texts = [[*shared, *outline.tokens, *request] for request in requests]
+    return [lane.tokens for lane in lanes], [alone(text, config.max_tokens) for text in texts]
 
 
 def control() -> Control:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jupiter_bed import alone, control, prompt, workers
+from jupiter_bed import alone, assert_exact, control, prompt, workers
 
 from collab_llm_lab.bench.link.proxy import LinkProxy
 from collab_llm_nodes.decoding.sampling import SamplingConfig
@@ -30,7 +30,7 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.protocols.jupiter import codec, pipeline
 from collab_llm_nodes.protocols.jupiter.chain import WorkerLost
-from collab_llm_nodes.protocols.jupiter.generation import Asked, answer
+from collab_llm_nodes.protocols.jupiter.generation import DecodeConfig, answer
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig
 from collab_llm_nodes.protocols.jupiter.messages import (
     Connected,
@@ -42,8 +42,8 @@ from collab_llm_nodes.protocols.jupiter.messages import (
     Step,
     Want,
 )
+from collab_llm_nodes.protocols.jupiter.monitors import ProgressMonitor
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig
-from collab_llm_nodes.protocols.jupiter.progress import Progress
 from collab_llm_nodes.protocols.jupiter.worker import StageWorker
 from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerLimits
 from collab_llm_nodes.transport.server import ServerHandle
@@ -122,8 +122,7 @@ def test_a_worker_that_answers_and_computes_nothing_is_replaced(
     with workers(3) as (handles, addresses), pipeline_of(addresses) as made:
         try:
             listener = once(lambda: sabotage(handles[which], over))
-            found = answer(made, ids, Asked(TOKENS), control(), listener)
-            assert found.tokens == alone(ids, TOKENS)
+            assert_exact(made, ids, TOKENS, listener)
             assert [loss.device for loss in made.losses] == [addresses[which]]
             assert made.missing == [addresses[which]]
             assert addresses[which] in made.losses[0].why
@@ -138,7 +137,10 @@ def test_it_is_found_in_the_first_prompt_as_well(sabotage: Sabotage) -> None:
         try:
             sabotage(handles[1], over)
             found = answer(
-                made, ids, Asked(4, lengths=lambda n: (n - 50, 50) if n > 50 else (n,)), control()
+                made,
+                ids,
+                DecodeConfig(4, lengths=lambda n: (n - 50, 50) if n > 50 else (n,)),
+                control(),
             )
             assert found.tokens == alone(ids, 4)
             assert made.missing == [addresses[1]]
@@ -156,8 +158,7 @@ def test_it_is_found_amid_a_handover() -> None:
                 frozen(handles[2], over)
                 threading.Thread(target=handles[0].stop).start()
 
-            found = answer(made, ids, Asked(TOKENS), control(), once(strike))
-            assert found.tokens == alone(ids, TOKENS)
+            assert_exact(made, ids, TOKENS, once(strike))
             assert made.missing == [addresses[0], addresses[2]]
         finally:
             over.set()
@@ -201,7 +202,7 @@ def test_a_worker_may_take_connect_s_to_connect() -> None:
         shown = (addresses[0], slow.address)
         link = replace(WATCHFUL, silence_s=1.0)
         with Pipeline(PipelineConfig(shown, link)) as made:
-            assert answer(made, ids, Asked(4), control()).tokens == alone(ids, 4)
+            assert_exact(made, ids, 4)
             assert not made.losses
 
 
@@ -221,8 +222,7 @@ def test_a_worker_may_end_a_long_pass_before_it_takes_other_layers() -> None:
 
             service._compute_pass = long
 
-        found = answer(made, ids, Asked(TOKENS), control(), once(strike))
-        assert found.tokens == alone(ids, TOKENS)
+        assert_exact(made, ids, TOKENS, once(strike))
         assert [loss.device for loss in made.losses] == [addresses[0]]
 
 
@@ -286,8 +286,7 @@ def test_a_worker_that_lies_is_named_and_the_others_go_on(
 
             service.encode = lying
 
-        found = answer(made, ids, Asked(TOKENS), control(), once(begin))
-        assert found.tokens == alone(ids, TOKENS)
+        assert_exact(made, ids, TOKENS, once(begin))
         assert [loss.device for loss in made.losses] == [addresses[1]]
     assert "Traceback" not in caplog.text
 
@@ -303,7 +302,7 @@ def test_states_that_cannot_be_read_are_their_senders_fault() -> None:
                 chain, size, replace(passed_on, states=b"\xff" * len(passed_on.states))
             )
 
-        assert answer(made, ids, Asked(TOKENS), control(), once(begin)).tokens == alone(ids, TOKENS)
+        assert_exact(made, ids, TOKENS, once(begin))
         assert [loss.device for loss in made.losses] == [addresses[0]]
 
 
@@ -329,7 +328,7 @@ def test_a_worker_that_describes_what_cannot_be(
                 made.chain(control().due)
             return
         ids = prompt(9)
-        assert answer(made, ids, Asked(4), control()).tokens == alone(ids, 4)
+        assert_exact(made, ids, 4)
         assert made.missing == [addresses[1]]
 
 
@@ -353,7 +352,7 @@ def test_a_worker_that_fails_each_job_is_left_out(job: str, failing: type[Collab
             raise failing("oops")
 
         setattr(service, job, fail)
-        assert answer(made, ids, Asked(4), control()).tokens == alone(ids, 4)
+        assert_exact(made, ids, 4)
         assert [loss.device for loss in made.losses] == [addresses[1]]
         assert made.missing == [addresses[1]]
 
@@ -372,7 +371,7 @@ def test_a_worker_whose_states_are_no_numbers_is_left_out() -> None:
 
             service._compute_pass = damaged
 
-        assert answer(made, ids, Asked(TOKENS), control(), once(begin)).tokens == alone(ids, TOKENS)
+        assert_exact(made, ids, TOKENS, once(begin))
         assert [loss.device for loss in made.losses] == [addresses[0]]
 
 
@@ -398,15 +397,15 @@ def test_more_logits_than_a_message_holds_are_refused_and_nobody_is_lost() -> No
 def test_a_token_outside_the_vocabulary_is_no_workers_fault(token: int) -> None:
     with workers(1) as (_, addresses), pipeline_of(addresses) as made:
         with pytest.raises(InvalidInput, match="outside the vocabulary"):
-            answer(made, [1, token], Asked(4), control())
-        assert answer(made, prompt(9), Asked(4), control()).tokens == alone(prompt(9), 4)
+            answer(made, [1, token], DecodeConfig(4), control())
+        assert_exact(made, prompt(9), 4)
         assert not made.losses
 
 
 def test_a_top_k_of_any_size_is_no_workers_fault() -> None:
     sampling = SamplingConfig(1.0, top_k=1 << 40, law="coupled")
     with workers(1) as (_, addresses), pipeline_of(addresses) as made:
-        found = answer(made, prompt(9), Asked(4, sampling=sampling), control())
+        found = answer(made, prompt(9), DecodeConfig(4, sampling=sampling), control())
         assert found.tokens == alone(prompt(9), 4, sampling)
 
 
@@ -425,7 +424,7 @@ def test_logits_that_are_no_numbers_are_the_last_workers_fault(value: float) -> 
         )
         chain.run([step], control().due)
         logits[1] = value
-        with pytest.raises(WorkerLost, match="no numbers") as lost:
+        with pytest.raises(WorkerLost, match="logits that are not finite") as lost:
             chain.run([replace(step, start=2)], control().due)
         assert lost.value.device == addresses[0]
 
@@ -433,11 +432,11 @@ def test_logits_that_are_no_numbers_are_the_last_workers_fault(value: float) -> 
 # The machine alone.
 
 
-def progress(count: int = 2) -> Progress:
-    return Progress([0.0] * count, tick_s=0.1, grace_s=1.0, row_s=0.0)
+def progress(count: int = 2) -> ProgressMonitor:
+    return ProgressMonitor([0.0] * count, tick_s=0.1, grace_s=1.0, row_s=0.0)
 
 
-def ticks(made: Progress) -> tuple[int, int]:
+def ticks(made: ProgressMonitor) -> tuple[int, int]:
     """Return after how many ticks which worker is found."""
     for number in range(1, 10_000):
         if (found := made.tick()) is not None:
@@ -445,13 +444,13 @@ def ticks(made: Progress) -> tuple[int, int]:
     raise AssertionError("nobody is found")
 
 
-def loaded(made: Progress, count: int = 2) -> Progress:
+def loaded(made: ProgressMonitor, count: int = 2) -> ProgressMonitor:
     for i in range(count):
         made.on_pong(i, Pong(1, 1, 1))
     return made
 
 
-def ended(made: Progress, rows: int, seconds: float) -> None:
+def ended(made: ProgressMonitor, rows: int, seconds: float) -> None:
     """Have a pass end that takes each worker so many seconds."""
     made.on_sent(rows)
     made.on_result([Span(0.0, seconds)] * 2, 2 * seconds)
@@ -609,7 +608,7 @@ def test_a_lie_about_times_leaves_out_no_honest_worker() -> None:
         )
         with Pipeline(PipelineConfig(tuple(addresses), link)) as made:
             listener = once(lambda: wait_s.__setitem__(0, 1.8))
-            assert answer(made, ids, Asked(5), control(), listener).tokens == alone(ids, 5)
+            assert_exact(made, ids, 5, listener)
             assert not made.losses
 
 

@@ -33,10 +33,9 @@ from collab_llm_nodes.processes import free_port
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
 from collab_llm_nodes.protocols.jupiter.arrangement import Arrangement
 from collab_llm_nodes.protocols.jupiter.chain import Chain
-from collab_llm_nodes.protocols.jupiter.lane import Guide
+from collab_llm_nodes.protocols.jupiter.lane import CachedPrefix
 from collab_llm_nodes.protocols.jupiter.messages import Step, WorkerInfo
-from collab_llm_nodes.protocols.jupiter.outline import guided_turns
-from collab_llm_nodes.protocols.jupiter.outline_prompts import OutlinePrompts
+from collab_llm_nodes.protocols.jupiter.outline import OutlinePrompts, with_directive
 from collab_llm_nodes.protocols.jupiter.planner import PlannerConfig
 from collab_llm_nodes.protocols.jupiter.running import Jupiter, check, start
 from collab_llm_nodes.protocols.jupiter.settings import JupiterConfig, PlanningConfig
@@ -197,13 +196,13 @@ def test_a_task_s_directive_is_read_once_by_all_stages(monkeypatch: pytest.Monke
     assert [(step.fork_of, step.start) for step in forks] == [(lane, length)] * 3
     loaded = read_facts(ModelConfig(str(folder()))).without_weights()
     for outline, turns in zip(seen, befores, strict=False):
-        whole = Prompt(QUESTION, turns=guided_turns(directive, turns))
+        whole = Prompt(QUESTION, turns=with_directive(directive, turns))
         assert outline == tuple(alone(encode(whole, loaded).ids, 8))
     assert seen[3] != seen[0], "without a task the directive is behind the question"
 
 
 def test_a_directive_is_fed_to_each_chain_once_however_many_ask() -> None:
-    guide = Guide(7, prompt(30))
+    guide = CachedPrefix(7, prompt(30))
     fed: list[tuple[object, Step]] = []
     chains = [object(), object()]
 
@@ -372,14 +371,14 @@ def test_a_plan_is_made_without_running(tmp_path: Path) -> None:
     with jupiter(planning=planning) as (made, _):
         chain = made.pipeline.current
         found = made.plan(control(), prompt_tokens=100, answer_tokens=0, lanes=2)
-        assert found.prompt_tokens == 100
+        assert found.typical_prompt == 100
         with pytest.raises(InvalidInput, match="context has") as refused:
             made.plan(control(), prompt_tokens=10_000)
         assert refused.value.field == "prompt_tokens"
-        assert {part.device for part in found.plan.placements} <= {"robot", "laptop"}
-        assert found.plan.config.lanes == 2
+        assert {part.device for part in found.placements} <= {"robot", "laptop"}
+        assert found.config.lanes == 2
         wider = made.plan(control(), devices=("rover",))
-        assert [part.device for part in wider.plan.placements] == ["rover"]
+        assert [part.device for part in wider.placements] == ["rover"]
         with pytest.raises(ConfigError, match="no device 'rovr'.*did you mean rover"):
             made.plan(control(), devices=("rovr",))
         with pytest.raises(DeadlineExceeded):
