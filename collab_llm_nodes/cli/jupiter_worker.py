@@ -43,9 +43,10 @@ def jupiter_worker(
         _stay_on(cores)
     with starting():
         from collab_llm_nodes.protocols.jupiter.worker import serve
-        from collab_llm_nodes.protocols.jupiter.worker_settings import load_config
+        from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerConfig
+        from collab_llm_nodes.transport.settings import read_server_config
 
-    settings = load_config(config, model=model, address=address)
+    settings = read_server_config(WorkerConfig, config, model=model, address=address)
     set_up_logging(settings.log_format)
     if emulated_slowdown > 1:
         settings = replace(settings, emulated_slowdown=emulated_slowdown)

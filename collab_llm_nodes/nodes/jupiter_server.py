@@ -96,7 +96,7 @@ class JupiterServer(ProtocolServer[JupiterServerConfig]):
 
         self.destroy_timer(self._stages_timer)
         self.destroy_publisher(self._stages)
-        self._planning.shutdown(wait=True)  # the plan under way was cancelled
+        self._planning.shutdown(wait=True)  # the running plan was cancelled
         self.host.close(release)
 
     def details(self, now: float) -> list[Status]:

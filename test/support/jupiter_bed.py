@@ -32,7 +32,7 @@ from collab_llm_nodes.protocols.jupiter.generation import (
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig, Plan, equal_parts
 from collab_llm_nodes.protocols.jupiter.process import LocalWorker
-from collab_llm_nodes.protocols.jupiter.worker import StageWorker, start_worker
+from collab_llm_nodes.protocols.jupiter.worker import StageWorker
 from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerConfig
 from collab_llm_nodes.transport.server import ServerHandle
 
@@ -93,7 +93,10 @@ def workers(
 ) -> Iterator[tuple[list[ServerHandle[StageWorker]], list[str]]]:
     """Run workers in this process; yields them, and their addresses."""
     with ExitStack() as stack:
-        handles = [stack.enter_context(start_worker(settings(**changed))) for _ in range(count)]
+        handles = [
+            stack.enter_context(ServerHandle(StageWorker(settings(**changed))))
+            for _ in range(count)
+        ]
         yield handles, [f"127.0.0.1:{handle.port}" for handle in handles]
 
 

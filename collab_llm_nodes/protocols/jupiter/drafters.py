@@ -114,15 +114,9 @@ class PromptLookup:
         return Draft()
 
 
-DRAFTERS = ("medusa", "medusa_tree", "prompt_lookup", "none")
-
-
-def drafter_named(name: str) -> Drafter:
-    """Return the drafter of this name, one of ``DRAFTERS``."""
-    made: dict[str, Drafter] = {
-        "medusa": MedusaChain(),
-        "medusa_tree": MedusaTree(),
-        "prompt_lookup": PromptLookup(),
-        "none": NoDrafter(),
-    }
-    return made[name]
+DRAFTERS: dict[str, Drafter] = {
+    "medusa": MedusaChain(),
+    "medusa_tree": MedusaTree(),
+    "prompt_lookup": PromptLookup(),
+    "none": NoDrafter(),
+}

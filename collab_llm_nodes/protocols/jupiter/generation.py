@@ -34,7 +34,7 @@ class DecodeConfig:
 
     Attributes:
         lengths: divides a prompt into the sub-sequences of the pipeline.
-        groups: the points of an outline are decoded in so many passes at a time, each with its
+        groups: the points of an outline are decoded in this many passes at a time, each with its
             share of the lanes; 0: one pass per stage, 1: all lanes in one pass.
         stop: ends an answer early.
     """

@@ -29,6 +29,7 @@ from collab_llm_nodes.errors import (
     Unauthenticated,
     Unavailable,
 )
+from collab_llm_nodes.models.partial import CheckpointFacts
 from collab_llm_nodes.protocols.jupiter.chain import (
     Chain,
     WorkerLost,
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.1  # between two rounds of Describe without any answer
 _DESCRIBE_S = 2.0  # for a missing worker, which is asked again later
+_ARRANGE_S = 600.0  # without a request: loading that is stuck fails much earlier (ProgressMonitor)
 _END_S = 5.0  # for the upkeep thread to end
 _EXCLUDED_S = 60.0
 """Time for which a faulty worker is left out, unless it is restarted meanwhile."""
@@ -76,13 +78,6 @@ class PipelineConfig:
     )
     lanes: int = setting(
         8, "Lanes, each with a KV cache in every stage.", low=1, high=1024, read_only=True
-    )
-    arrange_s: float = setting(
-        120.0,
-        "Deadline for workers to answer and to load their layers [s].",
-        low=0.1,
-        high=3600.0,
-        read_only=True,
     )
     alone_s: float = setting(
         5.0,
@@ -193,7 +188,6 @@ class Pipeline:
             DeadlineExceeded: the layers were not loaded in time.
             CollabError: the remaining workers cannot hold the model, or hold different ones.
         """
-        due = min(due, time.monotonic() + self.config.arrange_s)
         if not wait_until(lambda s: self._arranging.acquire(timeout=s), due, check):
             raise DeadlineExceeded(
                 "the workers were not arranged in time",
@@ -269,7 +263,7 @@ class Pipeline:
                     self._chain = None
             if sound and chain is not None and self._chain is None:
                 chain.close()
-        self.chain(time.monotonic() + self.config.arrange_s)
+        self.chain(time.monotonic() + _ARRANGE_S)
 
     def close(self) -> None:
         """Release the workers."""
@@ -438,6 +432,20 @@ class Pipeline:
                     remedy="start them (collab-llm jupiter-worker), and check their addresses",
                 )
             time.sleep(_PAUSE_S)
+
+
+def check_model(info: WorkerInfo, facts: CheckpointFacts) -> None:
+    """Refuse workers that hold another model than the one of ``facts``.
+
+    Raises:
+        ConfigError: ``field`` is ``model.path``.
+    """
+    if (info.vocabulary, info.num_layers) != (facts.vocabulary, facts.num_layers):
+        raise ConfigError(
+            f"the workers hold {info.model}, this is {facts.config.path}",
+            field="model.path",
+            remedy="name the model that the workers hold",
+        )
 
 
 async def _describe(link: LinkConfig, workers: Sequence[str]) -> list[WorkerInfo | CollabError]:

@@ -21,10 +21,11 @@ from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.engine.stage import Stage
 from collab_llm_nodes.engine.streams import wait_for
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
-from collab_llm_nodes.models import heads as medusa
 from collab_llm_nodes.models.architectures import architecture_of, context_length
 from collab_llm_nodes.models.devices import device_named, free_bytes
 from collab_llm_nodes.models.footprint import column_bytes
+from collab_llm_nodes.models.heads import NAME as HEADS_NAME
+from collab_llm_nodes.models.heads import count_heads
 from collab_llm_nodes.models.loading import DTYPES, ModelConfig, architecture_in, model_folder
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig, time_messages
 from collab_llm_nodes.protocols.jupiter.profile import STEADY, DeviceProfile, ModelFacts
@@ -95,7 +96,7 @@ def model_facts(config: ModelConfig) -> ModelFacts:
             kind = "head"
         sizes[kind] += int(np.prod(shape)) * dtype.itemsize
     table = int(np.prod(shapes[f"{prefix}.embed_tokens.weight"])) * dtype.itemsize
-    heads = _drafting_heads(folder / f"{medusa.NAME}.json")
+    heads = count_heads(folder) if (folder / f"{HEADS_NAME}.json").is_file() else 0
     sizes["head"] += heads * facts.hidden_size**2 * dtype.itemsize
     hashed = json.dumps([sorted(shapes.items()), str(dtype), heads, facts.num_attention_heads])
     between = getattr(facts, "intermediate_size", None) or facts.ffn_dim
@@ -114,18 +115,6 @@ def model_facts(config: ModelConfig) -> ModelFacts:
         scratch_bytes=(6 * facts.hidden_size + 3 * between) * dtype.itemsize,
         logits_bytes=facts.vocab_size * 4,
     )
-
-
-def _drafting_heads(file: Any) -> int:
-    """Return the number of drafting heads in ``file``; 0 without a file."""
-    if not file.is_file():
-        return 0
-    try:
-        return int(json.loads(file.read_text(encoding="utf-8"))["heads"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(
-            f"cannot read {file}: {error}", field="path", remedy="export the heads again"
-        ) from error
 
 
 StageOf = Callable[[int, int], Any]

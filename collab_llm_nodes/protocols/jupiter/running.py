@@ -20,7 +20,7 @@ from collab_llm_nodes.models.prompt import Prompt, check_prompt, encode
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
 from collab_llm_nodes.protocols.jupiter.arrangement import Arrangement
-from collab_llm_nodes.protocols.jupiter.drafters import drafter_named
+from collab_llm_nodes.protocols.jupiter.drafters import DRAFTERS
 from collab_llm_nodes.protocols.jupiter.gantt import Rows, measured_rows
 from collab_llm_nodes.protocols.jupiter.generation import DecodeConfig, answer, answer_in_points
 from collab_llm_nodes.protocols.jupiter.lane import CachedPrefix
@@ -32,7 +32,7 @@ from collab_llm_nodes.protocols.jupiter.outline import (
     with_directive,
 )
 from collab_llm_nodes.protocols.jupiter.partition import Placement
-from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline
+from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, check_model
 from collab_llm_nodes.protocols.jupiter.planner import JupiterPlan, plan
 from collab_llm_nodes.protocols.jupiter.profile import Profile
 from collab_llm_nodes.protocols.jupiter.profiler import model_facts
@@ -95,13 +95,12 @@ class Jupiter:
 
     def __init__(self, config: JupiterConfig) -> None:
         self._config = config
-        self._loaded = read_facts(config.model).without_weights()
-        self._vocabulary = self._loaded.vocabulary
+        self._facts = read_facts(config.model)
+        self._loaded = self._facts.without_weights()
         planning = config.planning
-        self._facts = model_facts(config.model)
         self._arrangement = Arrangement(
             config.device_names,
-            self._facts,
+            model_facts(config.model),
             config.planner(),
             Profile.load(Path(planning.profile).expanduser()) if planning.profile else None,
             JupiterPlan.load(Path(planning.plan).expanduser()) if planning.plan else None,
@@ -123,7 +122,7 @@ class Jupiter:
         decode = DecodeConfig(
             request.length(config.max_tokens),
             request.sampling,
-            drafter_named(config.drafter),
+            DRAFTERS[config.drafter],
             self._arrangement.lengths,
             config.groups,
         )
@@ -244,12 +243,7 @@ class Jupiter:
         self.pipeline.close()
 
     def _stages(self, addresses: Sequence[str], info: WorkerInfo) -> Sequence[Placement]:
-        if (info.vocabulary, info.num_layers) != (self._vocabulary, self._facts.layers):
-            raise ConfigError(
-                f"the workers hold {info.model}, this is {self._config.model.path}",
-                field="model.path",
-                remedy="name the model that the workers hold",
-            )
+        check_model(info, self._facts)
         return self._arrangement.stages(addresses, info)
 
     def _wants_outline(self, request: Request, max_tokens: int) -> bool:

@@ -73,7 +73,7 @@ class JupiterConfig:
         read_only=True,
     )
     drafter: str = setting(
-        "medusa", "Method of proposing the next tokens.", choices=DRAFTERS, per_request=ANY
+        "medusa", "Method of proposing the next tokens.", choices=tuple(DRAFTERS), per_request=ANY
     )
     outline: str = setting(
         AUTO,

@@ -32,7 +32,13 @@ from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.jupiter.chain import Chain, WorkerLost
 from collab_llm_nodes.protocols.jupiter.generation import MOST_LOSSES
 from collab_llm_nodes.protocols.jupiter.messages import Result, Step, Want, WorkerInfo
-from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig, Plan, equal_parts
+from collab_llm_nodes.protocols.jupiter.pipeline import (
+    Pipeline,
+    PipelineConfig,
+    Plan,
+    check_model,
+    equal_parts,
+)
 from collab_llm_nodes.protocols.jupiter.states import pack
 
 _PASS_S = 60.0  # deadline of a pass, including the arrangement of another chain
@@ -131,13 +137,7 @@ class StagedEngine:
 
     def _check_workers(self, info: WorkerInfo, facts: CheckpointFacts) -> None:
         """Refuse workers that hold another model than ``model.path``."""
-        path = facts.config.path
-        if (info.vocabulary, info.num_layers) != (self.vocabulary, self.num_layers):
-            raise ConfigError(
-                f"the workers hold {info.model}, this is {path}",
-                field="model.path",
-                remedy="name the model that the workers hold",
-            )
+        check_model(info, facts)
         if not facts.vision or info.weights == facts.weights:
             return
         dtype = info.weights.partition(" ")[2]
@@ -148,7 +148,7 @@ class StagedEngine:
                 remedy=f"set it to {dtype}",
             )
         raise ConfigError(
-            f"the workers hold other weights than {path}",
+            f"the workers hold other weights than {facts.config.path}",
             field="model.path",
             remedy="copy the workers' checkpoint here: its vision encoder belongs to their layers",
         )

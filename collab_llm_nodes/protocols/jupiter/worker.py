@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import secrets
 import time
@@ -43,7 +42,7 @@ from collab_llm_nodes.errors import (
     Unavailable,
 )
 from collab_llm_nodes.models.heads import NAME as HEADS_NAME
-from collab_llm_nodes.models.heads import MedusaHeads
+from collab_llm_nodes.models.heads import MedusaHeads, count_heads
 from collab_llm_nodes.models.loading import model_folder
 from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.threads import set_threads
@@ -74,7 +73,7 @@ from collab_llm_nodes.protocols.jupiter.messages import (
 from collab_llm_nodes.protocols.jupiter.stage_lanes import StageLanes
 from collab_llm_nodes.protocols.jupiter.states import pack, packed_bytes, unpack
 from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerConfig
-from collab_llm_nodes.transport.server import Server, ServerHandle, check_free, run_until_signal
+from collab_llm_nodes.transport.server import Server, check_free, run_until_signal
 from collab_llm_nodes.transport.streams import ClientSession, StreamService, Unary
 
 log = logging.getLogger(__name__)
@@ -151,7 +150,7 @@ class StageWorker(StreamService[Answer]):
             facts.width,
             config.limits.max_lanes,
             facts.eos,
-            _count_heads(self._heads),
+            0 if self._heads is None else count_heads(self._heads),
             facts.vocabulary,
         )
         self.title = f"jupiter worker for {self.info.model}"
@@ -208,7 +207,9 @@ class StageWorker(StreamService[Answer]):
             self._take_link(client, first)
         elif first is not None:
             raise ProtocolError(
-                "the first message must be Load or Link", field="message", remedy="begin anew"
+                "the first message must be Load or Link",
+                field="message",
+                remedy="open a new stream",
             )
         while (data := await self.read(client)) is not None:
             self._take(client, codec.decode_order(data), len(data))
@@ -262,7 +263,9 @@ class StageWorker(StreamService[Answer]):
                 "this worker expects no such link", field="chain", remedy="arrange a chain first"
             )
         if bool(link.port) != (chain.load.path == "gloo"):
-            raise ProtocolError("the link has another path", field="port", remedy="begin anew")
+            raise ProtocolError(
+                "the link has another path", field="port", remedy="open a new stream"
+            )
         chain.previous = client
         client.open()
         if link.port:
@@ -291,7 +294,9 @@ class StageWorker(StreamService[Answer]):
             self._take_pass(chain, client, order, size)
         else:
             raise ProtocolError(
-                f"{type(order).__name__} was not expected", field="message", remedy="begin anew"
+                f"{type(order).__name__} was not expected",
+                field="message",
+                remedy="open a new stream",
             )
 
     def _connect(self, chain: _Chain, order: Connect) -> None:
@@ -484,24 +489,6 @@ def _heads_folder(heads: str, folder: Path) -> Path | None:
     if heads != "beside":
         return Path(heads).expanduser() if heads else None
     return folder if (folder / f"{HEADS_NAME}.safetensors").is_file() else None
-
-
-def _count_heads(folder: Path | None) -> int:
-    if folder is None:
-        return 0
-    try:
-        return int(json.loads((folder / f"{HEADS_NAME}.json").read_text("utf-8"))["heads"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(
-            f"cannot read the Medusa heads in {folder}: {error}",
-            field="heads",
-            remedy="train them again, or set heads to ''",
-        ) from error
-
-
-def start_worker(config: WorkerConfig) -> ServerHandle[StageWorker]:
-    """Run a worker in the background; returns when it listens."""
-    return ServerHandle(StageWorker(config))
 
 
 def serve(config: WorkerConfig, on_listening: Callable[[int], None] = lambda port: None) -> None:

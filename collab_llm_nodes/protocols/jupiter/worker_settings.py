@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from collab_llm_nodes.config import setting
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig
 from collab_llm_nodes.transport.admission import Shares
-from collab_llm_nodes.transport.settings import ServerConfig, StreamLimits, read_server_config
+from collab_llm_nodes.transport.settings import ServerConfig, StreamLimits
 
 
 @dataclass(frozen=True)
@@ -71,17 +70,3 @@ class WorkerConfig(ServerConfig):
         if self.next.token or self.next.token_file:
             return self.next
         return replace(self.next, token=self.token, token_file=self.token_file)
-
-
-def load_config(
-    file: str | Path | None = None, *, model: str | None = None, address: str | None = None
-) -> WorkerConfig:
-    """Return the configuration in ``file``, overridden by ``model`` and ``address``.
-
-    Args:
-        file: YAML, a path or the name of a shipped file.
-
-    Raises:
-        ConfigError: no such file, unknown keys, values out of range, or no model at all.
-    """
-    return read_server_config(WorkerConfig, file, model=model, address=address)

@@ -1,4 +1,4 @@
-"""Passes that nobody honest sends: a stage runs them, or refuses them by type."""
+"""Passes of a dishonest sender: a stage runs them, or refuses them by type."""
 
 from __future__ import annotations
 

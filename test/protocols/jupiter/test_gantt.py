@@ -21,11 +21,11 @@ from collab_llm_nodes.protocols.jupiter.planner import PlannerConfig, plan
 
 def test_the_text_names_stages_parts_and_losses() -> None:
     made = plan(profile(1.0, 1.5), PlannerConfig(prompt_tokens=48, answer_tokens=32, lanes=4))
-    told = describe(made)
+    text = describe(made)
     for part in made.placements:
-        assert f"{part.device}: layers {part.first} to {part.last - 1}" in told
-    assert f"{made.predicted.prefill_s:.3f} s to the first token" in told
-    assert "answer of 32 tokens in 4 lanes" in told
+        assert f"{part.device}: layers {part.first} to {part.last - 1}" in text
+    assert f"{made.predicted.prefill_s:.3f} s to the first token" in text
+    assert "answer of 32 tokens in 4 lanes" in text
     assert "answer" not in describe(plan(profile(1.0), PlannerConfig(answer_tokens=0)))
 
 

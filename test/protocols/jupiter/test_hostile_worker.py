@@ -58,11 +58,20 @@ def say(address: str, messages: Iterable[Order | bytes], token: str = TOKEN) -> 
             yield codec.decode_report(data)
 
 
-def refusal(address: str, messages: Iterable[Order | bytes]) -> Failure:
+def refusal(address: str, messages: Iterable[Order | bytes], token: str = TOKEN) -> Failure:
     """Return the failure that ends the stream."""
-    *_, last = say(address, messages)
-    assert isinstance(last, Failure), last
-    return last
+    refused = threading.Event()
+    for report in say(address, held_open(messages, refused), token):
+        if isinstance(report, Failure):
+            refused.set()
+    assert isinstance(report, Failure), report
+    return report
+
+
+def held_open(messages: Iterable[Order | bytes], until: threading.Event) -> Iterator[Order | bytes]:
+    """Yield ``messages``, and keep the stream open until something has happened."""
+    yield from messages
+    until.wait(WAIT_S)
 
 
 @contextmanager
@@ -91,7 +100,7 @@ def test_a_stranger_without_the_token_is_refused_before_a_word_is_read(token: st
         assert_exact(made, prompt(9), 4)
 
 
-def test_what_has_no_place_is_refused_by_type_and_disturbs_nobody() -> None:
+def test_unexpected_messages_are_refused_by_type_and_disturb_nobody() -> None:
     step = Step(0, 0, (1, 2), want=Want.VERDICT, rows=1)
     with guarded(2) as (addresses, made):
         first, second = addresses
@@ -120,12 +129,6 @@ def test_what_has_no_place_is_refused_by_type_and_disturbs_nobody() -> None:
         assert not made.losses
 
 
-def held_open(messages: Iterable[Order | bytes], until: threading.Event) -> Iterator[Order | bytes]:
-    """Yield ``messages``, and keep the stream open until something has happened."""
-    yield from messages
-    until.wait(WAIT_S)
-
-
 def test_passes_that_cannot_be_run_end_the_chain_with_a_typed_error() -> None:
     with workers(1) as (handles, addresses):
         info = handles[0].service.info
@@ -152,15 +155,9 @@ def test_passes_that_cannot_be_run_end_the_chain_with_a_typed_error() -> None:
             (load(2, 2), Pass(0, ())),
         ]
         for loading, asked in bad:
-            heard = threading.Event()
-            found = []
-            for report in say(addresses[0], held_open([loading, asked], heard), ""):
-                found.append(report)
-                if isinstance(report, Failure):
-                    heard.set()
-            assert isinstance(found[-1], Failure), found
-            assert found[-1].code in BY_CODE
-            assert found[-1].code != CollabError.code, found[-1]
+            failure = refusal(addresses[0], [loading, asked], "")
+            assert failure.code in BY_CODE
+            assert failure.code != CollabError.code, failure
         with Pipeline(PipelineConfig(tuple(addresses), PATIENT)) as made:
             # The same coordinator's chain may be replaced, another's is waited for.
             made._coordinator = "me"
@@ -216,14 +213,7 @@ def test_more_bytes_than_may_wait_are_refused() -> None:
         service.max_unanswered_bytes = 10_000
         load = Load("me", "f", info.version, info.weights, 0, 4, 1)
         large = Pass(0, (), b"x" * 20_000)
-        heard = threading.Event()
-        found: list[Report] = []
-        for report in say(addresses[0], held_open([load, large], heard), ""):
-            found.append(report)
-            if isinstance(report, Failure):
-                heard.set()
-        assert isinstance(found[-1], Failure)
-        assert found[-1].code == "BUSY"
+        assert refusal(addresses[0], [load, large], "").code == "BUSY"
 
 
 def test_only_members_of_a_chain_may_send_much() -> None:
@@ -294,7 +284,7 @@ def test_logits_larger_than_a_message_are_not_computed() -> None:
 
 
 def _second_stage(address: str, load: Load, order: Pass) -> Failure:
-    """Send ``order`` as the worker before; return what it or the coordinator is told of it."""
+    """Send ``order`` as the previous worker; return the failure that it or the coordinator gets."""
     loaded, over = threading.Event(), threading.Event()
     failures: list[Failure] = []
 

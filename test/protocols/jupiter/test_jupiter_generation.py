@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -30,7 +29,7 @@ from tiny_models import tiny_model
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import ConfigError, InvalidInput
 from collab_llm_nodes.protocols.jupiter import worker
-from collab_llm_nodes.protocols.jupiter.drafters import DRAFTERS, drafter_named
+from collab_llm_nodes.protocols.jupiter.drafters import DRAFTERS
 from collab_llm_nodes.protocols.jupiter.generation import (
     DecodeConfig,
     _decode_on,
@@ -56,7 +55,7 @@ def in_thirds(tokens: int) -> list[int]:
 def test_an_answer_is_the_single_device_s(count: int, drafter: str) -> None:
     ids = prompt(30) * 2  # there is something to look up
     with pipeline(count) as made:
-        asked = DecodeConfig(TOKENS, drafter=drafter_named(drafter), lengths=in_thirds)
+        asked = DecodeConfig(TOKENS, drafter=DRAFTERS[drafter], lengths=in_thirds)
         found = answer(made, ids, asked, control())
     assert found.tokens == alone(ids, TOKENS)
     if drafter == "none":
@@ -82,7 +81,7 @@ def test_hidden_states_may_go_by_gloo(states: str) -> None:
 def test_a_sampled_answer_depends_on_no_draft(drafter: str) -> None:
     ids, sampling = prompt(30) * 2, SamplingConfig(temperature=0.7, top_p=0.9, seed=7)
     with pipeline(2) as made:
-        found = answer(made, ids, DecodeConfig(TOKENS, sampling, drafter_named(drafter)), control())
+        found = answer(made, ids, DecodeConfig(TOKENS, sampling, DRAFTERS[drafter]), control())
     assert found.tokens == alone(ids, TOKENS, sampling)
 
 
@@ -210,22 +209,6 @@ def test_lanes_end_and_are_used_again() -> None:
             assert found == expected
 
 
-def test_two_requests_at_once_share_the_stages_or_wait_for_a_lane() -> None:
-    for lanes in (4, 1):
-        with pipeline(2, lanes=lanes) as made:
-            found: dict[int, list[int]] = {}
-
-            def ask(seed: int, made: Pipeline = made, found: dict[int, list[int]] = found) -> None:
-                found[seed] = answer(made, prompt(25, seed), DecodeConfig(12), control()).tokens
-
-            threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(3)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        assert found == {seed: alone(prompt(25, seed), 12) for seed in range(3)}
-
-
 def test_layers_may_be_divided_in_any_way() -> None:
     ids = prompt(33)
 
@@ -326,7 +309,7 @@ def test_points_go_on_from_the_outline_that_was_decoded() -> None:
 def test_points_go_on_from_an_outline_that_was_drafted_and_cut(drafter: str, cut: int) -> None:
     """Nodes of a tree, and tokens beyond the cut, are not in the cache that points share."""
     ids, requests = prompt(30) * 2, [prompt(3, 50), prompt(4, 51), prompt(2, 52)]
-    drafting = drafter_named(drafter)
+    drafting = DRAFTERS[drafter]
     with pipeline(2, lanes=4) as made:
         first = DecodeConfig(TOKENS, drafter=drafting, stop=lambda tokens: len(tokens) == cut)
         asked = DecodeConfig(TOKENS, drafter=drafting)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distributions
-from collab_llm_nodes.errors import InvalidInput, ModelError
+from collab_llm_nodes.errors import InvalidInput, ModelError, ProtocolError
 from collab_llm_nodes.protocols.jupiter.drafters import (
     Draft,
     Drafter,
@@ -25,7 +25,8 @@ from collab_llm_nodes.protocols.jupiter.drafters import (
     PromptLookup,
 )
 from collab_llm_nodes.protocols.jupiter.lane import LaneAnswer, SharedPrefix, divide, undivided
-from collab_llm_nodes.protocols.jupiter.messages import Outcome, Step, Want
+from collab_llm_nodes.protocols.jupiter.messages import Outcome, Result, Step, Want, WorkerInfo
+from collab_llm_nodes.protocols.jupiter.results import check_result
 from collab_llm_nodes.protocols.jupiter.stage_lanes import judge, walk
 
 VOCAB, EOS, HEADS, CONTEXT = 7, 0, 5, 200
@@ -206,6 +207,22 @@ def test_drafts_are_as_long_as_what_stood_of_late_deserves(stands: bool, last: i
     assert drafted[:2] == [0, 5], "a prompt has no draft, and the first draft is whole"
     assert drafted[-1] == last
     assert drafted[1:] == sorted(drafted[1:], reverse=True)
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [Outcome((99,), 1), Outcome((2, 1), 1), Outcome((0,), 1), Outcome((), -1), Outcome((1, 3), 1)],
+)
+def test_a_verdict_on_another_tree_is_refused(outcome: Outcome) -> None:
+    info = WorkerInfo("", "", "", 1, CONTEXT, 1000, 1, 1, frozenset([EOS]), HEADS, "")
+    lane = LaneAnswer(0, [1], max_tokens=9, eos=info.eos, context=CONTEXT, drafter=MedusaTree())
+    lane.steps()
+    lane.on_outcome(Outcome((), 3, tuple(range(5)) * 3))
+    (step,) = lane.steps()
+    assert step.parents[1:4] == (0, 1, 0), "the draft's second token follows its first"
+    check_result(Result(0, (Outcome((1, 2), 1),), ()), [step], 0, info)
+    with pytest.raises(ProtocolError):
+        check_result(Result(0, (outcome,), ()), [step], 0, info)
 
 
 @pytest.mark.parametrize("lengths", [[1, 1], [4], [2, 0, 1], [-1, 4], []])

@@ -165,7 +165,7 @@ def test_an_outline_grows_line_by_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "behind",
+    "following",
     [
         "Now the answer follows.\n",
         "Now the",
@@ -175,8 +175,8 @@ def test_an_outline_grows_line_by_line() -> None:
         "I w",
     ],
 )
-def test_what_is_no_next_point_ends_the_outline(behind: str) -> None:
-    found = read_outline(OUTLINE + behind)
+def test_what_is_no_next_point_ends_the_outline(following: str) -> None:
+    found = read_outline(OUTLINE + following)
     assert found.ended
     assert len(found.points) == 3
 
@@ -233,10 +233,10 @@ def test_lists_are_read_in_any_usual_form(form: str) -> None:
         text = f"{text[:start]}{text[start + 1 : end]}{title}{text[end + 1 :]}"
     assert [point.title for point in read_outline(text, complete=True).points] == titles
     assert not any(read_outline(text[:end]).ended for end in range(len(text) + 1))
-    behind = "Now the answer." + "z" * (
+    following = "Now the answer." + "z" * (
         240 if "text" in form or "#" in form or "bold" in form else 0
     )
-    assert read_outline(f"{text}\n{behind}").ended
+    assert read_outline(f"{text}\n{following}").ended
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A worker that dies in the middle of an answer: the others go on, and the answer is the same."""
+"""A worker that dies during an answer: the others continue, and the answer is the same."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_worker_behind_a_cut_link_is_replaced(which: int) -> None:
 def test_without_any_worker_left_an_answer_ends_soon(caplog: pytest.LogCaptureFixture) -> None:
     ids = prompt(30)
     with workers(1) as (_, addresses), LinkProxy(addresses[0]) as link:
-        config = replace(config_of([link.address]), arrange_s=3600.0, alone_s=0.5)
+        config = replace(config_of([link.address]), alone_s=0.5)
         short = replace(config.link, connect_s=0.5)
         with Pipeline(replace(config, link=short)) as made:
             made.chain(control().due)
@@ -194,7 +194,7 @@ def test_gloo_is_for_workers_that_allow_it() -> None:
         assert refused.value.field == "path"
 
 
-def test_lanes_are_made_anew_with_the_prompt_that_they_share() -> None:
+def test_lanes_are_rebuilt_with_the_prompt_that_they_share() -> None:
     shared, requests = prompt(40, 3), [prompt(4, 20 + i) for i in range(3)]
     with workers(3) as (handles, addresses), Pipeline(config_of(addresses)) as made:
         listener = after(12, lambda: end(handles[2]))
@@ -221,7 +221,7 @@ def test_a_worker_that_comes_back_is_used_when_no_request_is_under_way() -> None
         stack.enter_context(workers(1, address=late))
         with made.lanes(1, control().due):
             made.renew()
-            assert used_by(made) == {*first}, "a request is under way"
+            assert used_by(made) == {*first}, "a request is in progress"
         made.renew()
         assert (used_by(made), made.missing) == ({*first, late}, [])
         assert_exact(made, ids, TOKENS)
@@ -239,7 +239,7 @@ def test_a_worker_that_comes_back_with_other_weights_is_not_used() -> None:
         assert (used_by(made), made.missing) == ({*first}, [late])
 
 
-def test_nobody_is_looked_for_before_somebody_asks() -> None:
+def test_workers_are_looked_for_after_the_first_request_only() -> None:
     with Pipeline(replace(config_of(["127.0.0.1:9"]), upkeep_s=0.0)) as made:
         made.renew()
         with pytest.raises(Unavailable):
@@ -249,7 +249,7 @@ def test_nobody_is_looked_for_before_somebody_asks() -> None:
         assert made.missing == ["127.0.0.1:9"]
 
 
-def test_a_plan_that_finds_no_room_is_told() -> None:
+def test_a_plan_that_finds_no_room_is_reported() -> None:
     def plan(devices: Sequence[str], info: WorkerInfo) -> list[Placement]:
         if len(devices) < 2:
             raise ConfigError("too little memory", field="workers", remedy="add a worker")
@@ -261,7 +261,7 @@ def test_a_plan_that_finds_no_room_is_told() -> None:
             answer(made, prompt(30), DecodeConfig(TOKENS), control(), listener)
 
 
-def test_nobody_there_is_told_within_the_deadline() -> None:
+def test_missing_workers_are_reported_within_the_deadline() -> None:
     with Pipeline(config_of(["127.0.0.1:9"])) as made:
         with pytest.raises(Unavailable, match="no worker answers") as refused:
             answer(made, prompt(5), DecodeConfig(2), Control(time.monotonic() + 0.5))
