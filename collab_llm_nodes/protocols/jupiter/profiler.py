@@ -211,8 +211,38 @@ class _Measurement:
     def _stage(
         self, first: int, last: int, befores: Sequence[int], rows: bool = False
     ) -> np.ndarray:
-        bench = _StageBench(self.load(first, last), first, self.facts, self.clock)
-        rounds = bench.times(self.lengths, befores, rows, self.repeats)
+        """Return the median times of passes of one stage with random input, [lengths, befores].
+
+        Args:
+            rows: compute the logits of all tokens, in the last stage.
+        """
+        stage, random = self.load(first, last), np.random.default_rng(0)
+
+        def tokens(count: int) -> list[int] | Tensor:
+            if first == 0:
+                return [int(i) for i in random.integers(0, stage.vocab_size, count)]
+            width = self.facts.state_bytes // 4
+            return torch.from_numpy(random.standard_normal((count, width), np.float32))
+
+        def timed(session: Any, length: int) -> float:
+            fed, before = tokens(length), session.length
+            wait_for(stage.device)
+            begun = self.clock()
+            session.feed(fed, length if rows else 0)
+            wait_for(stage.device)
+            seconds = self.clock() - begun
+            session.length = before
+            return seconds
+
+        rounds = np.zeros((len(self.lengths), len(befores), self.repeats))
+        with closing(stage.open()) as session:
+            for j, before in enumerate(befores):
+                session.length = min(session.length, before)
+                if session.length < before:
+                    session.feed(tokens(before - session.length), 0)
+                for i, length in enumerate(self.lengths):
+                    timed(session, length)  # warm-up
+                    rounds[i, j] = [timed(session, length) for _ in range(self.repeats)]
         times: np.ndarray = np.median(rounds, axis=-1)
         self._note(times / np.min(rounds, axis=-1) - 1.0)
         return times
@@ -236,55 +266,6 @@ def _calibration(values: Sequence[int], most: int) -> tuple[int, ...]:
             remedy="give lengths up to half the context",
         )
     return found
-
-
-class _StageBench:
-    """Timer of passes of one stage with random input."""
-
-    def __init__(
-        self, stage: Any, first: int, facts: ModelFacts, clock: Callable[[], float]
-    ) -> None:
-        self._stage = stage
-        self._clock = clock
-        self._random = np.random.default_rng(0)
-        self._first = first == 0
-        self._width = facts.state_bytes // 4
-
-    def times(
-        self, lengths: Sequence[int], befores: Sequence[int], rows: bool, repeats: int
-    ) -> np.ndarray:
-        """Return the times [lengths, befores, repeats] in seconds.
-
-        Args:
-            rows: compute the logits of all tokens, in the last stage.
-        """
-        found = np.zeros((len(lengths), len(befores), repeats))
-        with closing(self._stage.open()) as session:
-            for j, before in enumerate(befores):
-                session.length = min(session.length, before)
-                if session.length < before:
-                    session.feed(self._input(before - session.length), 0)
-                for i, length in enumerate(lengths):
-                    last = length if rows else 0
-                    self._pass(session, length, last)  # warm-up
-                    found[i, j] = [self._pass(session, length, last) for _ in range(repeats)]
-        return found
-
-    def _pass(self, session: Any, length: int, rows: int) -> float:
-        taken, before = self._input(length), session.length
-        wait_for(self._stage.device)
-        begun = self._clock()
-        session.feed(taken, rows)
-        wait_for(self._stage.device)
-        seconds = self._clock() - begun
-        session.length = before
-        return seconds
-
-    def _input(self, length: int) -> list[int] | Tensor:
-        if self._first:
-            return [int(i) for i in self._random.integers(0, self._stage.vocab_size, length)]
-        states = self._random.standard_normal((length, self._width), np.float32)
-        return torch.from_numpy(states)
 
 
 def free_memory(device: torch.device) -> int:
