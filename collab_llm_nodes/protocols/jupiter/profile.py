@@ -154,11 +154,14 @@ class DeviceProfile:
 
     @cached_property
     def _grid(self) -> tuple[Seconds, Seconds, Seconds]:
-        return (
-            np.array(self.lengths, float),
-            np.array(self.befores, float),
-            np.array(self.layer_s, float),
+        """Calibration lengths and times of a layer, at least [2] and [2, 2]."""
+        lengths, befores = (
+            np.array(values if len(values) > 1 else (*values, values[0] + 1), float)
+            for values in (self.lengths, self.befores)
         )
+        table = np.array(self.layer_s, float)
+        missing = [(0, len(lengths) - table.shape[0]), (0, len(befores) - table.shape[1])]
+        return lengths, befores, np.pad(table, missing, mode="edge")
 
     def layer(self, x: ArrayLike, y: ArrayLike) -> Seconds:
         """Return q(x, y), the time of one decoder layer: ``x`` tokens after ``y`` others.
@@ -168,20 +171,15 @@ class DeviceProfile:
         lengths, befores, table = self._grid
         i, along = _place(lengths, x)
         j, across = _place(befores, y)
-        if len(lengths) == 1:
-            table = np.repeat(table, 2, axis=0)
-        if len(befores) == 1:
-            table = np.repeat(table, 2, axis=1)
         low = _on_line(table[i, j], table[i, j + 1], across)
         high = _on_line(table[i + 1, j], table[i + 1, j + 1], across)
         return _on_line(low, high, along)
 
     def by_length(self, times: Sequence[float], x: ArrayLike) -> Seconds:
         """Return ``times`` per calibration length, interpolated at ``x``; 0 for no tokens."""
-        row = np.array(times, float)
-        i, along = _place(self._grid[0], x)
-        if len(row) == 1:
-            row = np.repeat(row, 2)
+        lengths, _, _ = self._grid
+        row = np.resize(np.array(times, float), len(lengths))
+        i, along = _place(lengths, x)
         seconds: Seconds = _on_line(row[i], row[i + 1], along) * (np.asarray(x) > 0)
         return seconds
 
@@ -218,8 +216,6 @@ class DeviceProfile:
 def _place(grid: Seconds, at: ArrayLike) -> tuple[NDArray[np.intp], Seconds]:
     """Return the cell of ``at`` in ``grid``, and the place in it: 0 to 1, more beyond the grid."""
     values = np.asarray(at, float)
-    if len(grid) == 1:
-        return np.zeros(values.shape, np.intp), np.zeros(values.shape)
     # Only 0 tokens are below the first value, and they take no time.
     cell = np.minimum(grid[1:-1].searchsorted(values, "right"), len(grid) - 2)
     return cell, np.maximum(0.0, (values - grid[cell]) / (grid[cell + 1] - grid[cell]))
@@ -265,12 +261,6 @@ class Profile:
     version: int = VERSION
 
     def __post_init__(self) -> None:
-        if self.version != VERSION:
-            raise ConfigError(
-                f"this profile has version {self.version}, this program reads {VERSION}",
-                field="version",
-                remedy="measure the profile again: collab-llm jupiter profile",
-            )
         names = [device.name for device in self.devices]
         if len(set(names)) < len(names):
             raise ConfigError(
