@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -81,16 +81,19 @@ class WorkerLost(Unavailable):
         self.at_fault = isinstance(why, WorkerAtFault)
 
 
+Check = Callable[[], None]
+"""Called from time to time during a wait; an exception ends the wait."""
+
+
 def no_check() -> None:
     """Never end a wait early."""
 
 
-def wait_until(attempt: Callable[[float], bool], due: float, check: Callable[[], None]) -> bool:
+def wait_until(attempt: Callable[[float], bool], due: float, check: Check) -> bool:
     """Call ``attempt``, which waits up to the given seconds, until it returns True.
 
     Args:
         due: ``time.monotonic()`` at which to give up and return False.
-        check: called between attempts; an exception ends the wait.
     """
     while True:
         left = max(0.0, due - time.monotonic())
@@ -101,14 +104,11 @@ def wait_until(attempt: Callable[[float], bool], due: float, check: Callable[[],
         check()
 
 
-def in_background(
-    job: Coroutine[Any, Any, T], seconds: float, check: Callable[[], None] = no_check
-) -> T:
+def in_background(job: Coroutine[Any, Any, T], seconds: float, check: Check = no_check) -> T:
     """Run ``job`` in the background thread, and return its result.
 
     Args:
         seconds: deadline that ``job`` keeps itself.
-        check: called from time to time; an exception cancels the job.
 
     Raises:
         DeadlineExceeded: this machine is too busy to run the background thread.
@@ -150,14 +150,10 @@ class Chain:
     """See the module docstring. Usable from any thread.
 
     Args:
-        coordinator: name of this process, whose chains replace one another.
         parts: the workers in the order of their layers.
         info: of the model that all workers hold.
-        lanes: that may be open at a time.
-        states: form of hidden states between workers, one of ``messages.STATES``.
-        path: their transport, one of ``messages.PATHS``.
+        load: what each worker is sent, apart from its layers.
         due: ``time.monotonic()`` by which all layers must be loaded.
-        check: called from time to time until then; an exception ends the arrangement.
 
     Attributes:
         parts: as given.
@@ -173,23 +169,19 @@ class Chain:
     def __init__(
         self,
         config: LinkConfig,
-        coordinator: str,
         parts: Sequence[Placement],
         info: WorkerInfo,
+        load: Load,
         *,
-        lanes: int,
-        states: str,
-        path: str,
         due: float,
-        check: Callable[[], None] = no_check,
+        check: Check = no_check,
     ) -> None:
         self.parts = tuple(parts)
         self.info = info
         self.bytes = [0] * len(parts)
         self.failed: CollabError | None = None
         self.failed_at = 0.0
-        self._config, self._coordinator = config, coordinator
-        self._lanes, self._states, self._path = lanes, states, path
+        self._config = config
         self._loop = background_loop()
         self._links: list[StageLink] = []
         self._waiting: dict[int, _InFlight] = {}  # by number, the oldest first
@@ -205,7 +197,7 @@ class Chain:
         self._times: deque[PassTimes] = deque(maxlen=LAST_PASSES)
         self._missing: set[_Answer] = set()  # in the current stage of the arrangement
         try:
-            in_background(self._arrange(due), due - time.monotonic(), check)
+            in_background(self._arrange(load, due), due - time.monotonic(), check)
         except BaseException:
             self.close()
             raise
@@ -249,32 +241,17 @@ class Chain:
 
     # The methods below run in the background thread.
 
-    async def _arrange(self, due: float) -> None:
+    async def _arrange(self, load: Load, due: float) -> None:
         """Load all layers, connect each worker with the next, and run trial passes.
 
         Trial passes find a worker that computes nothing before a request waits for it. They also
         bound the time of later passes, since the first ones take longer.
         """
-        chain, info = secrets.token_hex(16), self.info
         self._watching = asyncio.ensure_future(self._watch())
         try:
-            loads = [
-                Load(
-                    self._coordinator,
-                    chain,
-                    info.version,
-                    info.weights,
-                    part.first,
-                    part.last,
-                    self._lanes,
-                    self._states,
-                    self._path,
-                )
-                for part in self.parts
-            ]
-            stages = range(len(loads))
+            stages = range(len(self.parts))
             await self._all_answer(
-                [(Loaded, i) for i in stages], due, lambda: self._open_links(loads)
+                [(Loaded, i) for i in stages], due, partial(self._open_links, load)
             )
             await self._all_answer([(Connected, i) for i in stages[:-1]], due, self._connect_links)
             await self._all_answer([_TRIAL], due, self._try_out)
@@ -298,16 +275,11 @@ class Chain:
         ask()
         await within(self._ready, max(0.0, due - time.monotonic()))
 
-    def _open_links(self, loads: Sequence[Load]) -> None:
-        for i, (part, load) in enumerate(zip(self.parts, loads, strict=True)):
-
-            def on_report(report: Report, i: int = i) -> None:
-                self._on_report(i, report)
-
-            def on_lost(error: CollabError, i: int = i) -> None:
-                self._on_lost(i, error)
-
-            self._links.append(StageLink(self._config, part.device, load, on_report, on_lost))
+    def _open_links(self, load: Load) -> None:
+        for i, part in enumerate(self.parts):
+            own = replace(load, first=part.first, last=part.last)
+            callbacks = partial(self._on_report, i), partial(self._on_lost, i)
+            self._links.append(StageLink(self._config, part.device, own, *callbacks))
 
     def _connect_links(self) -> None:
         for link, part in zip(self._links, self.parts[1:], strict=False):

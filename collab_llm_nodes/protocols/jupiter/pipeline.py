@@ -32,13 +32,14 @@ from collab_llm_nodes.errors import (
 from collab_llm_nodes.models.partial import CheckpointFacts
 from collab_llm_nodes.protocols.jupiter.chain import (
     Chain,
+    Check,
     WorkerLost,
     in_background,
     no_check,
     wait_until,
 )
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig, describe
-from collab_llm_nodes.protocols.jupiter.messages import PATHS, STATES, Step, WorkerInfo
+from collab_llm_nodes.protocols.jupiter.messages import PATHS, STATES, Load, Step, WorkerInfo
 from collab_llm_nodes.protocols.jupiter.partition import Placement, check_placements
 
 log = logging.getLogger(__name__)
@@ -176,12 +177,11 @@ class Pipeline:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def chain(self, due: float, check: Callable[[], None] = no_check) -> Chain:
+    def chain(self, due: float, check: Check = no_check) -> Chain:
         """Return the chain in use; arrange one if there is none, or after a loss.
 
         Args:
             due: deadline, in ``time.monotonic()``.
-            check: called from time to time; an exception ends the wait.
 
         Raises:
             Unavailable: no worker answers.
@@ -276,9 +276,7 @@ class Pipeline:
             self._upkeep.join(_END_S)
 
     @contextmanager
-    def lanes(
-        self, count: int, due: float, check: Callable[[], None] = no_check
-    ) -> Iterator[list[int]]:
+    def lanes(self, count: int, due: float, check: Check = no_check) -> Iterator[list[int]]:
         """Hold ``count`` lanes; see :meth:`acquire_lanes`."""
         held = self.acquire_lanes(count, due, check)
         try:
@@ -286,13 +284,8 @@ class Pipeline:
         finally:
             self.release_lanes(held)
 
-    def acquire_lanes(
-        self, count: int, due: float, check: Callable[[], None] = no_check
-    ) -> list[int]:
+    def acquire_lanes(self, count: int, due: float, check: Check = no_check) -> list[int]:
         """Wait for ``count`` free lanes, and return them; end with :meth:`release_lanes`.
-
-        Args:
-            check: called from time to time; an exception ends the wait.
 
         Raises:
             InvalidInput: there are fewer lanes.
@@ -358,7 +351,7 @@ class Pipeline:
         if self._closed.is_set():
             raise Unavailable("the pipeline is closed", field="workers", remedy="open another")
 
-    def _arrange(self, old: Chain | None, due: float, check: Callable[[], None]) -> Chain:
+    def _arrange(self, old: Chain | None, due: float, check: Check) -> Chain:
         lost: list[tuple[WorkerLost, float]] = []
         if old is not None and isinstance(old.failed, WorkerLost):
             self._exclude(old.failed)
@@ -370,17 +363,18 @@ class Pipeline:
             try:
                 parts = self._plan(list(infos), info)
                 _check_plan(parts, list(infos), info.num_layers)
-                chain = Chain(
-                    self.config.link,
+                load = Load(
                     self._coordinator,
-                    parts,
-                    info,
-                    lanes=self.config.lanes + self._kept,
-                    states=self.config.states,
-                    path=self.config.path,
-                    due=due,
-                    check=check,
+                    secrets.token_hex(16),
+                    info.version,
+                    info.weights,
+                    0,
+                    info.num_layers,
+                    self.config.lanes + self._kept,
+                    self.config.states,
+                    self.config.path,
                 )
+                chain = Chain(self.config.link, parts, info, load, due=due, check=check)
             except WorkerLost as error:
                 log.warning("%s", error)
                 self._exclude(error)
@@ -397,9 +391,7 @@ class Pipeline:
         if error.at_fault:
             self._excluded_until[error.device] = time.monotonic() + _EXCLUDED_S
 
-    def _ask_all(
-        self, due: float, check: Callable[[], None], lost: WorkerLost | None
-    ) -> dict[str, WorkerInfo]:
+    def _ask_all(self, due: float, check: Check, lost: WorkerLost | None) -> dict[str, WorkerInfo]:
         """Return the descriptions of all workers that answer, at least one.
 
         Args:
