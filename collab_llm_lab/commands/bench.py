@@ -348,7 +348,7 @@ def _keeper(
 
     def keep(found: dict[str, Any], *, done: bool = False) -> None:
         known = join(earlier, found) if earlier else found
-        write_json(json_file, known, tell=done)
+        write_json(json_file, known, report=done)
         if done and plot is not None:
             draw(known, plot)
 
@@ -416,7 +416,7 @@ def bench_dragon(
         sizes=QUICK if quick else Sizes(),
         plot=plot,
         console=console,
-        keep=partial(write_json, json_file, tell=False),
+        keep=partial(write_json, json_file, report=False),
     )
     write_json(json_file, results)
     raise typer.Exit(0 if results["ok"] else 1)
@@ -522,7 +522,7 @@ def bench_dragon_quality(
         "engine": Engine(load(ModelConfig(model))),
         "plot": plot,
         "console": console,
-        "keep": partial(write_json, json_file, tell=False),
+        "keep": partial(write_json, json_file, report=False),
     }
     if files is None:
         results = on_this_machine(

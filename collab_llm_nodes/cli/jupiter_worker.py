@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from collab_llm_nodes.cli.options import writable
-from collab_llm_nodes.cli.output import starting, tells_port
+from collab_llm_nodes.cli.output import port_writer, starting
 
 app = typer.Typer()
 
@@ -53,8 +53,7 @@ def jupiter_worker(
     if not settings.token and not settings.token_file:
         logging.getLogger(__name__).warning("no token: anyone who reaches the port may use it")
 
-    report = tells_port(json_file, settings.address, settings.model.path)
-    serve(settings, report)
+    serve(settings, port_writer(json_file, settings.address, settings.model.path))
 
 
 def _stay_on(cores: str) -> None:
