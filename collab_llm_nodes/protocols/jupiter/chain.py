@@ -320,7 +320,7 @@ class Chain:
         Raises:
             WorkerLost: it breaks the protocol.
         """
-        self._progress.on_heard(i)
+        self._progress.on_message(i)
         try:
             if isinstance(report, Pong):
                 self._progress.on_pong(i, report)

@@ -199,7 +199,7 @@ class StageLink:
 
     async def _read(self, call: grpc.aio.StreamStreamCall) -> None:
         while (data := await call.read()) is not grpc.aio.EOF:
-            self._silence.heard()
+            self._silence.reset()
             try:
                 report = codec.decode_report(data)
             except CollabError as error:

@@ -25,7 +25,7 @@ class SilenceMonitor:
         self._misses = misses
         self._missed = 0
 
-    def heard(self) -> None:
+    def reset(self) -> None:
         """Record a message of the peer."""
         self._missed = 0
 
@@ -54,14 +54,14 @@ class _Worker:
     """State of one worker.
 
     Attributes:
-        heard: it has sent a message; until then only its link's deadlines apply.
+        connected: it has sent a message; until then only its link's deadlines apply.
         waited: value of each count that should grow, and the ticks since it last did.
         took_s: time for which each pass in flight was observed being computed.
         seconds: average time of a pass, by the bit length of its rows.
         excused_s: time that a job of a former chain may still take before the first job here.
     """
 
-    heard: bool = False
+    connected: bool = False
     counts: Pong = field(default_factory=Pong)
     waited: dict[str, tuple[int, int]] = field(default_factory=dict)
     took_s: dict[int, float] = field(default_factory=dict)
@@ -108,9 +108,9 @@ class ProgressMonitor:
         self._rows[self._sent] = rows
         self._sent += 1
 
-    def on_heard(self, worker: int) -> None:
+    def on_message(self, worker: int) -> None:
         """Record a message of a worker, which is thus connected."""
-        self._workers[worker].heard = True
+        self._workers[worker].connected = True
 
     def on_pong(self, worker: int, counts: Pong) -> None:
         """Record the counts of a worker.
@@ -118,7 +118,7 @@ class ProgressMonitor:
         Raises:
             ProtocolError: they are impossible.
         """
-        self.on_heard(worker)
+        self.on_message(worker)
         own = self._workers[worker]
         old = own.counts
         if (
@@ -167,7 +167,7 @@ class ProgressMonitor:
         """Yield the counts of one worker that should grow."""
         before = self._workers[number - 1].counts.computed if number else self._sent
         ready = max(1, before)  # each Load is sent from here
-        if self._workers[number].heard and counts.received < ready:
+        if self._workers[number].connected and counts.received < ready:
             rows = sum(self._rows.get(job, 0) for job in range(counts.received, ready))
             allowed_s = self._grace_s + rows * self._row_s
             if number and counts.received:

@@ -438,7 +438,7 @@ def test_a_worker_that_has_not_connected_is_left_to_its_link() -> None:
     made = progress()
     made.on_pong(0, Pong(1, 1, 1))
     assert all(made.tick() is None for _ in range(1000))
-    made.on_heard(1)
+    made.on_message(1)
     assert ticks(made) == (11, 1), "it can be reached, and says nothing of its Load"
 
 

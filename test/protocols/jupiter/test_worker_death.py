@@ -73,12 +73,12 @@ def config_of(addresses: Sequence[str], link: LinkConfig = WATCHFUL) -> Pipeline
 
 
 def test_a_silent_peer_is_lost_after_the_ticks_it_has_and_no_sooner() -> None:
-    pulse = SilenceMonitor(7)
-    assert [pulse.tick() for _ in range(7)] == [False] * 7
-    pulse.heard()
-    assert [pulse.tick() for _ in range(8)] == [*[False] * 7, True]
-    pulse.heard()
-    assert [pulse.tick(2.0) for _ in range(10)] == [*[False] * 9, True]
+    monitor = SilenceMonitor(7)
+    assert [monitor.tick() for _ in range(7)] == [False] * 7
+    monitor.reset()
+    assert [monitor.tick() for _ in range(8)] == [*[False] * 7, True]
+    monitor.reset()
+    assert [monitor.tick(2.0) for _ in range(10)] == [*[False] * 9, True]
 
 
 def test_by_default_a_silent_worker_is_lost_within_a_second() -> None:
