@@ -23,12 +23,8 @@ from collab_llm_nodes.models.loading import LoadedModel, ModelConfig
 from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.base import Control
-from collab_llm_nodes.protocols.jupiter.generation import (
-    DecodeConfig,
-    OnTokens,
-    answer,
-    answer_in_points,
-)
+from collab_llm_nodes.protocols.jupiter.generation import OnTokens, answer, answer_in_points
+from collab_llm_nodes.protocols.jupiter.lane import DecodeConfig
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig, Plan, equal_parts
 from collab_llm_nodes.protocols.jupiter.process import LocalWorker

@@ -29,8 +29,8 @@ from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.protocols.jupiter.drafters import Draft, Drafter, MedusaChain, NoDrafter
-from collab_llm_nodes.protocols.jupiter.generation import DecodeConfig, answer, answer_in_points
-from collab_llm_nodes.protocols.jupiter.lane import LaneAnswer
+from collab_llm_nodes.protocols.jupiter.generation import answer, answer_in_points
+from collab_llm_nodes.protocols.jupiter.lane import DecodeConfig, LaneAnswer
 from collab_llm_nodes.protocols.jupiter.messages import Step, Want, WorkerInfo
 from collab_llm_nodes.protocols.jupiter.outline import MOST_POINTS
 from collab_llm_nodes.protocols.jupiter.partition import Placement

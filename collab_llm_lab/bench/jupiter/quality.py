@@ -34,7 +34,8 @@ from collab_llm_lab.training.text.world import World
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.turns import Turn
-from collab_llm_nodes.protocols.jupiter.generation import DecodeConfig, answer, answer_in_points
+from collab_llm_nodes.protocols.jupiter.generation import answer, answer_in_points
+from collab_llm_nodes.protocols.jupiter.lane import DecodeConfig
 from collab_llm_nodes.protocols.jupiter.outline import MOST_POINTS, join_points, read_point
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline
 from collab_llm_nodes.protocols.jupiter.process import local_workers

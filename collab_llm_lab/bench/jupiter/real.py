@@ -27,8 +27,14 @@ from collab_llm_lab.bench.link.proxy import LinkProxy
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.jupiter.drafters import NoDrafter
-from collab_llm_nodes.protocols.jupiter.generation import DecodeConfig, answer
-from collab_llm_nodes.protocols.jupiter.lane import LaneAnswer, Lengths, divide, undivided
+from collab_llm_nodes.protocols.jupiter.generation import answer
+from collab_llm_nodes.protocols.jupiter.lane import (
+    DecodeConfig,
+    LaneAnswer,
+    Lengths,
+    divide,
+    undivided,
+)
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig
 from collab_llm_nodes.protocols.jupiter.messages import STATES, Result, Span, Step, Want
 from collab_llm_nodes.protocols.jupiter.pipeline import (

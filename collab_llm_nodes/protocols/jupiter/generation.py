@@ -5,46 +5,22 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import CollabError, InvalidInput
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.jupiter.chain import CHECK_S, Chain, WorkerLost
-from collab_llm_nodes.protocols.jupiter.drafters import Drafter, MedusaChain
 from collab_llm_nodes.protocols.jupiter.lane import (
     CachedPrefix,
+    DecodeConfig,
     LaneAnswer,
-    Lengths,
     SharedPrefix,
-    Stop,
-    never_stop,
-    undivided,
 )
 from collab_llm_nodes.protocols.jupiter.messages import Result, Step
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline
 
 MOST_LOSSES = 16
 """Worker losses that one answer survives."""
-
-
-@dataclass(frozen=True)
-class DecodeConfig:
-    """How answers are decoded.
-
-    Attributes:
-        lengths: divides a prompt into the sub-sequences of the pipeline.
-        groups: the points of an outline are decoded in this many passes at a time, each with its
-            share of the lanes; 0: one pass per stage, 1: all lanes in one pass.
-        stop: ends an answer early.
-    """
-
-    max_tokens: int
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    drafter: Drafter = field(default_factory=MedusaChain)
-    lengths: Lengths = undivided
-    groups: int = 0
-    stop: Stop = never_stop
 
 
 OnTokens = Callable[[Sequence[LaneAnswer]], None]
@@ -158,17 +134,7 @@ def _lane(
     prefix: SharedPrefix | None = None,
 ) -> LaneAnswer:
     info = pipeline.chain(control.due, control.check).info
-    return LaneAnswer(
-        lane,
-        prompt,
-        max_tokens=config.max_tokens,
-        eos=info.eos,
-        context=info.context,
-        sampling=config.sampling,
-        drafter=config.drafter,
-        prefix=prefix,
-        stop=config.stop,
-    )
+    return LaneAnswer(lane, prompt, config, eos=info.eos, context=info.context, prefix=prefix)
 
 
 def _decode(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from collab_llm_nodes.config import check_max_tokens
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import InvalidInput
-from collab_llm_nodes.protocols.jupiter.drafters import Draft, Drafter, NoDrafter
+from collab_llm_nodes.protocols.jupiter.drafters import Draft, Drafter, MedusaChain
 from collab_llm_nodes.protocols.jupiter.messages import Outcome, Step, Want
 
 Lengths = Callable[[int], Sequence[int]]
@@ -39,6 +39,25 @@ _NEWEST = 0.25
 def never_stop(tokens: Sequence[int]) -> bool:
     """Return False: only an end token or a limit ends the answer."""
     return False
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """How answers are decoded.
+
+    Attributes:
+        lengths: divides a prompt into the sub-sequences of the pipeline.
+        groups: the points of an outline are decoded in this many passes at a time, each with its
+            share of the lanes; 0: one pass per stage, 1: all lanes in one pass.
+        stop: ends an answer early.
+    """
+
+    max_tokens: int
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    drafter: Drafter = field(default_factory=MedusaChain)
+    lengths: Lengths = undivided
+    groups: int = 0
+    stop: Stop = never_stop
 
 
 class SharedPrefix:
@@ -110,11 +129,9 @@ class LaneAnswer:
 
     Args:
         prompt: token ids; with a ``prefix``, those after it.
-        max_tokens: of the answer.
         eos: end tokens.
         context: length of the model's context, which ends the answer as well.
         prefix: the lane is a fork of this one.
-        stop: ends the answer early.
 
     Attributes:
         tokens: the answer so far.
@@ -131,14 +148,11 @@ class LaneAnswer:
         self,
         lane: int,
         prompt: Sequence[int],
+        config: DecodeConfig,
         *,
-        max_tokens: int,
         eos: frozenset[int],
         context: int,
-        sampling: SamplingConfig | None = None,
-        drafter: Drafter | None = None,
         prefix: SharedPrefix | None = None,
-        stop: Stop = never_stop,
     ) -> None:
         self.lane = lane
         self._prompt = (*(prefix.ids if prefix is not None else ()), *prompt)
@@ -150,17 +164,15 @@ class LaneAnswer:
                 field="prompt",
                 remedy="shorten the prompt",
             )
-        check_max_tokens(max_tokens)
+        check_max_tokens(config.max_tokens)
         self.tokens: list[int] = []
         self.accepted: list[bool] = []
         self.finished = False
         self.passes = self.drafted = 0
-        self._max_tokens = min(max_tokens, context - len(self._prompt))
+        self._max_tokens = min(config.max_tokens, context - len(self._prompt))
         self._eos = eos
-        self._sampling = sampling or SamplingConfig()
-        self._drafter = drafter or NoDrafter()
+        self._config = config
         self._prefix = prefix
-        self._stop = stop
         self._guesses: tuple[int, ...] = ()
         self._draft = Draft()
         self._stood = _FULL  # drafted tokens of a chain that stand, on average of late
@@ -198,7 +210,7 @@ class LaneAnswer:
         self._draft = Draft()
         if len(pending) == 1:  # a prompt, or a lane fed again, comes without a draft
             room = self._max_tokens - len(self.tokens) - 1
-            draft = self._drafter.propose(known, self._guesses, room)
+            draft = self._config.drafter.propose(known, self._guesses, room)
             # Verifying a token that is rejected costs time, too.
             self._draft = draft if draft.parents else draft.cut(1 + round(2 * self._stood))
         drafted = len(self._draft.tokens)
@@ -212,8 +224,8 @@ class LaneAnswer:
             Want.VERDICT,
             1 + drafted,
             len(self.tokens),
-            self._sampling,
-            self._drafter.guesses,
+            self._config.sampling,
+            self._config.drafter.guesses,
         )
         self._held += len(pending)
         self._fork_of = None
@@ -238,7 +250,7 @@ class LaneAnswer:
             self.tokens.append(token)
             self.accepted.append(i < len(path))
             full = len(self.tokens) >= self._max_tokens
-            self.finished = full or token in self._eos or self._stop(self.tokens)
+            self.finished = full or token in self._eos or self._config.stop(self.tokens)
             if self.finished:
                 break
 

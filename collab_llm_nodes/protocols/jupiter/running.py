@@ -22,8 +22,8 @@ from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, 
 from collab_llm_nodes.protocols.jupiter.arrangement import Arrangement
 from collab_llm_nodes.protocols.jupiter.drafters import DRAFTERS
 from collab_llm_nodes.protocols.jupiter.gantt import Rows, measured_rows
-from collab_llm_nodes.protocols.jupiter.generation import DecodeConfig, answer, answer_in_points
-from collab_llm_nodes.protocols.jupiter.lane import CachedPrefix
+from collab_llm_nodes.protocols.jupiter.generation import answer, answer_in_points
+from collab_llm_nodes.protocols.jupiter.lane import CachedPrefix, DecodeConfig
 from collab_llm_nodes.protocols.jupiter.messages import WorkerInfo
 from collab_llm_nodes.protocols.jupiter.outline import (
     MOST_POINTS,

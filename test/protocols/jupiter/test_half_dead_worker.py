@@ -31,7 +31,8 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.protocols.jupiter import codec, pipeline
 from collab_llm_nodes.protocols.jupiter.chain import WorkerLost
-from collab_llm_nodes.protocols.jupiter.generation import DecodeConfig, answer
+from collab_llm_nodes.protocols.jupiter.generation import answer
+from collab_llm_nodes.protocols.jupiter.lane import DecodeConfig
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig
 from collab_llm_nodes.protocols.jupiter.messages import (
     Connected,

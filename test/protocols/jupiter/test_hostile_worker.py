@@ -23,7 +23,8 @@ from collab_llm_lab.bench.hostile.attacks import mutated
 from collab_llm_nodes.assets import version
 from collab_llm_nodes.errors import BY_CODE, CollabError, Unauthenticated, Unavailable
 from collab_llm_nodes.protocols.jupiter import codec
-from collab_llm_nodes.protocols.jupiter.generation import DecodeConfig, answer
+from collab_llm_nodes.protocols.jupiter.generation import answer
+from collab_llm_nodes.protocols.jupiter.lane import DecodeConfig
 from collab_llm_nodes.protocols.jupiter.messages import (
     Connect,
     Failure,

@@ -30,13 +30,8 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import ConfigError, InvalidInput
 from collab_llm_nodes.protocols.jupiter import worker
 from collab_llm_nodes.protocols.jupiter.drafters import DRAFTERS
-from collab_llm_nodes.protocols.jupiter.generation import (
-    DecodeConfig,
-    _decode_on,
-    answer,
-    answer_in_points,
-)
-from collab_llm_nodes.protocols.jupiter.lane import LaneAnswer, undivided
+from collab_llm_nodes.protocols.jupiter.generation import _decode_on, answer, answer_in_points
+from collab_llm_nodes.protocols.jupiter.lane import DecodeConfig, LaneAnswer, undivided
 from collab_llm_nodes.protocols.jupiter.messages import Outcome, Result, Span, Step, Want
 from collab_llm_nodes.protocols.jupiter.partition import Placement
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig, equal_parts
@@ -182,7 +177,9 @@ def test_a_group_is_divided_when_another_has_ended(
 ) -> None:
     """Lanes 2 and 3 end first. Then two stages are not to work in turn on one pass of two lanes."""
     lanes = [
-        LaneAnswer(number, [1], max_tokens=6 if number < 2 else 1, eos=frozenset([0]), context=99)
+        LaneAnswer(
+            number, [1], DecodeConfig(6 if number < 2 else 1), eos=frozenset([0]), context=99
+        )
         for number in range(4)
     ]
     passes: list[list[int]] = []

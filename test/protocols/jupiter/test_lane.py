@@ -24,7 +24,13 @@ from collab_llm_nodes.protocols.jupiter.drafters import (
     NoDrafter,
     PromptLookup,
 )
-from collab_llm_nodes.protocols.jupiter.lane import LaneAnswer, SharedPrefix, divide, undivided
+from collab_llm_nodes.protocols.jupiter.lane import (
+    DecodeConfig,
+    LaneAnswer,
+    SharedPrefix,
+    divide,
+    undivided,
+)
 from collab_llm_nodes.protocols.jupiter.messages import Outcome, Result, Step, Want, WorkerInfo
 from collab_llm_nodes.protocols.jupiter.results import check_result
 from collab_llm_nodes.protocols.jupiter.stage_lanes import judge, walk
@@ -129,10 +135,9 @@ def test_any_drafts_divisions_and_losses_leave_the_answer_as_it_is(
     lane = LaneAnswer(
         1,
         own if shared else prompt,
-        max_tokens=most,
+        DecodeConfig(most, drafter=drafter),
         eos=frozenset([EOS]),
         context=CONTEXT,
-        drafter=drafter,
         prefix=shared_prefix,
     )
 
@@ -171,7 +176,7 @@ def test_any_drafts_divisions_and_losses_leave_the_answer_as_it_is(
 def test_drafts_save_passes_here() -> None:
     def passes(drafter: Drafter) -> int:
         lane = LaneAnswer(
-            0, [3, 2], max_tokens=30, eos=frozenset([99]), context=CONTEXT, drafter=drafter
+            0, [3, 2], DecodeConfig(30, drafter=drafter), eos=frozenset([99]), context=CONTEXT
         )
         stages = Stages(99)
         while not lane.finished:
@@ -197,7 +202,7 @@ def test_drafts_are_as_long_as_what_stood_of_late_deserves(stands: bool, last: i
             return Draft(tuple(found[len(tokens) :]))
 
     lane = LaneAnswer(
-        0, [3, 2], max_tokens=120, eos=frozenset([99]), context=CONTEXT, drafter=Known()
+        0, [3, 2], DecodeConfig(120, drafter=Known()), eos=frozenset([99]), context=CONTEXT
     )
     stages, drafted = Stages(99), []
     while len(lane.tokens) < 60:
@@ -215,7 +220,7 @@ def test_drafts_are_as_long_as_what_stood_of_late_deserves(stands: bool, last: i
 )
 def test_a_verdict_on_another_tree_is_refused(outcome: Outcome) -> None:
     info = WorkerInfo("", "", "", 1, CONTEXT, 1000, 1, 1, frozenset([EOS]), HEADS, "")
-    lane = LaneAnswer(0, [1], max_tokens=9, eos=info.eos, context=CONTEXT, drafter=MedusaTree())
+    lane = LaneAnswer(0, [1], DecodeConfig(9, drafter=MedusaTree()), eos=info.eos, context=CONTEXT)
     lane.steps()
     lane.on_outcome(Outcome((), 3, tuple(range(5)) * 3))
     (step,) = lane.steps()

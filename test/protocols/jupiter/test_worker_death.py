@@ -32,8 +32,8 @@ from collab_llm_nodes.errors import Busy, ConfigError, ModelError, Unavailable
 from collab_llm_nodes.processes import free_port
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.jupiter import worker
-from collab_llm_nodes.protocols.jupiter.generation import DecodeConfig, answer
-from collab_llm_nodes.protocols.jupiter.lane import LaneAnswer
+from collab_llm_nodes.protocols.jupiter.generation import answer
+from collab_llm_nodes.protocols.jupiter.lane import DecodeConfig, LaneAnswer
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig, StageLink
 from collab_llm_nodes.protocols.jupiter.messages import WorkerInfo
 from collab_llm_nodes.protocols.jupiter.monitors import SilenceMonitor
