@@ -21,15 +21,15 @@ def profile(
     name: Annotated[str, typer.Option(help="Name of this device in plans.")],
     dtype: Annotated[str, typer.Option(help="Type of the weights.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    threads: Annotated[int, typer.Option(help="CPU threads; 0: as for serving.", min=0)] = 0,
+    threads: Annotated[int, typer.Option(help="CPU threads; 0: as when serving.", min=0)] = 0,
     repeats: Annotated[int, typer.Option(help="Passes of each length.", min=1)] = 5,
     memory_mb: Annotated[
         float, typer.Option(help="Memory for a stage [10^6 byte]; 0: what is free.", min=0.0)
     ] = 0.0,
     mbps: Annotated[float, typer.Option(help="Speed of its link [10^6 bit/s].")] = 1000.0,
-    latency_ms: Annotated[float, typer.Option(help="Its share of a message's delay.")] = 0.5,
+    latency_ms: Annotated[float, typer.Option(help="Its share of a message's delay [ms].")] = 0.5,
     link: Annotated[
-        str, typer.Option(help="Measure both on the way to this worker, host:port.")
+        str, typer.Option(help="Measure both over the link to this worker, host:port.")
     ] = "",
     token_file: Annotated[str, typer.Option(help="File that holds that worker's token.")] = "",
     tls_ca: Annotated[str, typer.Option(help="Its certificate authority (PEM).")] = "",
@@ -37,7 +37,7 @@ def profile(
 ) -> None:
     """Measure this device with a model; --json adds it to the profile in that file.
 
-    Run it on each device, with one file that you carry along.
+    Run it on each device, with one file that you copy from one to the next.
     """
     from collab_llm_nodes.models.loading import ModelConfig
     from collab_llm_nodes.models.threads import set_threads
@@ -51,8 +51,8 @@ def profile(
     )
 
     if link:
-        way = LinkConfig(tls=bool(tls_ca), tls_ca=tls_ca, token_file=token_file)
-        mbps, delay_s = measure_link(way, link)
+        settings = LinkConfig(tls=bool(tls_ca), tls_ca=tls_ca, token_file=token_file)
+        mbps, delay_s = measure_link(settings, link)
         latency_ms = 1e3 * delay_s / 2  # the other half is the other device's
         console.print(f"{link}: {mbps:.0f} Mbit/s, {1e3 * delay_s:.2f} ms one way", highlight=False)
     config = ProfilerConfig(
@@ -114,4 +114,5 @@ def plan(
     if json_file is not None:
         made.save(json_file)
     if plot is not None:
-        draw_plan(made, profile, min(prompt_tokens, made.context), plot)
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        plot.write_bytes(draw_plan(made, profile))

@@ -29,7 +29,7 @@ def jupiter_worker(
     ] = "",
     emulated_slowdown: Annotated[
         float,
-        typer.Option(help="A pass takes so many times as long: an emulated slower device.", min=1),
+        typer.Option(help="Emulate a slower device: factor on the time of a pass.", min=1),
     ] = 1.0,
     json_file: Annotated[
         Path | None,
@@ -43,17 +43,17 @@ def jupiter_worker(
         _stay_on(cores)
     with starting():
         from collab_llm_nodes.protocols.jupiter.worker import serve
-        from collab_llm_nodes.protocols.jupiter.worker_settings import load_config
+        from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerConfig
+        from collab_llm_nodes.transport.settings import read_server_config
 
-    settings = load_config(config, model=model, address=address)
+    settings = read_server_config(WorkerConfig, config, model=model, address=address)
     set_up_logging(settings.log_format)
     if emulated_slowdown > 1:
         settings = replace(settings, emulated_slowdown=emulated_slowdown)
     if not settings.token and not settings.token_file:
-        logging.getLogger(__name__).warning("no token: whoever reaches the port may use it")
+        logging.getLogger(__name__).warning("no token: anyone who reaches the port may use it")
 
-    tell = port_writer(json_file, settings.address, settings.model.path)
-    serve(settings, tell)
+    serve(settings, port_writer(json_file, settings.address, settings.model.path))
 
 
 def _stay_on(cores: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import torch
@@ -99,3 +100,19 @@ def head_fingerprint(parts: DecoderParts) -> str:
         rounded = value.detach().float().to("cpu", torch.bfloat16).contiguous()
         found.update(rounded.flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()
+
+
+def count_heads(folder: Path) -> int:
+    """Return the number of heads that ``folder`` holds.
+
+    Raises:
+        ModelError: their description cannot be read.
+    """
+    try:
+        return int(json.loads((folder / f"{NAME}.json").read_text("utf-8"))["heads"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(
+            f"cannot read the Medusa heads in {folder}: {error}",
+            field="heads",
+            remedy="export the heads again, or do without them",
+        ) from error

@@ -27,8 +27,7 @@ from collab_llm_nodes.models.thoughts import (
     opened_thought,
 )
 from collab_llm_nodes.models.turns import Turn
-from collab_llm_nodes.protocols.jupiter.outline import read_outline, read_point
-from collab_llm_nodes.protocols.jupiter.outline_prompts import OutlinePrompts
+from collab_llm_nodes.protocols.jupiter.outline import OutlinePrompts, read_outline, read_point
 from collab_llm_nodes.protocols.minions.reading import (
     decision,
     find_object,

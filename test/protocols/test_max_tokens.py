@@ -16,7 +16,7 @@ from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.protocols.base import Request
 from collab_llm_nodes.protocols.dragon.service import Limits as CloudLimits
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
-from collab_llm_nodes.protocols.jupiter.lane import LaneAnswer
+from collab_llm_nodes.protocols.jupiter.lane import DecodeConfig, LaneAnswer
 
 ASK = (Turn("user", "go on"),)
 HAVE_IT = ("edge_cloud", "collective", "dragon", "jupiter")
@@ -31,7 +31,7 @@ def check(protocol: str) -> Callable[[int], object]:
 REQUESTS = {
     **{name: check(name) for name in HAVE_IT},
     "chat": lambda limit: ChatRequest(ASK, max_tokens=limit),
-    "lane": lambda limit: LaneAnswer(0, [1], max_tokens=limit, eos=frozenset(), context=9),
+    "lane": lambda limit: LaneAnswer(0, [1], DecodeConfig(limit), eos=frozenset(), context=9),
 }
 
 

@@ -23,10 +23,12 @@ from collab_llm_nodes.models.loading import LoadedModel, ModelConfig
 from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.base import Control
+from collab_llm_nodes.protocols.jupiter.generation import OnTokens, answer, answer_in_points
+from collab_llm_nodes.protocols.jupiter.lane import DecodeConfig
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig, Plan, equal_parts
 from collab_llm_nodes.protocols.jupiter.process import LocalWorker
-from collab_llm_nodes.protocols.jupiter.worker import StageWorker, start_worker
+from collab_llm_nodes.protocols.jupiter.worker import StageWorker
 from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerConfig
 from collab_llm_nodes.transport.server import ServerHandle
 
@@ -87,7 +89,10 @@ def workers(
 ) -> Iterator[tuple[list[ServerHandle[StageWorker]], list[str]]]:
     """Run workers in this process; yields them, and their addresses."""
     with ExitStack() as stack:
-        handles = [stack.enter_context(start_worker(settings(**changed))) for _ in range(count)]
+        handles = [
+            stack.enter_context(ServerHandle(StageWorker(settings(**changed))))
+            for _ in range(count)
+        ]
         yield handles, [f"127.0.0.1:{handle.port}" for handle in handles]
 
 
@@ -109,6 +114,39 @@ def pipeline(count: int, plan: Plan = equal_parts, **changed: Any) -> Iterator[P
         config = PipelineConfig(**{"workers": tuple(addresses), "link": PATIENT, **changed})
         with Pipeline(config, plan) as made:
             yield made
+
+
+def assert_exact(
+    made: Pipeline,
+    ids: Sequence[int],
+    tokens: int,
+    on_tokens: OnTokens = lambda lanes: None,
+) -> None:
+    """Check that an answer of so many tokens is the single device's."""
+    found = answer(made, ids, DecodeConfig(tokens), control(), on_tokens)
+    assert found.tokens == alone(ids, tokens)
+
+
+def expand(
+    made: Pipeline,
+    shared: Sequence[int],
+    requests: Sequence[Sequence[int]],
+    config: DecodeConfig,
+    on_tokens: OnTokens = lambda lanes: None,
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the answers in lanes that share a prompt, and those of the single device."""
+    outline, lanes = answer_in_points(
+        made,
+        shared,
+        DecodeConfig(1),
+        lambda tokens: requests,
+        config,
+        control(),
+        most=len(requests),
+        on_tokens=on_tokens,
+    )
+    texts = [[*shared, *outline.tokens, *request] for request in requests]
+    return [lane.tokens for lane in lanes], [alone(text, config.max_tokens) for text in texts]
 
 
 def control() -> Control:

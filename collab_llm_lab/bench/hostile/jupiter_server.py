@@ -28,7 +28,6 @@ from collab_llm_nodes.models.loading import ModelConfig, model_folder
 from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.processes import Process, run_process
 from collab_llm_nodes.protocols.jupiter import codec
-from collab_llm_nodes.protocols.jupiter.lanes import StageLanes
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig, describe
 from collab_llm_nodes.protocols.jupiter.messages import (
     Failure,
@@ -42,6 +41,7 @@ from collab_llm_nodes.protocols.jupiter.messages import (
     Step,
     Want,
 )
+from collab_llm_nodes.protocols.jupiter.stage_lanes import StageLanes
 from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerConfig
 from collab_llm_nodes.transport.background import background_loop, within
 

@@ -12,11 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collab_llm_nodes.protocols.jupiter.estimate import Estimate
-from collab_llm_nodes.protocols.jupiter.partition import Pass, Placement, costs, in_any_order
-from collab_llm_nodes.protocols.jupiter.partition import placements as named
+from collab_llm_nodes.protocols.jupiter.partition import (
+    PassShape,
+    Placement,
+    SequenceTable,
+    best_partitions,
+    range_costs,
+)
+from collab_llm_nodes.protocols.jupiter.partition import to_placements as named
 from collab_llm_nodes.protocols.jupiter.planner import PlannerConfig, plan, split
 from collab_llm_nodes.protocols.jupiter.profile import DeviceProfile, ModelFacts, Profile
-from collab_llm_nodes.protocols.jupiter.sequence import SequenceTable
 
 PROMPT, LEAST = 20, 3
 
@@ -107,8 +112,8 @@ class Compared:
 def compare(profile: Profile) -> Compared:
     """Compare the planner with brute force over all partitions and all sub-sequences."""
     config = PlannerConfig(prompt_tokens=PROMPT, answer_tokens=0, utilisation=0.01)
-    of = Pass(PROMPT // (2 * len(profile.devices)), PROMPT // 2, 0.1, 1, profile.model.context)
-    cost = {d.name: costs(profile.model, d, of) for d in profile.devices}
+    of = PassShape(PROMPT // (2 * len(profile.devices)), PROMPT // 2, 0.1, 1, profile.model.context)
+    cost = {d.name: range_costs(profile.model, d, of) for d in profile.devices}
     most = config.parts_per_device * len(profile.devices)
     ways = compositions(PROMPT, LEAST, min(most, PROMPT // LEAST))
 
@@ -116,7 +121,7 @@ def compare(profile: Profile) -> Compared:
         return max(float(cost[p.device][p.first, p.last]) for p in parts)
 
     all_parts = [parts for parts in partitions(profile) if np.isfinite(slowest_stage(parts))]
-    balanced = min(in_any_order([*cost.values()]), key=lambda found: found.value)
+    balanced = min(best_partitions([*cost.values()]), key=lambda found: found.value)
     chosen = named(profile.devices, balanced)
     equal = balanced.value == slowest_stage(chosen) == min(map(slowest_stage, all_parts))
 
@@ -128,7 +133,7 @@ def compare(profile: Profile) -> Compared:
     for k in range(1, len(ways) + 1):
         own = h[:, (ways > 0).sum(0) == k].max(0)
         equal &= bool(np.isclose(table.worst[PROMPT, k], own.min()))
-        lengths = np.array(table.lengths(PROMPT, k))
+        lengths = table.split(np.array([PROMPT]), k)[:, 0]
         each = [float(s) for s in estimate.slowest(lengths, lengths.cumsum() - lengths)]
         equal &= bool(np.isclose(max(each), own.min()))
         latencies[k] = sum(each) + (len(chosen) - 1) * max(each), lengths

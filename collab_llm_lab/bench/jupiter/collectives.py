@@ -18,8 +18,8 @@ import numpy as np
 from collab_llm_lab.bench.jupiter.clock import Line, Process
 from collab_llm_lab.bench.jupiter.clusters import LATENCY_S, Cluster, Hardware, Llm
 from collab_llm_lab.bench.jupiter.pipelines import World
+from collab_llm_nodes.protocols.jupiter.partition import equal_split
 from collab_llm_nodes.protocols.jupiter.profile import Seconds
-from collab_llm_nodes.protocols.jupiter.sequence import equal_split
 
 
 class RingTimes:

@@ -28,12 +28,12 @@ from collab_llm_lab.bench.jupiter.real import (
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.models.partial import read_facts
-from collab_llm_nodes.protocols.jupiter.chain import Layers, Part
 from collab_llm_nodes.protocols.jupiter.drafters import Draft, Drafter, MedusaChain, NoDrafter
-from collab_llm_nodes.protocols.jupiter.generation import Asked, answer, outlined
-from collab_llm_nodes.protocols.jupiter.lane import LaneAnswer
+from collab_llm_nodes.protocols.jupiter.generation import answer, answer_in_points
+from collab_llm_nodes.protocols.jupiter.lane import DecodeConfig, LaneAnswer
 from collab_llm_nodes.protocols.jupiter.messages import Step, Want, WorkerInfo
 from collab_llm_nodes.protocols.jupiter.outline import MOST_POINTS
+from collab_llm_nodes.protocols.jupiter.partition import Placement
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, Plan
 from collab_llm_nodes.protocols.jupiter.process import LocalWorker, local_workers
 
@@ -126,7 +126,7 @@ class Ways:
     def in_sequence(self, way: str, ids: Ids, drafter: Drafter) -> list[LaneAnswer]:
         """Return the lane of an answer."""
         begun = time.perf_counter()
-        lane = answer(self._made, ids, Asked(ANSWER_TOKENS, drafter=drafter), control())
+        lane = answer(self._made, ids, DecodeConfig(ANSWER_TOKENS, drafter=drafter), control())
         self._add(way, [lane], begun, [lane])
         return [lane]
 
@@ -140,17 +140,19 @@ class Ways:
             least: tokens of the joined answer; a shorter one is not added up, and has no lanes.
         """
         begun = time.perf_counter()
-        outline, found = outlined(
+        outline, found = answer_in_points(
             self._made,
             ids,
-            Asked(OUTLINE_TOKENS, drafter=drafter, stop=self._prompts.ended),
+            DecodeConfig(OUTLINE_TOKENS, drafter=drafter, stop=self._prompts.ended),
             self._prompts.requests,
-            Asked(POINT_TOKENS, drafter=drafter, stop=self._prompts.point_ended),
+            DecodeConfig(POINT_TOKENS, drafter=drafter, stop=self._prompts.point_ended),
             control(),
             most=MOST_POINTS,
         )
         if not found:
-            found = [answer(self._made, plain, Asked(ANSWER_TOKENS, drafter=drafter), control())]
+            found = [
+                answer(self._made, plain, DecodeConfig(ANSWER_TOKENS, drafter=drafter), control())
+            ]
         if sum(len(lane.tokens) for lane in found) < least:
             return []
         self._add(way, [outline, *found], begun, found)
@@ -160,9 +162,9 @@ class Ways:
         """Return how many lanes, asked alone without sharing anything, are answered otherwise."""
         differ = 0
         asked = (
-            Asked(POINT_TOKENS, drafter=NoDrafter(), stop=self._prompts.point_ended)
+            DecodeConfig(POINT_TOKENS, drafter=NoDrafter(), stop=self._prompts.point_ended)
             if len(points) > 1
-            else Asked(ANSWER_TOKENS, drafter=NoDrafter())
+            else DecodeConfig(ANSWER_TOKENS, drafter=NoDrafter())
         )
         for lane in points:
             prompt = lane.known[: len(lane.known) - len(lane.tokens)]
@@ -288,11 +290,11 @@ def head_layers(running: Sequence[LocalWorker], ids: Ids, repeats: int = 5) -> f
 def balanced_head(head_layers: float) -> Plan:
     """Return a plan in which the LM head counts as so many layers of the last worker."""
 
-    def plan(devices: Sequence[str], info: WorkerInfo) -> Sequence[Part]:
+    def plan(devices: Sequence[str], info: WorkerInfo) -> Sequence[Placement]:
         count = min(len(devices), info.num_layers)
         share = (info.num_layers + head_layers) / count
         ends = [min(info.num_layers - count + i, max(i, round(share * i))) for i in range(count)]
         ends.append(info.num_layers)
-        return [Layers(d, a, b) for d, a, b in zip(devices, ends, ends[1:], strict=False)]
+        return [Placement(d, a, b) for d, a, b in zip(devices, ends, ends[1:], strict=False)]
 
     return plan

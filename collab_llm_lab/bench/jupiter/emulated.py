@@ -26,12 +26,17 @@ from collab_llm_lab.bench.jupiter.collectives import COLLECTIVES, Collective
 from collab_llm_lab.bench.jupiter.pipelines import Stages, World
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.protocols.jupiter.estimate import Estimate
-from collab_llm_nodes.protocols.jupiter.gantt import Lanes, spans_of
-from collab_llm_nodes.protocols.jupiter.partition import Pass, Placement, costs, in_any_order
-from collab_llm_nodes.protocols.jupiter.partition import placements as named
+from collab_llm_nodes.protocols.jupiter.gantt import Rows, plan_rows
+from collab_llm_nodes.protocols.jupiter.partition import (
+    PassShape,
+    Placement,
+    best_partitions,
+    equal_split,
+    range_costs,
+)
+from collab_llm_nodes.protocols.jupiter.partition import to_placements as named
 from collab_llm_nodes.protocols.jupiter.planner import JupiterPlan, PlannerConfig, plan, split
 from collab_llm_nodes.protocols.jupiter.profile import Profile, least_length
-from collab_llm_nodes.protocols.jupiter.sequence import equal_split
 
 PROMPT, ANSWER = 260, 64
 """Tokens of the paper's requests (its section VI-B)."""
@@ -274,8 +279,8 @@ def together(here: Bed, method: Collective) -> Row:
 def edgeshard_layers(here: Bed) -> Parts:
     """Return EdgeShard's partition [10]: the least time of one sequence, transfers included."""
     devices = here.profile.devices
-    of = Pass(PROMPT, 0, 1, lanes=1, longest=CONTEXT)
-    found = in_any_order([costs(here.profile.model, d, of) for d in devices], np.add)
+    of = PassShape(PROMPT, 0, 1, lanes=1, longest=CONTEXT)
+    found = best_partitions([range_costs(here.profile.model, d, of) for d in devices], np.add)
     choices = [named(devices, one) for one in found]
     if not choices:
         return here.equal_layers()
@@ -369,12 +374,12 @@ def points(here: Bed) -> dict[str, dict[str, float]]:
     return found
 
 
-def timeline(here: Bed) -> Lanes:
+def timeline(here: Bed) -> Rows:
     """Return the planned spans of a prefill: names of machines, and their spans [s]."""
-    return spans_of(_prefill_plan(here.profile, PROMPT), here.profile, PROMPT)
+    return plan_rows(_prefill_plan(here.profile, PROMPT), here.profile, PROMPT)
 
 
-def passes(here: Bed, way: Decoding) -> Lanes:
+def passes(here: Bed, way: Decoding) -> Rows:
     """Return the emulated spans of the first passes of decoding over equal stages (figure 8)."""
     parts = here.equal_layers()
     stages = here.stages(parts)

@@ -16,8 +16,11 @@ from collab_llm_nodes.models.loading import ModelConfig, no_progress_bar
 from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.random_init import random_tokenizer
 from collab_llm_nodes.models.turns import Turn
-from collab_llm_nodes.protocols.jupiter.outline import outline_question
-from collab_llm_nodes.protocols.jupiter.outline_prompts import OutlinePrompts, chat_text
+from collab_llm_nodes.protocols.jupiter.outline import (
+    OutlinePrompts,
+    chat_text,
+    outline_question,
+)
 
 Ids = Sequence[int]
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from collab_llm_lab.bench.jupiter.clock import Clock, Line, Mailbox, Process
 from collab_llm_lab.bench.jupiter.clusters import LATENCY_S, NOISE, Cluster, Hardware
-from collab_llm_nodes.protocols.jupiter.estimate import TOKEN_BYTES
-from collab_llm_nodes.protocols.jupiter.makespan import Span
+from collab_llm_nodes.protocols.jupiter.estimate import TOKEN_BYTES, Span
 from collab_llm_nodes.protocols.jupiter.partition import Placement
 from collab_llm_nodes.protocols.jupiter.profile import Seconds
 

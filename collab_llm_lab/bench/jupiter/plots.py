@@ -8,7 +8,7 @@ from typing import Any
 
 from collab_llm_lab.bench.harness import save_plot, subplots
 from collab_llm_lab.bench.jupiter.emulated import ANSWER, PROMPT, SPEEDS
-from collab_llm_nodes.protocols.jupiter.gantt import draw_lanes
+from collab_llm_nodes.protocols.jupiter.gantt import draw_rows
 
 SYSTEMS = (
     "sp",
@@ -138,12 +138,12 @@ def _ablation(axis: Any, results: Results) -> None:
 
 
 def _timeline(axis: Any, results: Results) -> None:
-    draw_lanes(axis, results["timeline"])
+    draw_rows(axis, results["timeline"])
 
 
 def _passes(way: str) -> Callable[[Any, Results], None]:
     def draw(axis: Any, results: Results) -> None:
-        draw_lanes(axis, results["passes"][way])
+        draw_rows(axis, results["passes"][way])
 
     return draw
 

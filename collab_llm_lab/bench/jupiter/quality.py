@@ -34,15 +34,12 @@ from collab_llm_lab.training.text.world import World
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.turns import Turn
-from collab_llm_nodes.protocols.jupiter.generation import Asked, answer, outlined
-from collab_llm_nodes.protocols.jupiter.outline import (
-    MOST_POINTS,
-    join_points,
-    read_point,
-    route,
-)
+from collab_llm_nodes.protocols.jupiter.generation import answer, answer_in_points
+from collab_llm_nodes.protocols.jupiter.lane import DecodeConfig
+from collab_llm_nodes.protocols.jupiter.outline import MOST_POINTS, join_points, read_point
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline
 from collab_llm_nodes.protocols.jupiter.process import local_workers
+from collab_llm_nodes.protocols.jupiter.route import route
 
 Tell = Callable[[str], None]
 
@@ -202,13 +199,13 @@ class Asker:
     def ask(self, question: Question) -> Answered:
         """Return both answers."""
         plain, directed = self._reader.both(question.turns)
-        naive = self._text(answer(self._made, plain, Asked(ANSWER_TOKENS), control()).tokens)
-        _, lanes = outlined(
+        naive = self._text(answer(self._made, plain, DecodeConfig(ANSWER_TOKENS), control()).tokens)
+        _, lanes = answer_in_points(
             self._made,
             directed,
-            Asked(OUTLINE_TOKENS),
+            DecodeConfig(OUTLINE_TOKENS),
             self._reader.prompts.requests,
-            Asked(POINT_TOKENS),
+            DecodeConfig(POINT_TOKENS),
             control(),
             most=MOST_POINTS,
         )

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from collab_llm_lab.training.text.samples import SUB_DOMAINS, make_sample
-from collab_llm_nodes.protocols.jupiter.outline import route
+from collab_llm_nodes.protocols.jupiter.route import route
 
 OUTLINED = ("generic", "knowledge", "counterfactual", "conversation", "instructions")
 """Categories that suit an outline; all others are to be declined."""

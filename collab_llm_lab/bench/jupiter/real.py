@@ -27,8 +27,14 @@ from collab_llm_lab.bench.link.proxy import LinkProxy
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.jupiter.drafters import NoDrafter
-from collab_llm_nodes.protocols.jupiter.generation import Asked, answer
-from collab_llm_nodes.protocols.jupiter.lane import LaneAnswer, Lengths, feed, whole
+from collab_llm_nodes.protocols.jupiter.generation import answer
+from collab_llm_nodes.protocols.jupiter.lane import (
+    DecodeConfig,
+    LaneAnswer,
+    Lengths,
+    divide,
+    undivided,
+)
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig
 from collab_llm_nodes.protocols.jupiter.messages import STATES, Result, Span, Step, Want
 from collab_llm_nodes.protocols.jupiter.pipeline import (
@@ -166,11 +172,11 @@ def _time_prefill(
     several = whole_ones["pipeline"]
 
     def read(made: Pipeline, parts: Lengths) -> None:
-        answer(made, ids, Asked(1, drafter=NoDrafter(), lengths=parts), control())
+        answer(made, ids, DecodeConfig(1, drafter=NoDrafter(), lengths=parts), control())
 
     tried = {"plan": lengths} if lengths else {f"{k} parts": in_parts(k) for k in PARTS_TRIED}
     variants: dict[str, Callable[[], object]] = {
-        **{name: partial(read, made, whole) for name, made in whole_ones.items()},
+        **{name: partial(read, made, undivided) for name, made in whole_ones.items()},
         **{name: partial(read, several, division) for name, division in tried.items()},
     }
     times = in_turn(variants, repeats, warm_up=1)
@@ -237,7 +243,7 @@ def handover(run: Sequence[Sequence[Span]]) -> float:
 
 def parts_of(ids: Ids, lengths: Lengths) -> list[Step]:
     """Return the steps that feed ``ids`` in sub-sequences to lane 0."""
-    return feed(Step(0, 0, tuple(ids)), lengths)
+    return divide(Step(0, 0, tuple(ids)), lengths)
 
 
 def durations(result: Result) -> list[float]:
@@ -263,7 +269,7 @@ def makespan(times: Sequence[Sequence[float]]) -> float:
 def largest_difference(one: Pipeline, other: Pipeline, ids: Ids) -> float:
     """Return the largest difference of the logits of a prompt: in one piece, and in four parts."""
     pieces = []
-    for made, lengths in ((one, whole), (other, in_parts(4))):
+    for made, lengths in ((one, undivided), (other, in_parts(4))):
         rows, start = [], 0
         for size in lengths(len(ids)):
             own = tuple(ids[start : start + size])
@@ -295,7 +301,7 @@ def run_death(model: str, repeats: int, tell: Tell, tokens: int = 40) -> dict[st
             link = stack.enter_context(LinkProxy(cut.address))
             shown = [first.address, killed.address, stopped.address, link.address]
             made = stack.enter_context(Pipeline(PipelineConfig(tuple(shown), WATCHFUL)))
-            right = answer(made, ids, Asked(tokens), control()).tokens
+            right = answer(made, ids, DecodeConfig(tokens), control()).tokens
             stack.callback(os.kill, stopped.process.pid, signal.SIGCONT)
             deeds: dict[str, tuple[str, Callable[[], object]]] = {
                 "kill": (killed.address, partial(os.kill, killed.process.pid, signal.SIGKILL)),
@@ -329,7 +335,7 @@ def one_death(
             done_at.append(time.monotonic())
             deed()
 
-    said = answer(made, ids, Asked(len(right)), control(), on_tokens).tokens
+    said = answer(made, ids, DecodeConfig(len(right)), control(), on_tokens).tokens
     lost = next(loss for loss in reversed(made.losses) if loss.device == device)
     return {
         "detected_s": lost.found_at - done_at[0],

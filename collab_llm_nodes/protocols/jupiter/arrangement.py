@@ -1,4 +1,4 @@
-"""The plan that a server goes by: a stored one, one for the workers that are there, or none."""
+"""The stages a server uses: of a stored plan, planned for the workers present, or equal ones."""
 
 from __future__ import annotations
 
@@ -6,38 +6,42 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from collab_llm_nodes.errors import ConfigError, ModelError
-from collab_llm_nodes.protocols.jupiter.chain import Layers
 from collab_llm_nodes.protocols.jupiter.estimate import Estimate
-from collab_llm_nodes.protocols.jupiter.gantt import Lanes, planned_lanes
-from collab_llm_nodes.protocols.jupiter.lane import whole
+from collab_llm_nodes.protocols.jupiter.gantt import Rows, planned_rows
+from collab_llm_nodes.protocols.jupiter.lane import undivided
 from collab_llm_nodes.protocols.jupiter.messages import WorkerInfo
 from collab_llm_nodes.protocols.jupiter.partition import Placement
 from collab_llm_nodes.protocols.jupiter.pipeline import equal_parts
-from collab_llm_nodes.protocols.jupiter.planner import JupiterPlan, PlannerConfig, split, stages_for
+from collab_llm_nodes.protocols.jupiter.planner import (
+    COARSE_CUTS,
+    JupiterPlan,
+    PlannerConfig,
+    split,
+    stages_for,
+)
 from collab_llm_nodes.protocols.jupiter.profile import ModelFacts, Profile, least_length
 
-_GRID = 32  # places at which a prompt may be cut
-_KEPT = 256  # lengths of prompts whose parts are remembered
+_MEMORISED = 256  # divisions of prompts
 
 
 class Arrangement:
-    """Says which worker holds which layers, and into which parts prompts are divided.
+    """Assigns layers to workers, and divides prompts into sub-sequences.
 
     Args:
-        device_of: names of devices in profile and plan, by the workers' addresses.
+        device_names: names of devices in profile and plan, by the workers' addresses.
         facts: of the model.
         config: the requests to plan for.
-        profile: of the devices; without one all workers get as many layers.
-        stored: a plan that is used while all its devices are there.
+        profile: of the devices; without one all workers get equally many layers.
+        stored: a plan to use while all its devices are present.
 
     Raises:
-        ConfigError: the profile or the plan does not know a device, or the plan is for fewer lanes.
+        ConfigError: a device is missing in the profile or the plan, or the plan has fewer lanes.
         ModelError: profile or plan are of another model.
     """
 
     def __init__(
         self,
-        device_of: Mapping[str, str],
+        device_names: Mapping[str, str],
         facts: ModelFacts,
         config: PlannerConfig,
         profile: Profile | None = None,
@@ -46,24 +50,24 @@ class Arrangement:
         self.profile = profile
         self.stored = stored
         self.config = config
-        self._device_of = dict(device_of)
+        self._device_names = dict(device_names)
         self._context = facts.context
         self._placements: tuple[Placement, ...] = ()
         if profile is not None:
             profile.check_model(facts)
-            for device in self._device_of.values():
+            for device in self._device_names.values():
                 profile.device(device)
         if stored is not None:
             self._check_stored(stored, facts)
-        self._divide = lru_cache(_KEPT)(self._parts_of)
+        self._divide = lru_cache(_MEMORISED)(self._parts_of)
 
-    def stages(self, addresses: Sequence[str], info: WorkerInfo) -> Sequence[Layers]:
-        """Return the stages on those workers; a :data:`pipeline.Plan`.
+    def stages(self, addresses: Sequence[str], info: WorkerInfo) -> Sequence[Placement]:
+        """Return the stages on these workers, as a :data:`pipeline.Plan` does.
 
         Raises:
             ModelError: the model does not fit into their memory.
         """
-        address_of = {self._device_of[address]: address for address in addresses}
+        address_of = {self._device_names[address]: address for address in addresses}
         if self.stored is not None and all(
             part.device in address_of for part in self.stored.placements
         ):
@@ -74,35 +78,35 @@ class Arrangement:
             self._placements = ()
             return equal_parts(addresses, info)
         self._placements = chosen
-        return [Layers(address_of[part.device], part.first, part.last) for part in chosen]
+        return [Placement(address_of[part.device], part.first, part.last) for part in chosen]
 
-    def timeline(self) -> Lanes:
-        """Return the predicted prefill of the typical prompt; none without a profile."""
+    def timeline(self) -> Rows:
+        """Return the predicted prefill of the typical prompt; empty without a profile."""
         placements = self._placements
         if self.profile is None or not placements:
             return []
         tokens = min(self.config.prompt_tokens, self._context)
         sent = self.profile.sending(self.config.states)
-        return planned_lanes(sent, placements, self.lengths(tokens))
+        return planned_rows(sent, placements, self.lengths(tokens))
 
     def lengths(self, tokens: int) -> Sequence[int]:
-        """Return the sub-sequences of a prompt for the stages that were asked for last."""
+        """Return the sub-sequences of a prompt for the stages in use."""
         placements = self._placements
         stored = self.stored
         if stored is not None and placements == stored.placements and tokens <= stored.context:
             return stored.lengths(tokens)
         if self.profile is None or len(placements) < 2:
-            return whole(tokens)
+            return undivided(tokens)
         return self._divide(placements, tokens)
 
     def _parts_of(self, placements: tuple[Placement, ...], tokens: int) -> Sequence[int]:
-        """Return the sub-sequences of the least predicted time, cut on a coarse grid."""
+        """Return the sub-sequences with the shortest predicted time, cut on a coarse grid."""
         assert self.profile is not None
         devices = [self.profile.device(part.device) for part in placements]
         least = least_length(devices, self.config.utilisation)
         if tokens < 2 * least:
-            return whole(tokens)
-        step = max(1, tokens // _GRID)
+            return undivided(tokens)
+        step = max(1, tokens // COARSE_CUTS)
         most = self.config.parts_per_device * len(devices)
         rest = tokens % step
         sent = self.profile.sending(self.config.states)
@@ -116,7 +120,7 @@ class Arrangement:
                 field="planning.plan",
                 remedy="plan again",
             )
-        names = set(self._device_of.values())
+        names = set(self._device_names.values())
         strange = [part.device for part in stored.placements if part.device not in names]
         if strange:
             raise ConfigError(

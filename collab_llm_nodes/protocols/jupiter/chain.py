@@ -1,21 +1,21 @@
-"""The coordinator's end of a chain of workers: arranged, fed with passes, found broken.
+"""The coordinator's end of a chain of workers.
 
-A chain is used until a worker is lost. Then every pass that is under way fails with
-:class:`WorkerLost`, and the chain is of no more use: ``pipeline.py`` arranges the next one.
+A chain is used until a worker is lost. Then every pass in flight fails with :class:`WorkerLost`,
+and ``pipeline.py`` arranges another chain.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from collab_llm_nodes.errors import (
     Busy,
@@ -45,7 +45,8 @@ from collab_llm_nodes.protocols.jupiter.messages import (
     Want,
     WorkerInfo,
 )
-from collab_llm_nodes.protocols.jupiter.progress import Progress
+from collab_llm_nodes.protocols.jupiter.monitors import ProgressMonitor
+from collab_llm_nodes.protocols.jupiter.partition import Placement
 from collab_llm_nodes.protocols.jupiter.results import check_result
 from collab_llm_nodes.transport.background import background_loop, within
 
@@ -54,37 +55,18 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LAST_PASSES = 128
-"""Passes whose times a chain keeps."""
+"""Recent passes whose times a chain keeps."""
 CHECK_S = 0.1
-"""Period at which those who wait are asked whether they still want to."""
-_SLACK_S = 5.0  # for the background thread of a busy machine
+"""Period at which a waiting caller's cancel and deadline are checked."""
+_SLACK_S = 5.0  # for the background thread on a busy machine
 _SILENCES = 2.0
-"""Silences that a worker which answers may take for a job: computing is held up more easily."""
+"""Time for a job relative to ``silence_s``: computing is delayed more easily than answering."""
 _TRIAL_ROWS = 32
-
-
-class Part(Protocol):
-    """Layers ``first`` to ``last - 1`` on the worker at the address ``device``."""
-
-    @property
-    def device(self) -> str: ...
-    @property
-    def first(self) -> int: ...
-    @property
-    def last(self) -> int: ...
-
-
-@dataclass(frozen=True)
-class Layers:
-    """A plain :class:`Part`."""
-
-    device: str
-    first: int
-    last: int
+"""Tokens of the larger of two trial passes."""
 
 
 class WorkerLost(Unavailable):
-    """A worker does not answer or compute any more, or cannot be reached by the one before it.
+    """A worker no longer answers or computes, or the previous worker cannot reach it.
 
     Attributes:
         device: its address.
@@ -99,15 +81,19 @@ class WorkerLost(Unavailable):
         self.at_fault = isinstance(why, WorkerAtFault)
 
 
-def go_on() -> None:
-    """Give up nothing."""
+Check = Callable[[], None]
+"""Called from time to time during a wait; an exception ends the wait."""
 
 
-def wait_until(attempt: Callable[[float], bool], due: float, check: Callable[[], None]) -> bool:
-    """Return True as soon as ``attempt``, which waits for so many seconds, does; False when due.
+def no_check() -> None:
+    """Never end a wait early."""
+
+
+def wait_until(attempt: Callable[[float], bool], due: float, check: Check) -> bool:
+    """Call ``attempt``, which waits up to the given seconds, until it returns True.
 
     Args:
-        check: is called between attempts; what it raises ends the wait.
+        due: ``time.monotonic()`` at which to give up and return False.
     """
     while True:
         left = max(0.0, due - time.monotonic())
@@ -118,16 +104,14 @@ def wait_until(attempt: Callable[[float], bool], due: float, check: Callable[[],
         check()
 
 
-def in_background(
-    job: Coroutine[Any, Any, T], seconds: float, check: Callable[[], None] = go_on
-) -> T:
-    """Return the result of ``job``, which keeps to ``seconds`` itself, from the background thread.
+def in_background(job: Coroutine[Any, Any, T], seconds: float, check: Check = no_check) -> T:
+    """Run ``job`` in the background thread, and return its result.
 
     Args:
-        check: is called now and then; what it raises ends the job.
+        seconds: deadline that ``job`` keeps itself.
 
     Raises:
-        DeadlineExceeded: this machine is too busy to run that thread.
+        DeadlineExceeded: this machine is too busy to run the background thread.
     """
     running = asyncio.run_coroutine_threadsafe(job, background_loop())
 
@@ -147,18 +131,18 @@ def in_background(
 
 
 _Answer = tuple[type[Report], int]
-"""An answer that an arrangement waits for: its type, and the worker's number."""
+"""An answer that the arrangement waits for: its type, and the index of the worker."""
 _TRIAL: _Answer = (Result, 0)
 
-Done = Callable[[Result | CollabError], None]
+OnResult = Callable[[Result | CollabError], None]
 
 
 @dataclass(frozen=True)
-class _UnderWay:
-    """A pass that has been sent, and who waits for its result."""
+class _InFlight:
+    """A pass that has been sent, and the callback for its result."""
 
     steps: tuple[Step, ...]
-    done: Done
+    on_result: OnResult
     sent_at: float
 
 
@@ -166,51 +150,43 @@ class Chain:
     """See the module docstring. Usable from any thread.
 
     Args:
-        coordinator: a name that this process keeps: its chains replace one another.
         parts: the workers in the order of their layers.
-        info: of the model that all of them have.
-        lanes: that may be open at a time.
-        states: form of hidden states between workers, one of ``messages.STATES``.
-        path: their way, one of ``messages.PATHS``.
+        info: of the model that all workers hold.
+        load: what each worker is sent, apart from its layers.
         due: ``time.monotonic()`` by which all layers must be loaded.
-        check: is called now and then until they are; what it raises ends that.
 
     Attributes:
         parts: as given.
         bytes: of the tensors loaded, by worker.
-        failed: why it is of no more use; None while it is.
-        failed_at: ``time.monotonic()`` of that.
+        failed: the reason why the chain can no longer be used; None while it can.
+        failed_at: ``time.monotonic()`` of the failure.
 
     Raises:
-        WorkerLost: a worker is not reached.
-        CollabError: a worker refuses: other weights, another version, or no room.
+        WorkerLost: a worker cannot be reached.
+        CollabError: a worker refuses, for example other weights or another version.
     """
 
     def __init__(
         self,
         config: LinkConfig,
-        coordinator: str,
-        parts: Sequence[Part],
+        parts: Sequence[Placement],
         info: WorkerInfo,
+        load: Load,
         *,
-        lanes: int,
-        states: str,
-        path: str,
         due: float,
-        check: Callable[[], None] = go_on,
+        check: Check = no_check,
     ) -> None:
         self.parts = tuple(parts)
         self.info = info
         self.bytes = [0] * len(parts)
         self.failed: CollabError | None = None
         self.failed_at = 0.0
-        self._config, self._coordinator = config, coordinator
-        self._lanes, self._states, self._path = lanes, states, path
+        self._config = config
         self._loop = background_loop()
         self._links: list[StageLink] = []
-        self._waiting: dict[int, _UnderWay] = {}  # by number, the oldest first
+        self._waiting: dict[int, _InFlight] = {}  # by number, the oldest first
         self._next_number = 0
-        self._progress = Progress(
+        self._progress = ProgressMonitor(
             [_weights(part, info) for part in parts],
             tick_s=TICK_S,
             grace_s=_SILENCES * config.silence_s,
@@ -219,31 +195,32 @@ class Chain:
         self._watching: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
         self._times: deque[PassTimes] = deque(maxlen=LAST_PASSES)
-        self._missing: set[_Answer] = set()  # answers until this stage of the arrangement is done
+        self._missing: set[_Answer] = set()  # in the current stage of the arrangement
         try:
-            in_background(self._arrange(due), due - time.monotonic(), check)
+            in_background(self._arrange(load, due), due - time.monotonic(), check)
         except BaseException:
             self.close()
             raise
 
     @property
     def passes(self) -> list[PassTimes]:
-        """Times of the last passes, in the order in which they ended."""
+        """Times of the last passes, in the order of their ends."""
         return list(self._times.copy())
 
-    def submit(self, steps: Sequence[Step], done: Done, features: bytes = b"") -> None:
-        """Start a pass; ``done`` gets its result or error, in the background thread.
+    def submit(self, steps: Sequence[Step], on_result: OnResult, features: bytes = b"") -> None:
+        """Start a pass.
 
         Args:
-            features: of the pictures in all steps, packed as hidden states are.
+            on_result: called with the result or the error, in the background thread.
+            features: of the pictures in all steps, packed like hidden states.
         """
-        self._loop.call_soon_threadsafe(self._send, tuple(steps), done, features)
+        self._loop.call_soon_threadsafe(self._send, tuple(steps), on_result, features)
 
     def run(self, steps: Sequence[Step], due: float, features: bytes = b"") -> Result:
-        """Return the result of one pass; ``features`` as for :meth:`submit`.
+        """Run one pass, and return its result; ``features`` as for :meth:`submit`.
 
         Raises:
-            DeadlineExceeded: it was not there in time.
+            DeadlineExceeded: it did not end in time.
             CollabError: the chain has failed.
         """
         found: SimpleQueue[Result | CollabError] = SimpleQueue()
@@ -262,34 +239,19 @@ class Chain:
         """End the chain; the workers keep their layers."""
         self._loop.call_soon_threadsafe(self._fail, Unavailable("the chain is closed"))
 
-    # Everything below runs in the background thread.
+    # The methods below run in the background thread.
 
-    async def _arrange(self, due: float) -> None:
-        """Load all layers, connect each worker with the next, and have all compute something.
+    async def _arrange(self, load: Load, due: float) -> None:
+        """Load all layers, connect each worker with the next, and run trial passes.
 
-        What a worker computes first takes longer, and says how long later passes may take. One that
-        computes nothing is found before a request waits for it.
+        Trial passes find a worker that computes nothing before a request waits for it. They also
+        bound the time of later passes, since the first ones take longer.
         """
-        chain, info = secrets.token_hex(16), self.info
         self._watching = asyncio.ensure_future(self._watch())
         try:
-            loads = [
-                Load(
-                    self._coordinator,
-                    chain,
-                    info.version,
-                    info.weights,
-                    part.first,
-                    part.last,
-                    self._lanes,
-                    self._states,
-                    self._path,
-                )
-                for part in self.parts
-            ]
-            stages = range(len(loads))
+            stages = range(len(self.parts))
             await self._all_answer(
-                [(Loaded, i) for i in stages], due, lambda: self._open_links(loads)
+                [(Loaded, i) for i in stages], due, partial(self._open_links, load)
             )
             await self._all_answer([(Connected, i) for i in stages[:-1]], due, self._connect_links)
             await self._all_answer([_TRIAL], due, self._try_out)
@@ -313,27 +275,22 @@ class Chain:
         ask()
         await within(self._ready, max(0.0, due - time.monotonic()))
 
-    def _open_links(self, loads: Sequence[Load]) -> None:
-        for i, (part, load) in enumerate(zip(self.parts, loads, strict=True)):
-
-            def on_report(report: Report, i: int = i) -> None:
-                self._on_report(i, report)
-
-            def on_lost(error: CollabError, i: int = i) -> None:
-                self._on_lost(i, error)
-
-            self._links.append(StageLink(self._config, part.device, load, on_report, on_lost))
+    def _open_links(self, load: Load) -> None:
+        for i, part in enumerate(self.parts):
+            own = replace(load, first=part.first, last=part.last)
+            callbacks = partial(self._on_report, i), partial(self._on_lost, i)
+            self._links.append(StageLink(self._config, part.device, own, *callbacks))
 
     def _connect_links(self) -> None:
         for link, part in zip(self._links, self.parts[1:], strict=False):
             link.send(Connect(part.device))
 
     def _try_out(self) -> None:
-        """Start passes of one row and of several."""
+        """Start trial passes of one row and of several."""
         rows = min(_TRIAL_ROWS, self.info.context - 1)
 
         def on_end(result: Result | CollabError) -> None:
-            if isinstance(result, Result):  # else _fail ends the arrangement
+            if isinstance(result, Result):  # after an error, _fail ends the arrangement
                 self._answered(_TRIAL)
 
         self._send((Step(0, 0, (0,), want=Want.VERDICT, rows=1),), lambda result: None, b"")
@@ -341,30 +298,29 @@ class Chain:
         self._send((Step(0, close=True),), on_end, b"")
 
     async def _watch(self) -> None:
-        """Find the worker that does not go on."""
+        """Fail the chain when a worker makes no progress."""
         while True:
             await asyncio.sleep(TICK_S)
             if (found := self._progress.tick()) is not None:
-                worker, omits = found
-                self._fail(self._at_fault(worker, omits))
+                self._fail(self._at_fault(*found))
 
     def _answered(self, answer: _Answer) -> None:
-        """Note an answer that the arrangement waits for.
+        """Record an answer that the arrangement waits for.
 
         Raises:
-            KeyError: it does not.
+            KeyError: it does not wait for this answer.
         """
         self._missing.remove(answer)
         if not self._missing and self._ready is not None and not self._ready.done():
             self._ready.set_result(None)
 
     def _on_report(self, i: int, report: Report) -> None:
-        """Take what a worker says.
+        """Process a report of worker ``i``.
 
         Raises:
             WorkerLost: it breaks the protocol.
         """
-        self._progress.on_heard(i)
+        self._progress.on_message(i)
         try:
             if isinstance(report, Pong):
                 self._progress.on_pong(i, report)
@@ -374,71 +330,71 @@ class Chain:
                 self._answered((type(report), i))
                 if isinstance(report, Loaded):
                     self.bytes[i] = report.bytes
-            elif not isinstance(report, (Taken, Failure)):  # a failure ends the link
-                raise ProtocolError(f"{type(report).__name__} has no place here", field="message")
+            elif not isinstance(report, (Taken, Failure)):  # a Failure ends the link
+                raise ProtocolError(f"{type(report).__name__} was not expected", field="message")
         except KeyError:
-            raise self._at_fault(i, f"{type(report).__name__} has no place here") from None
+            raise self._at_fault(i, f"{type(report).__name__} was not expected") from None
         except ProtocolError as error:
             raise self._at_fault(i, error.args[0]) from error
 
     def _on_result(self, i: int, result: Result) -> None:
         if i != len(self.parts) - 1 or result.number != next(iter(self._waiting), None):
-            raise ProtocolError(f"a result of pass {result.number} has no place here")
+            raise ProtocolError(f"a result of pass {result.number} was not expected")
         passed = self._waiting[result.number]
         check_result(result, passed.steps, len(self.parts), self.info)
         del self._waiting[result.number]
         self._progress.on_result(result.spans, time.monotonic() - passed.sent_at)
         self._times.append((result.number, result.spans))
-        passed.done(result)
+        passed.on_result(result)
 
-    def _at_fault(self, i: int, words: str, remedy: str = "") -> WorkerLost:
+    def _at_fault(self, i: int, reason: str, remedy: str = "") -> WorkerLost:
         device = self.parts[i].device
-        return WorkerLost(device, WorkerAtFault(words, field=device, remedy=remedy))
+        return WorkerLost(device, WorkerAtFault(reason, field=device, remedy=remedy))
 
     def _may_refuse(self, i: int, error: CollabError) -> bool:
-        """Return True if ``error`` is about what worker ``i`` was asked for, and so no fault of it.
+        """Return True if worker ``i`` may refuse its task with ``error``, so is not at fault.
 
-        It may refuse to load, and later only a pass that is larger than those of the trial.
+        It may refuse to load, and later only a pass larger than the trial passes.
         """
         if self._missing:
             refusals = (ConfigError, ModelError, Busy, Unauthenticated)
             return (Loaded, i) in self._missing and isinstance(error, refusals)
         steps = [step for passed in self._waiting.values() for step in passed.steps]
-        if isinstance(error, InvalidInput):  # a message of logits has a limit
+        if isinstance(error, InvalidInput):  # logits are limited by the size of a message
             logits = sum(step.rows for step in steps if step.want is Want.LOGITS)
             return error.field == "steps.rows" and logits > 1
-        # So have the bytes of passes that wait.
+        # The bytes of waiting passes are limited, too.
         large = sum(len(step.ids) for step in steps) > _TRIAL_ROWS
         return isinstance(error, Busy) and error.field in ("states", "message") and large
 
     def _on_lost(self, i: int, error: CollabError) -> None:
-        """End the chain, because the link to worker ``i`` has ended."""
+        """Fail the chain, because the link to worker ``i`` has ended."""
         device = self.parts[i].device
         if isinstance(error, WorkerLost):
             self._fail(error)
         elif isinstance(error, (Unavailable, DeadlineExceeded)):
             following = [part.device for part in self.parts[i + 1 : i + 2]]
-            # A worker that has lost the next one names it.
+            # A worker that has lost the next one names that one.
             self._fail(WorkerLost(error.field if error.field in following else device, error))
         elif self._may_refuse(i, error):
             words = f"worker {device}: {error.args[0]}"
             self._fail(type(error)(words, field=error.field, remedy=error.remedy))
         elif i and isinstance(error, ProtocolError) and error.field == "states":
-            words = f"the worker behind it cannot read its states: {error.args[0]}"
+            words = f"the next worker cannot read its states: {error.args[0]}"
             self._fail(self._at_fault(i - 1, words))
-        else:  # whatever it says: all passes of all requests would end so
+        else:  # whatever the error: all passes of all requests would fail like this
             self._fail(self._at_fault(i, error.args[0], error.remedy))
 
-    def _send(self, steps: tuple[Step, ...], done: Done, features: bytes) -> None:
+    def _send(self, steps: tuple[Step, ...], on_result: OnResult, features: bytes) -> None:
         if self.failed is not None:
-            done(self.failed)
+            on_result(self.failed)
             return
-        # What a worker refuses counts as its fault.
+        # A worker's refusal would count as its fault.
         if not all(0 <= token < self.info.vocab_size for step in steps for token in step.ids):
-            done(InvalidInput("a token outside the vocabulary", field="prompt"))
+            on_result(InvalidInput("a token outside the vocabulary", field="prompt"))
             return
         number, self._next_number = self._next_number, self._next_number + 1
-        self._waiting[number] = _UnderWay(steps, done, time.monotonic())
+        self._waiting[number] = _InFlight(steps, on_result, time.monotonic())
         self._progress.on_sent(sum(len(step.ids) for step in steps))
         self._links[0].send(Pass(number, steps, features))
 
@@ -452,14 +408,14 @@ class Chain:
             link.close()
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
-            self._ready.exception()  # perhaps nobody waits: that is no error
+            self._ready.exception()  # mark as retrieved: perhaps nothing waits for it
         waiting, self._waiting = self._waiting, {}
         for passed in waiting.values():
-            passed.done(error)
+            passed.on_result(error)
 
 
-def _weights(part: Part, info: WorkerInfo) -> float:
-    """Return the size of a part's weights [byte], roughly: they are not known before Load."""
+def _weights(part: Placement, info: WorkerInfo) -> float:
+    """Return a rough size of a stage's weights [byte]; the exact one is known after Load."""
     ends = (part.first == 0) + (part.last == info.num_layers)
     return (
         4.0 * info.width * (16.0 * info.width * (part.last - part.first) + info.vocab_size * ends)

@@ -108,7 +108,7 @@ def decode_report(data: bytes) -> Report:
 
 
 def encode_question(filler: int = 0) -> bytes:
-    """Serialise the request of Describe with so many bytes that nobody reads."""
+    """Serialise the request of Describe, padded by ``filler`` bytes to time the link."""
     data: bytes = pb.DescribeRequest(filler=bytes(filler)).SerializeToString()
     return data
 

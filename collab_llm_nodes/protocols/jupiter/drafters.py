@@ -1,4 +1,4 @@
-"""Self-drafting (paper 004, section V-A): what may come next, without another model."""
+"""Self-drafting (paper 004, section V-A): proposals for the next tokens without another model."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Draft:
     """Tokens that may follow the newest one.
 
     Attributes:
-        tokens: a chain, or a tree.
-        parents: for a tree: of each token the place of the one that it follows, counted from 1; 0
-            is the newest token of the answer. Empty: they follow one another.
+        tokens: a chain, or the nodes of a tree.
+        parents: for a tree, the place of each token's parent, from 1; 0 is the newest token of the
+            answer. Empty: the tokens follow one another.
     """
 
     tokens: tuple[int, ...] = ()
@@ -27,24 +27,24 @@ class Draft:
 
 
 class Drafter(Protocol):
-    """Proposes drafts; its answers are the same for the same arguments."""
+    """A source of drafts; deterministic."""
 
     @property
     def guesses(self) -> int:
-        """Tokens that it wants of each Medusa head."""
+        """Number of tokens needed per Medusa head."""
 
     def propose(self, tokens: Sequence[int], guesses: Sequence[int], most: int) -> Draft:
-        """Return ``most`` tokens at most.
+        """Return a draft of at most ``most`` tokens.
 
         Args:
-            tokens: prompt and answer.
+            tokens: prompt and answer so far.
             guesses: of each Medusa head in turn, the best first; may be empty.
         """
 
 
 @dataclass(frozen=True)
 class NoDrafter:
-    """Proposes nothing: one token per pass."""
+    """No drafts: one token per pass."""
 
     guesses: int = 0
 
@@ -64,13 +64,13 @@ class MedusaChain:
 
 @dataclass(frozen=True)
 class MedusaTree:
-    """Combinations of the heads' best tokens: for so many nodes, those of the smallest ranks.
+    """The likeliest combinations of the heads' best tokens.
 
-    A node is one rank for each head before it; it is the more likely, the smaller they are.
+    A node is a path of ranks, one per head: the smaller they are, the likelier it is.
 
     Attributes:
-        guesses: tokens taken of each head.
-        nodes: tokens of a draft.
+        guesses: number of tokens per head.
+        nodes: number of tokens in a draft.
     """
 
     guesses: int = 3
@@ -80,7 +80,7 @@ class MedusaTree:
         heads = len(guesses) // self.guesses
         ranks = range(self.guesses)
         paths = [path for depth in range(1, heads + 1) for path in product(ranks, repeat=depth)]
-        # By this key a node comes behind its parent, whose sum and length are smaller.
+        # With this key a node follows its parent, whose sum and length are smaller.
         paths = sorted(paths, key=lambda path: (2 * sum(path) + len(path), path))
         paths = paths[: min(self.nodes, most)]
         places = {path: i + 1 for i, path in enumerate(paths)}
@@ -92,11 +92,11 @@ class MedusaTree:
 
 @dataclass(frozen=True)
 class PromptLookup:
-    """Proposes the tokens that followed the last occurrence of the newest ones.
+    """The tokens that followed the last occurrence of the newest ones.
 
     Attributes:
         length: of a draft.
-        longest: tokens that must have occurred before; shorter matches are tried after longer ones.
+        longest: length of the longest match; shorter ones are tried after longer ones.
     """
 
     length: int = 5
@@ -114,15 +114,9 @@ class PromptLookup:
         return Draft()
 
 
-DRAFTERS = ("medusa", "medusa_tree", "prompt_lookup", "none")
-
-
-def drafter_named(name: str) -> Drafter:
-    """Return the drafter of this name, one of ``DRAFTERS``."""
-    made: dict[str, Drafter] = {
-        "medusa": MedusaChain(),
-        "medusa_tree": MedusaTree(),
-        "prompt_lookup": PromptLookup(),
-        "none": NoDrafter(),
-    }
-    return made[name]
+DRAFTERS: dict[str, Drafter] = {
+    "medusa": MedusaChain(),
+    "medusa_tree": MedusaTree(),
+    "prompt_lookup": PromptLookup(),
+    "none": NoDrafter(),
+}

@@ -1,50 +1,26 @@
-"""Answers over a pipeline: a loop that feeds lanes, and starts them anew when a worker is lost."""
+"""Answers over a pipeline: the loop that feeds lanes, and restarts them when a worker is lost."""
 
 from __future__ import annotations
 
 import queue
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import CollabError, InvalidInput
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.jupiter.chain import CHECK_S, Chain, WorkerLost
-from collab_llm_nodes.protocols.jupiter.drafters import Drafter, MedusaChain
 from collab_llm_nodes.protocols.jupiter.lane import (
-    Guide,
+    CachedPrefix,
+    DecodeConfig,
     LaneAnswer,
-    Lengths,
-    Stop,
-    Trunk,
-    never,
-    whole,
+    SharedPrefix,
 )
 from collab_llm_nodes.protocols.jupiter.messages import Result, Step
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline
 
 MOST_LOSSES = 16
-"""Times that an answer goes on elsewhere."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Settings of the decoding of answers.
-
-    Attributes:
-        lengths: divides a prompt into the sub-sequences of the pipeline.
-        groups: point requests are decoded in so many passes at a time, each with its share of the
-            lanes; 0: as many as there are stages, 1: all lanes in one pass.
-        stop: tells of an answer's tokens that no more are wanted; it ends with the last of them.
-    """
-
-    max_tokens: int
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    drafter: Drafter = field(default_factory=MedusaChain)
-    lengths: Lengths = whole
-    groups: int = 0
-    stop: Stop = never
+"""Worker losses that one answer survives."""
 
 
 OnTokens = Callable[[Sequence[LaneAnswer]], None]
@@ -53,7 +29,7 @@ OnTokens = Callable[[Sequence[LaneAnswer]], None]
 def answer(
     pipeline: Pipeline,
     prompt: Sequence[int],
-    asked: Asked,
+    config: DecodeConfig,
     control: Control,
     on_tokens: OnTokens = lambda lanes: None,
 ) -> LaneAnswer:
@@ -65,46 +41,23 @@ def answer(
 
     Raises:
         InvalidInput: the prompt does not fit.
-        CollabError: the workers that are left cannot hold the model, or the time is over.
+        CollabError: the remaining workers cannot hold the model, or the deadline has passed.
     """
     with pipeline.lanes(1, control.due, control.check) as (lane,):
-        made = _lane(pipeline, lane, prompt, asked, control)
-        _decode(pipeline, None, [[made]], asked, control, on_tokens)
+        made = _lane(pipeline, lane, prompt, config, control)
+        _decode(pipeline, None, [[made]], config, control, on_tokens)
     return made
 
 
-def points(
+def answer_in_points(
     pipeline: Pipeline,
     prompt: Sequence[int],
-    requests: Sequence[Sequence[int]],
-    asked: Asked,
-    control: Control,
-    on_tokens: OnTokens = lambda lanes: None,
-) -> list[LaneAnswer]:
-    """Return an answer to each of ``requests``, which are read behind one ``prompt``.
-
-    The prompt's keys and values are held once (paper 004, section V-B). With more requests than
-    lanes, the rest wait for the first ones to end.
-
-    Raises:
-        InvalidInput: a request does not fit.
-        CollabError: as :func:`answer`.
-    """
-    count = _lanes_for(pipeline, len(requests))
-    with pipeline.lanes(count, control.due, control.check) as (lane, *others):
-        trunk = Trunk(lane, prompt)
-        return _points(pipeline, trunk, others, requests, asked, control, on_tokens)
-
-
-def outlined(
-    pipeline: Pipeline,
-    prompt: Sequence[int],
-    outline: Asked,
+    outline: DecodeConfig,
     requests: Callable[[Sequence[int]], Sequence[Sequence[int]]],
-    asked: Asked,
+    config: DecodeConfig,
     control: Control,
     *,
-    guide: Guide | None = None,
+    directive: CachedPrefix | None = None,
     most: int = 8,
     budget: int | None = None,
     on_outline: OnTokens = lambda lanes: None,
@@ -112,66 +65,63 @@ def outlined(
 ) -> tuple[LaneAnswer, list[LaneAnswer]]:
     """Return an outline, and an answer to each of its points (paper 004, figure 9).
 
-    The points' lanes go on from the outline's, whose keys and values are held once. There are no
-    answers if the model's context has no room for one of the points.
+    The points' lanes fork from the outline's, whose keys and values are held once (section V-B).
+    With more points than lanes, the rest wait for the first ones to end. If the context has no room
+    for one of the points, none is answered.
 
     Args:
-        outline: how it is decoded.
-        requests: makes of the outline's tokens what is read behind it, for each point.
-        asked: how points are decoded.
-        guide: what stands before ``prompt``, where stages keep that.
-        most: points that are expected; more of them come in turns.
-        budget: tokens of all points together, shared out evenly; None: ``asked`` limits each.
+        outline: how the outline is decoded.
+        requests: returns, for the outline's tokens, the ids that follow it for each point.
+        config: how points are decoded.
+        directive: precedes ``prompt``, if the stages keep it.
+        most: expected number of points.
+        budget: tokens of all points together, divided evenly; None: ``config`` limits each.
 
     Raises:
         CollabError: as :func:`answer`.
     """
-    count = _lanes_for(pipeline, most)
+    if pipeline.config.lanes < 2:
+        raise InvalidInput("one lane is not enough", field="lanes", remedy="raise lanes")
+    count = min(1 + most, pipeline.config.lanes)
     with pipeline.lanes(count, control.due, control.check) as (lane, *others):
-        first = _lane(pipeline, lane, prompt, outline, control, guide)
-        _decode(pipeline, guide, [[first]], outline, control, on_outline)
+        first = _lane(pipeline, lane, prompt, outline, control, directive)
+        _decode(pipeline, directive, [[first]], outline, control, on_outline)
         wanted = requests(first.tokens)
         context = pipeline.chain(control.due, control.check).info.context
         if any(len(first.known) + len(request) >= context for request in wanted):
             wanted = []
         if budget is not None and wanted:
             share = max(1, budget // len(wanted))
-            asked = replace(asked, max_tokens=min(asked.max_tokens, share))
-        trunk = Trunk.behind(first)
-        return first, _points(pipeline, trunk, others, wanted, asked, control, on_tokens)
+            config = replace(config, max_tokens=min(config.max_tokens, share))
+        prefix = SharedPrefix.from_answer(first)
+        return first, _expand(pipeline, prefix, others, wanted, config, control, on_tokens)
 
 
-def _lanes_for(pipeline: Pipeline, points: int) -> int:
-    """Return the lanes that a prompt and its points are given."""
-    if pipeline.config.lanes < 2:
-        raise InvalidInput("one lane is not enough", field="lanes", remedy="raise lanes")
-    return min(1 + points, pipeline.config.lanes)
-
-
-def _points(
+def _expand(
     pipeline: Pipeline,
-    trunk: Trunk,
+    prefix: SharedPrefix,
     lanes: Sequence[int],
     requests: Sequence[Sequence[int]],
-    asked: Asked,
+    config: DecodeConfig,
     control: Control,
     on_tokens: OnTokens,
 ) -> list[LaneAnswer]:
+    """Return an answer to each request, in as many waves as ``lanes`` require."""
     found: list[LaneAnswer] = []
     while len(found) < len(requests):
         wave = requests[len(found) : len(found) + len(lanes)]
         made = [
-            _lane(pipeline, lane, request, asked, control, trunk)
+            _lane(pipeline, lane, request, config, control, prefix)
             for lane, request in zip(lanes, wave, strict=False)
         ]
         chain = pipeline.chain(control.due, control.check)
-        if found:  # the lanes held others before
+        if found:  # close the lanes of the previous wave
             chain.submit([Step(lane.lane, close=True) for lane in made], lambda result: None)
-        count = min(len(made), asked.groups or len(chain.parts))
+        count = min(len(made), config.groups or len(chain.parts))
         groups = [made[i::count] for i in range(count)]
         found += made
         every = tuple(found)
-        _decode(pipeline, trunk, groups, asked, control, lambda lanes, e=every: on_tokens(e))  # type: ignore[misc]
+        _decode(pipeline, prefix, groups, config, control, lambda lanes, e=every: on_tokens(e))  # type: ignore[misc]
     return found
 
 
@@ -179,44 +129,34 @@ def _lane(
     pipeline: Pipeline,
     lane: int,
     prompt: Sequence[int],
-    asked: Asked,
+    config: DecodeConfig,
     control: Control,
-    trunk: Trunk | None = None,
+    prefix: SharedPrefix | None = None,
 ) -> LaneAnswer:
     info = pipeline.chain(control.due, control.check).info
-    return LaneAnswer(
-        lane,
-        prompt,
-        max_tokens=asked.max_tokens,
-        eos=info.eos,
-        context=info.context,
-        sampling=asked.sampling,
-        drafter=asked.drafter,
-        trunk=trunk,
-        stop=asked.stop,
-    )
+    return LaneAnswer(lane, prompt, config, eos=info.eos, context=info.context, prefix=prefix)
 
 
 def _decode(
     pipeline: Pipeline,
-    trunk: Trunk | None,
+    prefix: SharedPrefix | None,
     groups: Sequence[Sequence[LaneAnswer]],
-    asked: Asked,
+    config: DecodeConfig,
     control: Control,
     on_tokens: OnTokens,
 ) -> None:
-    """Decode all lanes to their ends; a chain that is lost is replaced, and its lanes fed again."""
+    """Decode all lanes to their ends; after a lost worker, feed them again to the next chain."""
     losses = 0
     while any(not lane.finished for group in groups for lane in group):
         chain = pipeline.chain(control.due, control.check)
         try:
-            _decode_on(chain, trunk, groups, asked, control, on_tokens)
+            _decode_on(chain, prefix, groups, config, control, on_tokens)
         except WorkerLost:
             losses += 1
             if losses > MOST_LOSSES:
                 raise
-            if trunk is not None:
-                trunk.restart()
+            if prefix is not None:
+                prefix.restart()
             for group in groups:
                 for lane in group:
                     lane.restart()
@@ -224,42 +164,42 @@ def _decode(
 
 def _decode_on(
     chain: Chain,
-    trunk: Trunk | None,
+    prefix: SharedPrefix | None,
     groups: Sequence[Sequence[LaneAnswer]],
-    asked: Asked,
+    config: DecodeConfig,
     control: Control,
     on_tokens: OnTokens,
 ) -> None:
-    """Keep one pass of each group under way; each group's next pass follows its verdicts.
+    """Keep one pass of each group in flight; each group's next pass follows its verdicts.
 
-    When all lanes of a group have ended, another one is divided: no stage is to be idle while two
-    lanes share a pass.
+    When all lanes of a group have ended, another group is divided, so that no stage is idle while
+    two lanes share a pass.
     """
     inbox: queue.SimpleQueue[tuple[list[LaneAnswer], Result | CollabError]] = queue.SimpleQueue()
     every = [lane for group in groups for lane in group]
-    under_way = 0
+    in_flight = 0
 
     def submit(lanes: list[LaneAnswer], steps: Sequence[Step]) -> None:
-        nonlocal under_way
-        under_way += 1
+        nonlocal in_flight
+        in_flight += 1
         chain.submit(steps, lambda result: inbox.put((lanes, result)))
 
-    def go_on(lanes: list[LaneAnswer]) -> None:
+    def proceed(lanes: list[LaneAnswer]) -> None:
         if len(lanes) == 1:
-            *parts, last = lanes[0].steps(asked.lengths)
+            *parts, last = lanes[0].steps(config.lengths)
             for part in parts:
                 submit([], [part])
             submit(lanes, [last])
         elif lanes:
             submit(lanes, [lane.steps()[0] for lane in lanes])
 
-    if trunk is not None:
-        trunk.feed(chain, lambda step: submit([], [step]), asked.lengths)
+    if prefix is not None:
+        prefix.feed(chain, lambda step: submit([], [step]), config.lengths)
     for group in groups:
-        go_on([lane for lane in group if not lane.finished])
-    while under_way:
+        proceed([lane for lane in group if not lane.finished])
+    while in_flight:
         lanes, result = _next(inbox, control)
-        under_way -= 1
+        in_flight -= 1
         if isinstance(result, CollabError):
             raise result
         if not lanes:
@@ -268,9 +208,9 @@ def _decode_on(
             lane.on_outcome(outcome)
         on_tokens(every)
         left = [lane for lane in lanes if not lane.finished]
-        count = max(1, min(len(left), len(groups) - under_way))
+        count = max(1, min(len(left), len(groups) - in_flight))
         for i in range(count):
-            go_on(left[i::count])
+            proceed(left[i::count])
 
 
 def _next(

@@ -1,8 +1,8 @@
-"""Hidden states from one worker to the next by torch.distributed's gloo.
+"""Transport of hidden states to the next worker by torch.distributed's gloo.
 
-Each pair of neighbours has a group of its own, so that the loss of a worker leaves other pairs
-alone. The headers of passes, and all else that is said, stay on the gRPC stream. gloo neither
-encrypts nor authenticates.
+Each pair of neighbours has a group of its own, so that the loss of a worker does not affect other
+pairs. Headers of passes and all other messages stay on the gRPC stream. gloo neither encrypts nor
+authenticates.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from torch.distributed import ProcessGroupGloo, TCPStore
 
 from collab_llm_nodes.errors import Unavailable
 
-_MEET_S = 10.0  # for the other side to come
-_STATES_S = 2.0  # for states whose header has come
-_UNDER_WAY = 64  # passes that are being sent
+_MEET_S = 10.0  # for both sides to connect
+_STATES_S = 2.0  # for states whose header has arrived
+_IN_FLIGHT = 64  # passes being sent at a time
 
 SENDER, RECEIVER = 0, 1
 
 
 class MeetingPlace:
-    """A port on which the receiver finds the sender.
+    """A port at which the receiver connects to the sender.
 
     Attributes:
-        port: the one it listens on.
+        port: where it listens.
     """
 
     def __init__(self) -> None:
@@ -36,10 +36,10 @@ class MeetingPlace:
 
 
 class GlooPath:
-    """One direction between two workers; used by one thread.
+    """One direction between two workers, for one thread.
 
     Raises:
-        Unavailable: the other side does not come, or does not answer any more.
+        Unavailable: the other side does not connect, or no longer answers.
     """
 
     def __init__(self, store: TCPStore, rank: int) -> None:
@@ -47,34 +47,34 @@ class GlooPath:
             self._group: Any = ProcessGroupGloo(store, rank, 2, timedelta(seconds=_MEET_S))
         except RuntimeError as error:
             raise _lost(error) from error
-        self._under_way: deque[tuple[Any, torch.Tensor]] = deque()
+        self._in_flight: deque[tuple[Any, torch.Tensor]] = deque()
 
     @classmethod
     def to_next(cls, place: MeetingPlace) -> GlooPath:
-        """Return the way to the worker that comes to ``place``."""
+        """Return the path to the worker that connects to ``place``."""
         return cls(place.store, SENDER)
 
     @classmethod
     def from_previous(cls, host: str, port: int) -> GlooPath:
-        """Return the way from the worker that waits there."""
+        """Return the path from the worker that listens there."""
         try:
             return cls(_store(host, port, listens=False), RECEIVER)
         except RuntimeError as error:
             raise _lost(error) from error
 
     def send(self, data: bytes, number: int) -> None:
-        """Send the states of a pass; does not wait until they are there."""
+        """Send the states of a pass without waiting for their arrival."""
         if not data:
             return
         tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        while self._under_way and self._under_way[0][0].is_completed():
-            self._under_way.popleft()
-        if len(self._under_way) >= _UNDER_WAY:
+        while self._in_flight and self._in_flight[0][0].is_completed():
+            self._in_flight.popleft()
+        if len(self._in_flight) >= _IN_FLIGHT:
             raise Unavailable("the next worker takes no states", field="states")
-        self._under_way.append((self._group.send([tensor], RECEIVER, _tag(number)), tensor))
+        self._in_flight.append((self._group.send([tensor], RECEIVER, _tag(number)), tensor))
 
     def receive(self, size: int, number: int) -> bytes:
-        """Return the ``size`` bytes of a pass whose header has come."""
+        """Return the ``size`` bytes of a pass whose header has arrived."""
         if not size:
             return b""
         tensor = torch.empty(size, dtype=torch.uint8)

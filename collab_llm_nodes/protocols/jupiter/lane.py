@@ -1,32 +1,33 @@
-"""Machines without I/O for what is in a lane: an answer being decoded, or a prompt to be shared.
+"""State machines without I/O for a lane: an answer being decoded, or a prefix that lanes share.
 
-They know all tokens; the stages only hold keys and values of a part of them. So a lane that is lost
-with a worker is made anew by feeding its tokens again.
+They keep all token ids, while the stages hold only keys and values. So a lane that is lost with a
+worker is rebuilt by feeding its tokens again.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from collab_llm_nodes.config import check_max_tokens
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.errors import InvalidInput, ProtocolError
-from collab_llm_nodes.protocols.jupiter.drafters import Draft, Drafter, NoDrafter
+from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.protocols.jupiter.drafters import Draft, Drafter, MedusaChain
 from collab_llm_nodes.protocols.jupiter.messages import Outcome, Step, Want
 
 Lengths = Callable[[int], Sequence[int]]
-"""Divides so many tokens into sub-sequences that follow one another through the stages."""
+"""Divides a number of tokens into sub-sequences that follow one another through the stages."""
 
 
-def whole(tokens: int) -> Sequence[int]:
-    """Divide nothing: one sub-sequence."""
+def undivided(tokens: int) -> Sequence[int]:
+    """Return one sub-sequence of all tokens."""
     return (tokens,)
 
 
 Stop = Callable[[Sequence[int]], bool]
+"""Returns True if an answer with these tokens is complete."""
 
 
 _FULL = 2.5
@@ -35,16 +36,35 @@ _NEWEST = 0.25
 """Weight of the newest verdict in the moving average of accepted tokens."""
 
 
-def never(tokens: Sequence[int]) -> bool:
-    """Stop nothing."""
+def never_stop(tokens: Sequence[int]) -> bool:
+    """Return False: only an end token or a limit ends the answer."""
     return False
 
 
-class Trunk:
-    """A prompt that several lanes share; its keys and values are held once.
+@dataclass(frozen=True)
+class DecodeConfig:
+    """How answers are decoded.
 
-    Args:
-        lane: its number.
+    Attributes:
+        lengths: divides a prompt into the sub-sequences of the pipeline.
+        groups: the points of an outline are decoded in this many passes at a time, each with its
+            share of the lanes; 0: one pass per stage, 1: all lanes in one pass.
+        stop: ends an answer early.
+    """
+
+    max_tokens: int
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    drafter: Drafter = field(default_factory=MedusaChain)
+    lengths: Lengths = undivided
+    groups: int = 0
+    stop: Stop = never_stop
+
+
+class SharedPrefix:
+    """A prefix that several lanes share; its keys and values are held once, in a lane of its own.
+
+    Attributes:
+        cached_length: leading tokens of ``ids`` that the stages hold.
     """
 
     def __init__(self, lane: int, ids: Sequence[int]) -> None:
@@ -52,37 +72,36 @@ class Trunk:
             raise InvalidInput("no tokens", field="prompt", remedy="give a prompt")
         self.lane = lane
         self.ids = tuple(ids)
-        self.held = 0
+        self.cached_length = 0
 
     @classmethod
-    def behind(cls, answer: LaneAnswer) -> Trunk:
-        """Return a trunk that goes on in the lane of ``answer``: its prompt and all its tokens."""
-        trunk = cls(answer.lane, answer.known)
-        trunk.held = answer.firm
-        return trunk
+    def from_answer(cls, answer: LaneAnswer) -> SharedPrefix:
+        """Return the prefix of prompt and answer of ``answer``, in its lane."""
+        prefix = cls(answer.lane, answer.known)
+        prefix.cached_length = answer.cached_length
+        return prefix
 
-    def steps(self, lengths: Lengths = whole) -> list[Step]:
-        """Return the steps that feed what is not held, one for each pass; there may be none."""
-        if self.held == len(self.ids):
+    def steps(self, lengths: Lengths = undivided) -> list[Step]:
+        """Return the steps that feed the tokens not held yet, one per pass; may be empty."""
+        start, self.cached_length = self.cached_length, len(self.ids)
+        if start == len(self.ids):
             return []
-        steps = feed(Step(self.lane, self.held, self.ids[self.held :]), lengths)
-        self.held = len(self.ids)
-        return steps
+        return divide(Step(self.lane, start, self.ids[start:]), lengths)
 
     def feed(self, chain: object, submit: Callable[[Step], None], lengths: Lengths) -> None:
-        """Have ``submit`` start the passes of all that the stages of ``chain`` do not hold."""
+        """Submit the steps that feed what the stages of ``chain`` do not hold yet."""
         for step in self.steps(lengths):
             submit(step)
 
     def restart(self) -> None:
         """Note that the stages have lost the lane."""
-        self.held = 0
+        self.cached_length = 0
 
 
-class Guide(Trunk):
-    """A directive that stands before many questions (paper 004, section V-B): it stays in its lane.
+class CachedPrefix(SharedPrefix):
+    """A directive before many questions (paper 004, section V-B), kept in its lane across requests.
 
-    Requests share it, from any thread. It is fed once to each chain, by the first that needs it.
+    Requests share it from any thread. The first request on each chain feeds it.
     """
 
     def __init__(self, lane: int, ids: Sequence[int]) -> None:
@@ -91,39 +110,35 @@ class Guide(Trunk):
         self._chain: object = None
 
     def feed(self, chain: object, submit: Callable[[Step], None], lengths: Lengths) -> None:
-        """Have ``submit`` start the passes that ``chain`` has not seen; others wait for that."""
+        """Feed ``chain`` unless it has been fed; concurrent callers wait for the first one."""
         with self._feeding:
             if self._chain is not chain:
-                self.held = 0
+                self.cached_length = 0
                 super().feed(chain, submit, lengths)
                 self._chain = chain
 
     def restart(self) -> None:
-        """Do nothing: another chain is fed anew, and this one may serve other requests."""
+        """Do nothing: a new chain is fed anyway, and the old one may serve other requests."""
 
 
 class LaneAnswer:
-    """One answer: the tokens that stand, and what is fed next.
+    """One answer: its accepted tokens, and what is fed next.
 
-    The lane's cache holds all of them but the newest, which is fed with the next draft: its logits
-    judge the draft's first token.
+    The lane's cache holds all tokens but the newest, which is fed with the next draft: its logits
+    verify the first token of the draft.
 
     Args:
-        lane: its number.
-        prompt: token ids; with a ``trunk``, those behind its own.
-        max_tokens: of the answer.
+        prompt: token ids; with a ``prefix``, those after it.
         eos: end tokens.
-        context: tokens that the model reads; the answer ends there, too.
-        trunk: the lane begins with what this one holds.
-        stop: tells of the tokens so far that no more are wanted.
+        context: length of the model's context, which ends the answer as well.
+        prefix: the lane is a fork of this one.
 
     Attributes:
         tokens: the answer so far.
-        accepted: of ``tokens``, those that were drafts.
+        accepted: for each of ``tokens``, whether it was drafted.
         finished: the answer is complete.
-        held: of all tokens, the first ones that the lane's caches hold and that stand.
         passes: verdicts so far.
-        drafted: draft tokens that were judged.
+        drafted: draft tokens that were verified.
 
     Raises:
         InvalidInput: no prompt, or one that leaves no room for an answer.
@@ -133,17 +148,14 @@ class LaneAnswer:
         self,
         lane: int,
         prompt: Sequence[int],
+        config: DecodeConfig,
         *,
-        max_tokens: int,
         eos: frozenset[int],
         context: int,
-        sampling: SamplingConfig | None = None,
-        drafter: Drafter | None = None,
-        trunk: Trunk | None = None,
-        stop: Stop = never,
+        prefix: SharedPrefix | None = None,
     ) -> None:
         self.lane = lane
-        self._prompt = (*(trunk.ids if trunk is not None else ()), *prompt)
+        self._prompt = (*(prefix.ids if prefix is not None else ()), *prompt)
         if not prompt:
             raise InvalidInput("no tokens", field="prompt", remedy="give a prompt")
         if len(self._prompt) >= context:
@@ -152,23 +164,23 @@ class LaneAnswer:
                 field="prompt",
                 remedy="shorten the prompt",
             )
-        check_max_tokens(max_tokens)
+        check_max_tokens(config.max_tokens)
         self.tokens: list[int] = []
         self.accepted: list[bool] = []
         self.finished = False
         self.passes = self.drafted = 0
-        self._max_tokens = min(max_tokens, context - len(self._prompt))
+        self._max_tokens = min(config.max_tokens, context - len(self._prompt))
         self._eos = eos
-        self._sampling = sampling or SamplingConfig()
-        self._drafter = drafter or NoDrafter()
-        self._trunk = trunk
-        self._stop = stop
+        self._config = config
+        self._prefix = prefix
         self._guesses: tuple[int, ...] = ()
         self._draft = Draft()
         self._stood = _FULL  # drafted tokens of a chain that stand, on average of late
         self._retain: int | None = None
-        self._grown = 0  # of the tokens held, those that are nodes of the last step's tree
         self._fork_of: int | None = None
+        # Leading tokens of prompt and answer that the stages hold; the last ones may be tree nodes.
+        self._held = 0
+        self._tree_nodes = 0
         self.restart()
 
     @property
@@ -177,34 +189,34 @@ class LaneAnswer:
         return (*self._prompt, *self.tokens)
 
     @property
-    def firm(self) -> int:
-        """Tokens that the caches hold in a row: those in the nodes of a tree do not count."""
-        return min(self.held - self._grown, len(self.known))
+    def cached_length(self) -> int:
+        """Leading tokens that the stages hold in the linear part of their caches."""
+        return min(self._held - self._tree_nodes, len(self.known))
 
     def restart(self) -> None:
         """Note that the stages have lost the lane; the answer stays as it is."""
-        self.held, self._grown = len(self._trunk.ids) if self._trunk is not None else 0, 0
-        self._fork_of = self._trunk.lane if self._trunk is not None else None
+        self._held, self._tree_nodes = len(self._prefix.ids) if self._prefix is not None else 0, 0
+        self._fork_of = self._prefix.lane if self._prefix is not None else None
         self._retain = None
 
-    def steps(self, lengths: Lengths = whole) -> list[Step]:
-        """Return what is fed next, one step for each pass; the last one wants a verdict.
+    def steps(self, lengths: Lengths = undivided) -> list[Step]:
+        """Return the next steps, one per pass; the last one asks for a verdict.
 
         Args:
-            lengths: divides a prompt. A draft is never divided.
+            lengths: divides a prompt; a draft is always fed in one pass.
         """
         known = self.known
-        pending = known[self.held :]
+        pending = known[self._held :]
         self._draft = Draft()
-        if len(pending) == 1:  # else a prompt is read, whose end says nothing of drafts
+        if len(pending) == 1:  # a prompt, or a lane fed again, comes without a draft
             room = self._max_tokens - len(self.tokens) - 1
-            draft = self._drafter.propose(known, self._guesses, room)
+            draft = self._config.drafter.propose(known, self._guesses, room)
             # Verifying a token that is rejected costs time, too.
             self._draft = draft if draft.parents else draft.cut(1 + round(2 * self._stood))
         drafted = len(self._draft.tokens)
         step = Step(
             self.lane,
-            self.held,
+            self._held,
             (*pending, *self._draft.tokens),
             self._draft.parents,
             self._retain,
@@ -212,55 +224,42 @@ class LaneAnswer:
             Want.VERDICT,
             1 + drafted,
             len(self.tokens),
-            self._sampling,
-            self._drafter.guesses,
+            self._config.sampling,
+            self._config.drafter.guesses,
         )
-        self.held += len(pending)
+        self._held += len(pending)
         self._fork_of = None
-        return feed(step, lengths) if not drafted else [step]
+        return divide(step, lengths) if not drafted else [step]
 
     def on_outcome(self, outcome: Outcome) -> None:
-        """Take the verdict on the last step.
-
-        Raises:
-            ProtocolError: it is none.
-        """
+        """Add the tokens of the verdict on the last step, which ``check_result`` has accepted."""
         draft, path = self._draft, outcome.path
-        parents = draft.parents or tuple(range(len(draft.tokens)))
-        before = (0, *path)
-        if any(
-            not 1 <= row <= len(parents) or parents[row - 1] != parent
-            for row, parent in zip(path, before, strict=False)
-        ):
-            raise ProtocolError("a verdict on another draft", field="path", remedy="update all")
-        start = self.held - 1  # of the newest token, which is the tree's first node
+        start = self._held - 1  # column of the newest token, the root of the tree
         self._retain = start + (path[-1] if path else 0) if draft.parents else None
-        self._grown = 1 + len(path) if draft.parents else 0
-        self.held += len(path)
-        stand = [draft.tokens[row - 1] for row in path]
+        self._tree_nodes = 1 + len(path) if draft.parents else 0
+        self._held += len(path)
+        new = [draft.tokens[row - 1] for row in path]
         if outcome.next >= 0:
-            stand.append(outcome.next)
-        elif not stand or stand[-1] not in self._eos:
-            raise ProtocolError("a verdict without a token", field="next", remedy="update all")
+            new.append(outcome.next)
         self._guesses = outcome.guesses
         if draft.tokens:
             self._stood += _NEWEST * (len(path) - self._stood)
         self.passes += 1
         self.drafted += len(draft.tokens)
-        for i, token in enumerate(stand):
+        for i, token in enumerate(new):
             self.tokens.append(token)
             self.accepted.append(i < len(path))
             full = len(self.tokens) >= self._max_tokens
-            self.finished = full or token in self._eos or self._stop(self.tokens)
+            self.finished = full or token in self._eos or self._config.stop(self.tokens)
             if self.finished:
                 break
 
 
-def feed(step: Step, lengths: Lengths) -> list[Step]:
-    """Divide ``step`` into steps of several passes; only the last one wants what it wants.
+def divide(step: Step, lengths: Lengths) -> list[Step]:
+    """Divide ``step`` into one step per sub-sequence; only the last one asks for a verdict.
 
     Raises:
-        InvalidInput: the lengths are not those of parts.
+        InvalidInput: the lengths are not positive, or do not add up.
     """
     parts = list(lengths(len(step.ids)))
     if sum(parts) != len(step.ids) or min(parts, default=1) < 1:

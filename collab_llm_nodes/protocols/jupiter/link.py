@@ -1,7 +1,7 @@
-"""One stream to a stage worker: from the coordinator, or from the worker before it.
+"""One stream to a stage worker: from the coordinator, or from the previous worker.
 
-A link is used once. It ends when either side ends it, or when the worker is silent for too long; a
-worker that answers again later gets a new one.
+A link is used once. It ends when either side closes it, or when the worker is silent for too long;
+a worker that answers again later gets a new link.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from collab_llm_nodes.protocols.jupiter.messages import (
     Taken,
     WorkerInfo,
 )
-from collab_llm_nodes.protocols.jupiter.pulse import Pulse
+from collab_llm_nodes.protocols.jupiter.monitors import SilenceMonitor
 from collab_llm_nodes.transport.client import call_metadata
 from collab_llm_nodes.transport.connection import Connector
 from collab_llm_nodes.transport.credentials import channel_credentials
@@ -43,13 +43,13 @@ from collab_llm_nodes.transport.settings import ClientConfig
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-"""Period of signs of life."""
+"""Period of pings."""
 _SIZES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20)
 _TURNS = 5
 _LONG_S = 1.0
-"""A message that takes longer tells enough."""
+"""No larger messages are timed after one that takes longer."""
 _MESSAGE_S = 60.0
-"""Longest wait for an answer: that of the largest message over 0.2 Mbit/s."""
+"""Deadline of a timed message: the largest one takes 40 s over 0.2 Mbit/s."""
 
 
 @dataclass(frozen=True)
@@ -60,30 +60,30 @@ class LinkConfig:
     tls_ca: str = setting(
         "", "Certificate authority of the workers; empty: the system's.", read_only=True
     )
-    tls_cert: str = setting("", "Own certificate, for workers that ask for one.", read_only=True)
+    tls_cert: str = setting("", "Own certificate, for workers that require one.", read_only=True)
     tls_key: str = setting("", "Key of tls_cert.", read_only=True)
     token: str = field(default="", repr=False, metadata={"secret": True})
     token_file: str = setting("", "File that holds the token.", read_only=True)
     connect_s: float = setting(
-        2.0, "One attempt to connect [s].", low=0.1, high=60.0, read_only=True
+        2.0, "Deadline of one attempt to connect [s].", low=0.1, high=60.0, read_only=True
     )
     silence_s: float = setting(
         0.7,
-        "A worker that says nothing for so long is lost [s].",
+        "A worker that sends nothing for this long is lost [s].",
         low=0.3,
         high=600.0,
         read_only=True,
     )
     least_mbps: float = setting(
         20.0,
-        "Slowest link [10^6 bit/s]: while hidden states are under way, a worker may be silent for"
-        " as long as this link would take for them, and silence_s.",
+        "Speed of the slowest link [10^6 bit/s]: while hidden states are in transit, a worker may"
+        " be silent for their time on such a link, and silence_s more.",
         low=0.001,
         high=1e6,
         read_only=True,
     )
     max_message_bytes: int = setting(
-        64 << 20, "One message at most [byte].", low=4096, high=1 << 30, read_only=True
+        64 << 20, "Largest message [byte].", low=4096, high=1 << 30, read_only=True
     )
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class LinkConfig:
         """Return the settings of a connection to ``address``.
 
         Raises:
-            ConfigError: the address, or files that do not go together.
+            ConfigError: the address is invalid, or the files do not belong together.
         """
         own = ClientConfig()
         return ClientConfig(
@@ -123,8 +123,8 @@ class StageLink:
     """See the module docstring. Everything runs in the event loop in which it is made.
 
     Args:
-        first: the first message, Load or Link.
-        on_report: takes what the worker says; a CollabError that it raises ends the link.
+        first: the first message, a Load or Link.
+        on_report: called with each report; a CollabError that it raises ends the link.
         on_lost: called once with the reason, unless the link was closed here.
     """
 
@@ -141,16 +141,16 @@ class StageLink:
         self._on_report, self._on_lost = on_report, on_lost
         self._outbox: asyncio.Queue[Order] = asyncio.Queue()
         self._outbox.put_nowait(first)
-        self._pulse = Pulse(round(config.silence_s / TICK_S))
-        self._bytes_of: dict[int, int] = {}  # of passes that have not been computed, by number
+        self._silence = SilenceMonitor(round(config.silence_s / TICK_S))
+        self._bytes_of: dict[int, int] = {}  # of passes not yet computed, by number
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def send(self, order: Order) -> None:
-        """Have ``order`` sent."""
+        """Queue ``order``."""
         self._outbox.put_nowait(order)
 
     def close(self) -> None:
-        """End the stream; nothing is reported any more."""
+        """End the stream without further callbacks."""
         self._task.cancel()
 
     async def _run(self) -> None:
@@ -163,12 +163,12 @@ class StageLink:
                 await channel.close()
         except CollabError as error:
             self._on_lost(error)
-        except Exception as error:  # whatever it is, the link is gone
+        except Exception as error:  # the owner must learn of it in any case
             log.exception("the link to %s failed", self._client.address)
             self._on_lost(CollabError(f"the link failed: {error!r}", field="address"))
 
     async def _talk(self, channel: grpc.aio.Channel, connector: Connector) -> None:
-        """Exchange messages; returns never, raises CollabError at the end."""
+        """Exchange messages until the stream ends, and raise the reason as a CollabError."""
         call = channel.stream_stream(codec.WORK)(metadata=call_metadata(self._client))
         jobs = [
             asyncio.ensure_future(job)
@@ -184,7 +184,9 @@ class StageLink:
         for error in errors:
             if isinstance(error, grpc.aio.AioRpcError):
                 meant = connector.error_of(error)
-                if isinstance(meant, (InvalidInput, ProtocolError)):  # no message of a worker's
+                if isinstance(
+                    meant, (InvalidInput, ProtocolError)
+                ):  # not an error of a correct worker
                     raise WorkerAtFault(meant.args[0], field=self._client.address)
                 raise meant
             if error is not None:
@@ -197,12 +199,12 @@ class StageLink:
 
     async def _read(self, call: grpc.aio.StreamStreamCall) -> None:
         while (data := await call.read()) is not grpc.aio.EOF:
-            self._pulse.heard()
+            self._silence.reset()
             try:
                 report = codec.decode_report(data)
             except CollabError as error:
                 raise WorkerAtFault(
-                    f"it sent what is no report: {error.args[0]}", field=self._client.address
+                    f"it sent an invalid report: {error.args[0]}", field=self._client.address
                 ) from error
             if isinstance(report, Taken):
                 self._bytes_of.pop(report.number, None)
@@ -211,7 +213,7 @@ class StageLink:
                 raise report.error()
 
     async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
-        with contextlib.suppress(asyncio.InvalidStateError):  # its reader knows the reason
+        with contextlib.suppress(asyncio.InvalidStateError):  # _read raises the reason
             while True:
                 order = await self._outbox.get()
                 data = codec.encode(order)
@@ -221,39 +223,37 @@ class StageLink:
         await asyncio.Event().wait()
 
     async def _watch(self, call: grpc.aio.StreamStreamCall) -> None:
-        """Ask for signs of life; raises when none come."""
+        """Send pings; raise when the worker is silent for too long."""
         bytes_per_tick = self._config.least_mbps * 1e6 / 8 * TICK_S
-        while not self._pulse.tick(sum(self._bytes_of.values()) / bytes_per_tick):
-            if self._outbox.empty():  # else the worker has something to answer anyway
+        while not self._silence.tick(sum(self._bytes_of.values()) / bytes_per_tick):
+            if self._outbox.empty():  # otherwise the worker has something to answer anyway
                 self._outbox.put_nowait(Ping())
             await asyncio.sleep(TICK_S)
         raise DeadlineExceeded(
-            f"nothing heard for {self._config.silence_s:g} s, and states under way excuse no more",
+            f"no message for {self._config.silence_s:g} s beyond the time of states in transit",
             field=self._client.address,
-            remedy="check that the worker runs, and the link; lower least_mbps if that is slow",
+            remedy="check that the worker runs, and the link; lower least_mbps if the link is slow",
         )
 
 
 async def describe(config: LinkConfig, address: str) -> WorkerInfo:
-    """Ask a worker what it is.
+    """Return the description of a worker.
 
     Raises:
-        CollabError: it is not reached, or does not answer well.
+        CollabError: it cannot be reached, or its answer is invalid.
     """
-    async with _asking(config, address) as ask:
+    async with _describe_call(config, address) as ask:
         return codec.decode_info(await ask(codec.encode_question(), config.connect_s))
 
 
 async def time_messages(config: LinkConfig, address: str) -> list[tuple[int, float]]:
-    """Return sizes of messages [byte] to a worker, and how long its short answers took [s].
-
-    Of each size the least time counts: others waited for something else, too.
+    """Return sizes of messages to a worker [byte], and the shortest round trip of each [s].
 
     Raises:
-        CollabError: it is not reached, or does not answer well.
+        CollabError: it cannot be reached, or its answer is invalid.
     """
     found = []
-    async with _asking(config, address) as ask:
+    async with _describe_call(config, address) as ask:
         for size in _SIZES:
             question = codec.encode_question(size)
             times = []
@@ -268,10 +268,10 @@ async def time_messages(config: LinkConfig, address: str) -> list[tuple[int, flo
 
 
 @contextlib.asynccontextmanager
-async def _asking(
+async def _describe_call(
     config: LinkConfig, address: str
 ) -> AsyncIterator[Callable[[bytes, float], Awaitable[bytes]]]:
-    """Yield a function that calls Describe with a request and a time-out [s]."""
+    """Yield a function that calls Describe with a request and a deadline [s]."""
     client = config.client(address)
     connector = _connector(client)
     channel = await connector.connect(config.connect_s, 0.0)

@@ -10,13 +10,13 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import BY_CODE, CollabError
 
 STATES = ("float32", "float16", "int8")
-"""Forms of a hidden state between two workers."""
+"""Forms of hidden states between two workers."""
 PATHS = ("grpc", "gloo")
-"""Ways of hidden states between two workers."""
+"""Transports of hidden states between two workers."""
 
 
 class Want(IntEnum):
-    """Finding that the last stage makes from a step's last rows."""
+    """Result that the last stage computes from a step's last rows."""
 
     NOTHING = 0
     VERDICT = 1
@@ -25,29 +25,30 @@ class Want(IntEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """One lane's part of a pass: its cache is put right, then tokens are fed.
+    """One lane's part of a pass: its cache is corrected, then tokens are fed.
 
-    A lane is a session with a key-value cache in every stage. One that no step has named before
-    begins empty.
+    A lane is a session with a key-value cache in every stage. It begins empty with the first step
+    that names it.
 
     Attributes:
-        lane: its number.
-        start: tokens of the trunk that stand; what follows is dropped, rejected drafts and nodes.
-        ids: new tokens behind them; may be none.
-        parents: the new tokens are a tree: for each but the first, the index of an earlier one that
-            it follows. Empty: they follow one another.
-        retain: column of a node of the last step's tree whose path joins the trunk first.
+        start: tokens of the cache that remain; later ones, rejected drafts and tree nodes, are
+            dropped.
+        ids: new tokens after them; may be empty.
+        parents: for a tree, the index of each new token's parent, without that of the first token.
+            Empty: the tokens follow one another.
+        retain: column of a node of the previous step's tree, whose path joins the linear part of
+            the cache first.
         fork_of: the lane is new and shares its first ``start`` tokens with this one.
-        want: what is read after the last ``rows`` tokens. A verdict takes the first of these as
-            given and the others as drafts.
-        position: of the next token in its answer, the key of its random numbers.
+        want: result for the last ``rows`` tokens. For a verdict the first of these is the newest
+            token of the answer, and the others are drafts.
+        position: index of the next token in its answer, the key of its random numbers.
         sampling: the law of a verdict.
-        guesses: tokens wanted of each Medusa head.
+        guesses: number of tokens per Medusa head.
         close: the lane ends, and nothing is fed.
-        positions: of the new tokens, where they are not their indices: of the first, which the
-            others follow; or M-RoPE's, first all of time, then height, then width. Not of a tree.
-        features: of so many of the first picture placeholders among ``ids`` the features come with
-            the pass.
+        positions: of the new tokens, unless they are their indices: that of the first one, which
+            the others follow; or M-RoPE's: all of time, then height, then width. Not for trees.
+        features: number of leading picture placeholders among ``ids`` whose features come with the
+            pass.
     """
 
     lane: int
@@ -68,24 +69,24 @@ class Step:
 
 @dataclass(frozen=True)
 class Span:
-    """One worker's work on a pass, by its own monotonic clock [s]."""
+    """Time of one worker's work on a pass, by its own monotonic clock [s]."""
 
     begin: float
     end: float
 
 
 PassTimes: TypeAlias = tuple[int, tuple[Span, ...]]
-"""Number of a pass, and the time of each worker by that worker's own clock."""
+"""Number of a pass, and the span of each worker."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Finding of the last stage about a step.
+    """Result of the last stage for a step.
 
     Attributes:
-        path: drafts that stand, as indices into the step's last ``rows`` tokens, ascending from 1.
-        next: the token that follows them; -1: the last one ends the answer, or no verdict was
-            wanted.
+        path: accepted drafts, as ascending indices into the step's last ``rows`` tokens, from 1.
+        next: the token that follows them; -1: the last one ends the answer, or ``want`` was no
+            verdict.
         guesses: of each Medusa head in turn, the best first.
         logits: float32 [rows, vocab_size] in bytes; empty unless wanted.
     """
@@ -115,7 +116,7 @@ class WorkerInfo:
 
 @dataclass(frozen=True)
 class Load:
-    """Hold the layers ``first`` to ``last - 1``, for this chain."""
+    """Request to hold the layers ``first`` to ``last - 1`` for this chain."""
 
     coordinator: str
     chain: str
@@ -130,26 +131,26 @@ class Load:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The layers are there; their tensors take ``bytes``."""
+    """The layers are loaded; their tensors take ``bytes``."""
 
     bytes: int
 
 
 @dataclass(frozen=True)
 class Connect:
-    """Send hidden states to the worker at ``address``, host:port."""
+    """Request to send hidden states to the worker at ``address``, host:port."""
 
     address: str
 
 
 @dataclass(frozen=True)
 class Connected:
-    """The next worker has taken the link."""
+    """The next worker has accepted the link."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """Hidden states of ``chain`` come on this stream; with a ``port``, by gloo, headers here."""
+    """Hidden states of ``chain`` come on this stream; with a ``port``, only their headers."""
 
     chain: str
     port: int = 0
@@ -157,7 +158,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Linked:
-    """The link is taken."""
+    """The link is accepted."""
 
 
 @dataclass(frozen=True)
@@ -166,10 +167,10 @@ class Pass:
 
     Attributes:
         number: ascending within a chain.
-        steps: each lane once.
-        states: hidden states of all new tokens, packed; on the way to the first stage the features
-            of pictures, which it puts into the embeddings of the steps' placeholders.
-        spans: of the workers before.
+        steps: at most one per lane.
+        states: packed hidden states of all new tokens; for the first stage the features of
+            pictures, which replace the embeddings of the steps' placeholders.
+        spans: of the previous workers.
     """
 
     number: int
@@ -180,14 +181,14 @@ class Pass:
 
 @dataclass(frozen=True)
 class Taken:
-    """The pass has been computed; its sender may send another."""
+    """The pass has been computed."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Result:
-    """The end of a pass: one outcome for each step."""
+    """Result of a pass: one outcome per step."""
 
     number: int
     outcomes: tuple[Outcome, ...]
@@ -196,16 +197,16 @@ class Result:
 
 @dataclass(frozen=True)
 class Ping:
-    """A question for a sign of life."""
+    """Request for a Pong."""
 
 
 @dataclass(frozen=True)
 class Pong:
-    """A sign of life, with the progress of the chain's jobs: Load is the first, each Pass another.
+    """Sign of life with the progress of the chain's jobs: the Load is the first, each Pass another.
 
     Attributes:
         received, begun, computed: jobs so far; a pass counts as computed once it is sent on.
-        busy_s: time spent so far on a job of another chain; 0: on none.
+        busy_s: time spent so far on a running job of another chain; 0: there is none.
     """
 
     received: int = 0
@@ -216,7 +217,7 @@ class Pong:
 
 @dataclass(frozen=True)
 class Failure:
-    """The last message of a stream: why it ends."""
+    """The last message of a stream: the error that ends it."""
 
     code: str
     message: str
@@ -224,13 +225,13 @@ class Failure:
     remedy: str = ""
 
     def error(self) -> CollabError:
-        """Return the error that this tells of."""
+        """Return the error that this message carries."""
         kind = BY_CODE.get(self.code, CollabError)
         return kind(self.message, field=self.field, remedy=self.remedy)
 
 
 def failure_of(error: CollabError) -> Failure:
-    """Return what is said of ``error``."""
+    """Return the message that carries ``error``."""
     return Failure(error.code, str(error.args[0]), error.field, error.remedy)
 
 

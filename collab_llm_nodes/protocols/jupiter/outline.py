@@ -1,12 +1,7 @@
-"""Outlines: which questions suit them, how points are read, asked for and joined (paper 004, V-B).
+"""Outlines: how points are requested, read and joined (paper 004, section V-B).
 
 The answer is written in three stages. The model lists numbered points, each point is expanded in a
-lane of its own, and the texts are joined. Points do not see each other, so the answer differs from
-the one written in sequence; ``route`` declines questions where that would do harm: those with
-"chained logical dependencies", and those for short answers. An account of given records is such a
-chain, too. Its rows, sums and findings follow from one another, and all must agree. So is an order
-to act: what is found there is told after going there. A short question has to ask for breadth
-(causes, ways, a comparison, "explain"); the answer in sequence is never wrong.
+lane of its own, and the texts are joined.
 """
 
 from __future__ import annotations
@@ -15,228 +10,19 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from collab_llm_nodes.models.prompt import render
 from collab_llm_nodes.models.thoughts import answer_of
 from collab_llm_nodes.models.turns import Turn
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 OUTLINE_DIRECTIVE = "Give an outline only: 3 to 8 numbered points of a few words each."
-# It names the point: a small model does not find a title by its number.
+# With the title, since a small model does not find it by the number.
 POINT_DIRECTIVE = "Write point {number} ({title}) in one or two sentences."
 LEAST_POINTS, MOST_POINTS = 3, 8
-
-CODE, MATHEMATICS, CHAINED, SHORT = "code", "mathematics", "chained reasoning", "short answer"
-RECORDS, ORDER = "an account of records", "an order to act"
-"""Reasons to decline an outline."""
-
-
-@dataclass(frozen=True)
-class Route:
-    """The way to answer a question: by outline, or in sequence for a ``reason``."""
-
-    reason: str = ""
-
-    @property
-    def outline(self) -> bool:
-        """True if an outline suits the question."""
-        return not self.reason
-
-
-def route(question: str, max_tokens: int | None = None) -> Route:
-    """Return the way to answer ``question``, by rules on its wording.
-
-    Args:
-        max_tokens: limit of the answer, if any: one below ``LEAST_TOKENS`` needs no outline.
-    """
-    if max_tokens is not None and max_tokens < LEAST_TOKENS:
-        return Route(SHORT)
-    for reason, pattern in _DECLINED:
-        if pattern.search(question):
-            return Route(reason)
-    if len(_NUMBER.findall(question)) >= 2 and _AMOUNT.search(_last_paragraph(question)):
-        return Route(MATHEMATICS)
-    if _ACCOUNT.search(question) and _count_records(question) >= LEAST_RECORDS:
-        return Route(RECORDS)
-    paragraph = _last_paragraph(question)
-    sentences = _sentences(paragraph)
-    if _LOOKS_AND_TELLS.match(paragraph):
-        return Route(ORDER)
-    acts = sum(_ACTS.search(sentence) is not None for sentence in sentences)
-    if acts and (2 * acts >= len(sentences) or len(sentences) < _SENTENCES_OF_A_TALK):
-        return Route(ORDER)
-    return Route(SHORT if _is_short(sentences) else "")
-
-
-LEAST_TOKENS = 48
-"""Tokens of the shortest answer worth an outline: three points of a sentence each."""
-LEAST_RECORDS = 2
-"""Fewest records that an account of them adds up or compares."""
-
-_FLAGS = re.IGNORECASE | re.DOTALL
-_MAKE = r"\b(?:write|implement|fix|debug|refactor|optimi[sz]e|develop|create|define|review|test)\b"
-_UNITS = (
-    r"(?:(?:kilo|centi|milli)?met(?:er|re)s?|km|cm|mm|miles?|feet|inch(?:es)?|yards?|kg"
-    r"|(?:kilo)?grams?|pounds?|lbs?|ounces?|lit(?:er|re)s?|gallons?|celsius|fahrenheit|kelvin|euros?|dollars?|binary"
-    r"|hex(?:adecimal)?|decimal|roman numerals)"
-)
-_CODE_THING = (
-    r"\b(?:functions?|programs?|scripts?|code|class(?:es)?|algorithms?|methods?|quer(?:y|ies)|regex|"
-    r"regular expressions?|unit tests?|api|app|web ?site|web ?page|loop|decorator|makefile)\b"
-)
-_DECLINED = tuple(
-    (reason, re.compile(pattern, _FLAGS))
-    for reason, pattern in (
-        (
-            CODE,
-            r"```|\b(?:python|javascript|typescript|java|golang|sql|html|css|bash|numpy|ros 2"
-            rf"|regex|in rust)\b|\bC(?:\+\+|#)|{_MAKE}[^.?!\n]{{0,60}}{_CODE_THING}",
-        ),
-        (
-            MATHEMATICS,
-            r"\d\s*[+*^=×÷]\s*\(?[\dx]|\d\s+[-/]\s+\d|\b[xy]\s*=|\b(?:calculate|compute|equations?"
-            r"|integrals?|derivatives?|probabilit(?:y|ies)|prime numbers?|factorial|square root"
-            r"|perimeter|divisible|remainder|polynomial|theorem|prove that|percent of|average of"
-            r"|median of|sum of|product of|area of (?:a|the) (?:circle|triangle|rectangle|square)"
-            r")\b",
-        ),
-        (
-            CHAINED,
-            r"\b(?:think|reason|work it out|show your (?:work|reasoning))\b[^.?!]{0,30}\bstep"
-            r"|\bdeduce\b|\blogic(?:al)? (?:puzzle|problem)|\b(?:this|the) (?:riddle|teaser)\b"
-            r"|\bif (?:all|every|some|no) \w+ (?:are|is|can|have)\b"
-            r"|\b\w+(?:er|less) than\b.*\b\w+(?:er|less) than\b|\bmust be true\b|\bwho is lying\b",
-        ),
-        (
-            SHORT,
-            r"\bin (?:one|a single|a few|two) (?:words?|sentences?|phrases?)\b|\byes or no\b"
-            r"|\btrue or false\b|\bbriefly\b|\bone[- ]word\b|\b(?:in|as|return|give) json\b"
-            r"|\banswer (?:only|with words)\b|\btranslate\b"
-            r"|\b(?:repeat|say|copy|reproduce|duplicate|transcribe|echo|parrot|issue an exact"
-            r"|return the data|type this|write down the following)\b"
-            r"[^.?!]{0,40}(?::|\bword\b|\bverbatim\b|\bunchanged\b|\bexactly\b|\bbelow\b)"
-            r"|\bverbatim copy\b|\bwithout any change\b|\bnothing (?:added|left out)\b"
-            r"|\b(?:repeated|copied|reproduced) (?:unchanged|exactly|verbatim|word)\b"
-            r"|\b(?:repeat|copy) (?:that|this|it|the text)(?:, please)?[.!]"
-            r"|\bsay (?:it|them) back\b"
-            rf"|\bconvert(?:ed)?\b[^.?!]{{0,60}}(?:\d|\b(?:to|into) {_UNITS}\b)"
-            r"|\bhow (?:do|would|can|should|to) (?:(?:you|I|we|one) )?(?:say|spell|pronounce)\b",
-        ),
-    )
-)
-_NUMBER = re.compile(r"\b\d+(?:[.,]\d+)?\b")
-_AMOUNT = re.compile(r"\bhow (?:many|much|long|far|fast|old)\b[^?]*\?", _FLAGS)
-_FACT = re.compile(
-    r"(?:\w+, )?(?:question: |task: |state for the record: )?"
-    r"(?:(?:could you )?(?:tell me|say|state) )?(?:(?:at|for|in) [^,:?]{1,60}[,:] )?"
-    r"(?:(?:with|in|under|by|to|from|for) )?"
-    r"(?:who|whose|whom|when|where|which"
-    r"|on what|at what|what number|what(?:'s| is| was| are| were| time| day| colour| color| year)"
-    r"|what (?:room|thing|name|code|serial|temperature)"
-    r"|what (?:did|does) [^?]{1,60} (?:cost|spend|pay|weigh)"
-    r"|the (?:day|place|number|colour|color|name|code|time|price|charge|amount)|count"
-    r"|how (?:old|tall|far|long|big|much|many|often|fast|warm|high)|is|are|was|were|does|do|did"
-    r"|has|have|name the|give me (?:the|\w+'s))\b",
-    re.IGNORECASE,
-)
-_EXPLAINS = re.compile(
-    r"\b(?:explain|describe|discuss|compare|list|outline|why|steps|ways|tips|advantages|benefits"
-    r"|differences?|reasons|causes|effects|impacts?|consequences|pros|ideas|plan|guide|would|if"
-    r"|strategies|challenges|factors|features|principles|importance|role|implications|main|key|best|how"
-    r" (?:do|to|can|could|does|should|did|has|have))\b",
-    re.IGNORECASE,
-)
-_ACCOUNT = re.compile(
-    r"\b(?:reports?|summar(?:y|ies|i[sz]e)|minutes|statements?|invoices?|bills?|inventor(?:y|ies)"
-    r"|balances?|accounts?|budgets?|tables?|tabulate|totals?|evaluat(?:e|ion)|analy(?:s[ei]s?|ze)"
-    r"|interpret)\b",
-    re.IGNORECASE,
-)
-_BROAD = re.compile(
-    r"\b(?:explain|describe|discuss|debate|contrast|evaluate|assess|analy[sz]e|brainstorm|elaborate"
-    r"|suggest|recommend|advise|advice|tips|ways|steps|stages|ideas|pros|cons|advantages"
-    r"|disadvantages|benefits|drawbacks|strengths|weaknesses|limitations|risks|trade-?offs"
-    r"|differences?|similarit(?:y|ies)|differs?|compare|comparison|reasons|causes|effects|impacts?"
-    r"|consequences|outcomes|implications|strategies|challenges|problems|factors|features|aspects"
-    r"|principles|methods|techniques|approaches|arguments|importance|significance|influenced?"
-    r"|role of|cycle of|history of|overview|introduction|guide|essay|article|report|proposal"
-    r"|speech|presentation|imagine|suppose|why|what if|tell me (?:more |all |everything )?about"
-    r"|what (?:should|would|could|might|makes|happens|to (?:consider|expect|bring|pack|look))"
-    r"|(?:meal|trip|travel|lesson|project|business|study|training|action) plan"
-    r"|plan (?:a|an|my|our|for) (?!path|route)|programme|curriculum|itinerary|agenda|checklist"
-    r"|how (?:do|does|did|can|could|should|would|might|to|has|have) \w+"
-    r"|how (?:is|are|was|were) [^?]{1,60} (?:made|built|done|\w{2,}ed)|(?:right|best) way to|recipe"
-    r"|what (?:do|must|can) (?:I|we|you) (?:need|do)|(?:instructions|directions) (?:for|on|to))\b",
-    re.IGNORECASE,
-)
-"""Wording that asks for more than one thing to be said."""
-_ADDRESS = (
-    r"^\W*(?:(?:please|kindly|just|robot|now|then|next|first|ok(?:ay)?|hey),?\s+"
-    r"|(?:can|could|will|would) you\s+|(?:I want|I need|I(?:'d| would) like) you to\s+"
-    r"|(?:go|come|try) (?:and|to)\s+)*"
-)
-_ACTS = re.compile(
-    _ADDRESS + r"(?:go (?!over|through|into|on\b)"
-    r"|(?:drive|move|walk|run|roll|head|navigate|return|come|travel) (?!me through|up with|on\b)"
-    r"|turn (?:left|right|around|back|to|toward|on|off)|follow (?:me|him|her|them|the|that)"
-    r"|look (?:around|left|right|up|down|behind|under|out)|(?:take|lead|guide) me (?:to|there|home)"
-    r"|take a (?:picture|photo|look)|pick up|approach the"
-    r"|(?:stop|wait|halt|rotate|patrol|fetch|bring|grab|dock)\b)"
-    r"|\bwhat (?:(?:do|did|can) )?you (?:see|saw|hear|heard|notice|spot)\b",
-    re.IGNORECASE,
-)
-_LOOKS_AND_TELLS = re.compile(
-    _ADDRESS
-    + r"(?:look|see|check|inspect|examine|observe|watch|listen|scan|search|find|locate|spot|count"
-    r"|measure|detect|survey|explore|investigate|monitor|photograph|film|smell|touch|feel|read"
-    r"|climb|approach|enter|leave|cross|circle|visit|ascend|descend|step|crawl|jump|pass|reach|proceed"
-    r"|open|close|push|pull|press|lift|knock|take the|get (?:to|into|out|closer|near)"
-    r"|(?:go|drive|move|walk|run|roll|head|navigate|return|come|travel|turn|follow)"
-    r"(?! (?:over|through|on|me through|up with)\b))\s"
-    # What is looked at is a thing, no topic.
-    r"(?!(?:(?:at|for|into|out)\s)?(?:\w+\s){0,2}"
-    r"(?:causes|reasons|effects|impacts?|consequences|roles?|history|origins?|importance|significance"
-    r"|(?:dis)?advantages|benefits|drawbacks|pros|ways|steps|methods|strategies|tips|ideas?|concepts?"
-    r"|principles|theor(?:y|ies)|arguments|challenges|factors|differences?|similarities|relationship"
-    r"|topics?|themes?)\b)"
-    r".{0,200}?(?:[,;.!]|\b(?:and|then|to))\s+"
-    r"(?:(?:and|then|also|please|can you|could you),?\s+){0,3}"
-    r"(?:tell|explain|describe|discuss|compare|list|name|say|give|report|show|suggest|recommend"
-    r"|advise|summari[sz]e|outline|write|let me know|come back|answer)\b",
-    _FLAGS,
-)
-"""Orders to look or go somewhere and to describe or explain something there."""
-_LIST_NUMBER = re.compile(r"\s*\d{1,2}[.)]\s")
-_SENTENCE = re.compile(r"[^.?!\n]+[.?!]*")
-_WORDS_OF_A_FACT = 16
-_SENTENCES_OF_A_TALK = 3
-
-
-def _last_paragraph(text: str) -> str:
-    paragraphs = [part for part in re.split(r"\n\s*\n", text.strip()) if part.strip()]
-    return paragraphs[-1] if paragraphs else ""
-
-
-def _count_records(text: str) -> int:
-    """Return how many lines, or parts between semicolons, have figures other than a list's."""
-    parts = re.split(r"[\n;]", text)
-    return sum(_NUMBER.search(_LIST_NUMBER.sub("", part, count=1)) is not None for part in parts)
-
-
-def _sentences(paragraph: str) -> list[str]:
-    """Return the sentences of more than one word."""
-    return [s.strip() for s in _SENTENCE.findall(paragraph) if len(s.split()) > 1]
-
-
-def _is_short(sentences: Sequence[str]) -> bool:
-    """Tell whether a few words, or one passage, answer a question."""
-    if len(sentences) < _SENTENCES_OF_A_TALK and not any(map(_BROAD.search, sentences)):
-        return True
-    facts = sum(
-        len(s.split()) <= _WORDS_OF_A_FACT
-        and _FACT.match(s) is not None
-        and _EXPLAINS.search(s) is None
-        for s in sentences
-    )
-    return 2 * facts >= max(len(sentences), 1)
 
 
 @dataclass(frozen=True)
@@ -248,17 +34,17 @@ class Point:
 
     @property
     def request(self) -> str:
-        """The user's turn that asks for its text."""
+        """User turn that asks for the text of the point."""
         return POINT_DIRECTIVE.format(number=self.number, title=self.title)
 
 
 def outline_question(question: str) -> str:
-    """Return the user's turn that asks for the outline of an answer."""
+    """Return the user turn that asks for the outline of an answer."""
     return f"{question}\n\n{OUTLINE_DIRECTIVE}"
 
 
-def guided_turns(directive: str, turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """Return ``turns`` with ``directive`` before all else, in front of a system turn's own text."""
+def with_directive(directive: str, turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """Return ``turns`` with ``directive`` at the start of the system turn."""
     if turns and turns[0].role == "system":
         return (Turn("system", f"{directive}\n\n{turns[0].content}"), *turns[1:])
     return (Turn("system", directive), *turns)
@@ -303,8 +89,8 @@ class Outline:
     """The outline so far.
 
     Attributes:
-        points: complete ones.
-        ended: no further point will count, so decoding can stop.
+        points: the complete ones.
+        ended: no further points count, so decoding can stop.
     """
 
     points: tuple[Point, ...]
@@ -312,21 +98,21 @@ class Outline:
 
     @property
     def usable(self) -> bool:
-        """True if there are enough points to expand; else answer in sequence."""
+        """True if there are enough points to expand."""
         return len(self.points) >= LEAST_POINTS
 
 
 def read_outline(text: str, *, complete: bool = False) -> Outline:
-    """Return the outline in what the model has written so far.
+    """Return the outline in the text written so far.
 
-    Points are lines ``1. a few words``, counted by figures or letters, bullets, rows of a table, or
-    headings. Left out are thoughts, a short introduction with headings, and the parts of a point:
-    indented lines, bullets under a number, and a short text, if the first points have one. Any
-    other line after the first point ends the outline, as do a wrong number, a title for the second
-    time, and the last point allowed.
+    Points are lines ``1. a few words`` with figures, letters or bullets, rows of a table, or
+    headings. Skipped are thoughts, a short introduction with headings, and parts of a point:
+    indented lines, bullets under a number, and a short text if the first points have one. Any other
+    line after the first point ends the outline, as do a wrong number, a repeated title, and the
+    largest number of points.
 
     Args:
-        complete: the model has ended; a last line without a line feed counts.
+        complete: the model has ended, so a last line without a line feed counts.
     """
     lines = answer_of(text).expandtabs(4).split("\n")
     rest = lines.pop() if not complete else ""
@@ -358,9 +144,9 @@ def _rows_as_items(lines: Sequence[str]) -> list[str]:
 
 
 def _headings_as_items(lines: Sequence[str]) -> list[str]:
-    """Return ``lines`` from the first of several like headings on, as a numbered list of these.
+    """Return the headings of one level as a numbered list, with the text below them indented.
 
-    What stands below them is indented. A line in bold counts as the lowest heading.
+    A line in bold counts as the lowest heading.
     """
     headings = [_HEADING.fullmatch(line) for line in lines]
     levels = [len(found["marks"] or "#" * 7) if found else 9 for found in headings]
@@ -377,7 +163,7 @@ def _headings_as_items(lines: Sequence[str]) -> list[str]:
 
 
 def _read_list(lines: Sequence[str], rest: str, complete: bool) -> Outline:
-    """Return the outline in complete ``lines``, of which ``rest`` is the one under way."""
+    """Return the outline in complete ``lines`` and ``rest``, the line being written."""
     points: list[Point] = []
     kind, indent, head, part = "", 0, 0, 0
     has_texts = False
@@ -413,7 +199,7 @@ def _read_list(lines: Sequence[str], rest: str, complete: bool) -> Outline:
             return Outline(tuple(points), ended=True)
         points.append(Point(number, _plain(item["title"])))
         part = 0
-    # The line under way may be cut off as soon as it cannot become a point, or a part of one.
+    # Decoding can stop as soon as the line cannot become a point, or a part of one.
     if points:
         over = _indent(rest) <= indent + 1 and not _MAY_BECOME_ITEM.fullmatch(rest)
         if _may_be_text(points, has_texts):
@@ -425,9 +211,9 @@ def _read_list(lines: Sequence[str], rest: str, complete: bool) -> Outline:
 
 
 def _may_be_text(points: Sequence[Point], has_texts: bool) -> bool:
-    """Return True if a line without a number may be a part of the last point.
+    """Return True if a line without a number may be part of the last point.
 
-    After enough points without such lines it is where the answer goes on.
+    After enough points without such lines, it is the continuation of the answer.
     """
     return has_texts or len(points) < LEAST_POINTS
 
@@ -437,12 +223,12 @@ def _indent(line: str) -> int:
 
 
 def _kind(item: re.Match[str]) -> str:
-    """Return what an item of a list begins with."""
+    """Return the kind of marker of a list item."""
     return "number" if item["number"] or item["sign"] else "letter" if item["letter"] else "bullet"
 
 
 def _is_number(item: re.Match[str], number: int) -> bool:
-    """Tell whether an item may be the one of that number; bullets have none."""
+    """Return True if an item may have this number; bullets may have any."""
     if item["sign"]:
         return unicodedata.digit(item["sign"][0]) == number
     if item["number"]:
@@ -452,15 +238,14 @@ def _is_number(item: re.Match[str], number: int) -> bool:
 
 
 def _plain(title: str) -> str:
-    """Return a title without Markdown's emphasis, and without a colon at its end."""
+    """Return a title without Markdown emphasis and final colon."""
     return re.sub(r"\*\*|__|^[*_]|[*_]$", "", title).strip().rstrip(": ") or title
 
 
 def read_point(text: str) -> tuple[str, bool]:
-    """Return the text of a point in what its lane has written, and whether the lane can stop.
+    """Return the text of a point in the text written so far, and whether decoding can stop.
 
-    A point is one paragraph. A number before it, as some models repeat it, is left out, and so are
-    thoughts.
+    A point is one paragraph. Thoughts, and the number that some models repeat, are removed.
     """
     begun = answer_of(text).lstrip()
     head, line_feed, _ = begun.partition("\n")
@@ -471,14 +256,61 @@ def read_point(text: str) -> tuple[str, bool]:
     return said, bool(line_feed)
 
 
-def join_points(texts: Sequence[str], *, numbered: bool = True) -> str:
-    """Return the answer: the points' texts in their order, each on a line.
+def join_points(texts: Sequence[str]) -> str:
+    """Return the answer: the points' texts in their order, numbered, each on a line."""
+    present = [text.strip() for text in texts if text.strip()]
+    return "\n".join(f"{i}. {text}" for i, text in enumerate(present, 1))
+
+
+_MARK = "the-answer-before"
+
+
+class OutlinePrompts:
+    """Reader of outlines as tokens, and the prompts that follow them in the model's chat template.
 
     Args:
-        numbered: with their numbers, for instructions and lists; else as sentences that follow one
-            another.
+        begun_thought: marker of a thought in which every answer begins; usually empty.
     """
-    present = [text.strip() for text in texts if text.strip()]
-    if not numbered:
-        return " ".join(present)
-    return "\n".join(f"{i}. {text}" for i, text in enumerate(present, 1))
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, begun_thought: str = "") -> None:
+        self._tokenizer = tokenizer
+        self._begun_thought = begun_thought
+
+    def ended(self, tokens: Sequence[int]) -> bool:
+        """Return True if no further points of the outline in ``tokens`` count."""
+        return read_outline(self._text(tokens)).ended
+
+    def point_ended(self, tokens: Sequence[int]) -> bool:
+        """Return True if the point in ``tokens`` is complete."""
+        return read_point(self._text(tokens))[1]
+
+    def requests(self, outline: Sequence[int]) -> list[list[int]]:
+        """Return, for each point, the ids that follow the outline; empty with too few points."""
+        read = read_outline(self._text(outline), complete=True)
+        if not read.usable:
+            return []
+        eos = self._tokenizer.eos_token_id
+        ended = bool(outline) and outline[-1] == eos
+        return [self._turn_after(point.request, ended) for point in read.points]
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        text = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return f"{self._begun_thought}{text}"
+
+    def _turn_after(self, content: str, ended: bool) -> list[int]:
+        """Return the ids of a user turn after an answer, up to the start of the next answer.
+
+        Args:
+            ended: the answer includes its end token.
+        """
+        turns = [Turn("user", "x"), Turn("assistant", _MARK), Turn("user", content)]
+        rest = chat_text(self._tokenizer, turns).partition(_MARK)[2]
+        if ended:
+            rest = rest.removeprefix(str(self._tokenizer.eos_token))
+        return list(self._tokenizer(rest, add_special_tokens=False).input_ids)
+
+
+def chat_text(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn]) -> str:
+    """Return a chat in the model's template, up to the start of its answer."""
+    chat = [{"role": turn.role, "content": turn.content} for turn in turns]
+    return render(tokenizer, chat)

@@ -1,7 +1,7 @@
-"""A model over several workers: which of them are there, who holds which layers, lanes to share.
+"""A model over several workers: their presence, their layers, and the lanes of requests.
 
     with Pipeline(PipelineConfig(workers=("a:50561", "b:50561"))) as pipeline:
-        chain = pipeline.chain(due)     # arranged anew if a worker has been lost
+        chain = pipeline.chain(due)     # rearranged if a worker has been lost
 
 Requests share a chain: their passes follow one another through the stages, each in its own lanes.
 """
@@ -29,38 +29,37 @@ from collab_llm_nodes.errors import (
     Unauthenticated,
     Unavailable,
 )
+from collab_llm_nodes.models.partial import CheckpointFacts
 from collab_llm_nodes.protocols.jupiter.chain import (
     Chain,
-    Layers,
-    Part,
+    Check,
     WorkerLost,
-    go_on,
     in_background,
+    no_check,
     wait_until,
 )
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig, describe
-from collab_llm_nodes.protocols.jupiter.messages import PATHS, STATES, Step, WorkerInfo
+from collab_llm_nodes.protocols.jupiter.messages import PATHS, STATES, Load, Step, WorkerInfo
+from collab_llm_nodes.protocols.jupiter.partition import Placement, check_placements
 
 log = logging.getLogger(__name__)
 
-_PAUSE_S = 0.1  # before workers of which none has answered are asked again
-_ASKED_S = 2.0  # for a missing worker to answer: it will be asked again
-_END_S = 5.0  # for the thread of the upkeep
-_BARRED_S = 60.0
-"""A worker that answers, but was found at fault, is left out so long, unless it starts anew."""
+_PAUSE_S = 0.1  # between two rounds of Describe without any answer
+_DESCRIBE_S = 2.0  # for a missing worker, which is asked again later
+_ARRANGE_S = 600.0  # without a request: loading that is stuck fails much earlier (ProgressMonitor)
+_END_S = 5.0  # for the upkeep thread to end
+_EXCLUDED_S = 60.0
+"""Time for which a faulty worker is left out, unless it is restarted meanwhile."""
 
-Workers = Callable[[], Sequence[str]]
-"""Names the addresses of the workers, as they are now."""
-
-Plan = Callable[[Sequence[str], WorkerInfo], Sequence[Part]]
-"""Says which of the workers at these addresses hold which layers, in the order of the layers.
+Plan = Callable[[Sequence[str], WorkerInfo], Sequence[Placement]]
+"""Returns the stages on the workers at these addresses, or on some of them, in order.
 
 Raises CollabError if they cannot hold the model."""
 
 
 @dataclass(frozen=True)
 class PipelineConfig:
-    """The workers of a pipeline, and the way to speak to them."""
+    """The workers of a pipeline, and how to reach them."""
 
     workers: tuple[str, ...] = setting((), "Addresses of the workers, host:port.", read_only=True)
     link: LinkConfig = field(default_factory=LinkConfig)
@@ -73,32 +72,24 @@ class PipelineConfig:
     )
     path: str = setting(
         "grpc",
-        "Way of hidden states between two workers: gloo is torch.distributed's, for networks where"
-        " everybody is trusted; workers need allow_gloo.",
+        "Transport of hidden states between two workers: gloo is torch.distributed's, for trusted"
+        " networks only; workers need allow_gloo.",
         choices=PATHS,
         read_only=True,
     )
     lanes: int = setting(
         8, "Lanes, each with a KV cache in every stage.", low=1, high=1024, read_only=True
     )
-    arrange_s: float = setting(
-        120.0,
-        "Time for workers to answer and to load their layers [s].",
-        low=0.1,
-        high=3600.0,
-        read_only=True,
-    )
     alone_s: float = setting(
         5.0,
-        "A request whose workers have all been lost waits so long for one to come back [s].",
+        "How long a request waits for a worker when all are lost [s].",
         low=0.1,
         high=3600.0,
         read_only=True,
     )
     upkeep_s: float = setting(
         1.0,
-        "While no request is under way, look this often for workers that have come back, or that"
-        " were lost [s]; 0: never.",
+        "Period at which an idle pipeline looks for returned and lost workers [s]; 0: never.",
         low=0.0,
         high=3600.0,
         read_only=True,
@@ -114,11 +105,11 @@ class PipelineConfig:
 
 @dataclass(frozen=True)
 class Loss:
-    """A worker that was lost, and what became of it.
+    """The loss of a worker.
 
     Attributes:
-        found_at: ``time.monotonic()`` when it was known to be lost.
-        arranged_at: when the others held all layers again.
+        found_at: ``time.monotonic()`` when the loss was detected.
+        arranged_at: when the other workers held all layers again.
     """
 
     device: str
@@ -127,36 +118,25 @@ class Loss:
     arranged_at: float
 
 
-def equal_parts(devices: Sequence[str], info: WorkerInfo) -> list[Layers]:
-    """Divide the layers evenly; of more devices than layers, the last ones are left out."""
+def equal_parts(devices: Sequence[str], info: WorkerInfo) -> list[Placement]:
+    """Divide the layers evenly; with more devices than layers, the last ones get none."""
     count = min(len(devices), info.num_layers)
     ends = [info.num_layers * i // count for i in range(count + 1)]
-    return [Layers(d, a, b) for d, a, b in zip(devices, ends, ends[1:], strict=False)]
-
-
-def fixed_parts(parts: Sequence[Part], otherwise: Plan = equal_parts) -> Plan:
-    """Return a plan that uses ``parts`` while all their workers are there, else another one."""
-
-    def plan(devices: Sequence[str], info: WorkerInfo) -> Sequence[Part]:
-        whole = all(part.device in devices for part in parts)
-        return parts if whole else otherwise(devices, info)
-
-    return plan
+    return [Placement(d, a, b) for d, a, b in zip(devices, ends, ends[1:], strict=False)]
 
 
 class Pipeline:
     """See the module docstring. Usable from any thread.
 
-    When a worker is lost, the next pass goes through a chain of the others. When a worker comes
-    back, the chain is arranged anew with it as soon as no request is under way.
+    When a worker is lost, the next pass goes through a chain of the others. When a worker returns,
+    the chain is rearranged with it as soon as no request is in progress.
 
     Args:
-        plan: who holds which layers; asked again when a worker is lost or comes back.
-        workers: their addresses, where they change; None: those of ``config``.
-        kept: further lanes, numbered behind those of requests, that hold what many requests share.
+        plan: assigns the layers; called again when a worker is lost or returns.
+        kept: number of further lanes, after those of requests, for cached prefixes.
 
     Attributes:
-        losses: of workers, so far.
+        losses: workers lost so far.
 
     Raises:
         ConfigError: no worker is named.
@@ -166,25 +146,23 @@ class Pipeline:
         self,
         config: PipelineConfig,
         plan: Plan = equal_parts,
-        workers: Workers | None = None,
         kept: int = 0,
     ) -> None:
-        if workers is None and not config.workers:
+        if not config.workers:
             raise ConfigError("no worker is named", field="workers", remedy="name one at least")
         self.config = config
         self.losses: list[Loss] = []
         self._plan = plan
-        self._workers = workers or (lambda: config.workers)
         self._coordinator = secrets.token_hex(16)
         self._arranging = threading.Lock()
         self._chain: Chain | None = None
         self._lost: set[str] = set()
-        self._barred: dict[str, float] = {}  # time.monotonic() until then, of workers at fault
+        self._excluded_until: dict[str, float] = {}  # time.monotonic(), by faulty worker
         self._here: set[str] = set()  # those that answered at the last arrangement
         self._info: WorkerInfo | None = None
-        self._wanted = False  # somebody has asked for a chain
-        self._refused: CollabError | None = None  # by it: asking the same workers again is no use
-        self._away = False  # no worker has answered, and the log says so
+        self._wanted = False  # a chain has been requested
+        self._refused: CollabError | None = None  # the same workers would refuse again
+        self._away = False  # no worker has answered, which has been logged
         self._free = set(range(config.lanes))
         self._kept = kept
         self._freed = threading.Condition()
@@ -199,21 +177,23 @@ class Pipeline:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def chain(self, due: float, check: Callable[[], None] = go_on) -> Chain:
-        """Return the chain in use; without one, or after a loss, arrange it.
+    def chain(self, due: float, check: Check = no_check) -> Chain:
+        """Return the chain in use; arrange one if there is none, or after a loss.
 
         Args:
-            due: ``time.monotonic()`` by which it must be there.
-            check: is called while this waits; what it raises ends the wait.
+            due: deadline, in ``time.monotonic()``.
 
         Raises:
             Unavailable: no worker answers.
             DeadlineExceeded: the layers were not loaded in time.
-            CollabError: the workers that are left cannot do it, or do not belong together.
+            CollabError: the remaining workers cannot hold the model, or hold different ones.
         """
-        due = min(due, time.monotonic() + self.config.arrange_s)
         if not wait_until(lambda s: self._arranging.acquire(timeout=s), due, check):
-            raise _too_late()
+            raise DeadlineExceeded(
+                "the workers were not arranged in time",
+                field="deadline_s",
+                remedy="raise the deadline",
+            )
 
         def still_wanted() -> None:
             check()
@@ -242,21 +222,21 @@ class Pipeline:
 
     @property
     def current(self) -> Chain | None:
-        """The chain in use, which may have failed; None while there is none."""
+        """The chain in use, which may have failed; None if there is none."""
         return self._chain
 
     @property
     def missing(self) -> list[str]:
-        """Addresses of workers that did not answer when a chain was last arranged, or are lost."""
-        return [worker for worker in self._workers() if worker not in self._present()]
+        """Addresses of the workers that are lost, or did not answer at the last arrangement."""
+        return [worker for worker in self.config.workers if worker not in self._present()]
 
     @property
     def lanes_in_use(self) -> int:
-        """Lanes that requests hold."""
+        """Number of lanes held by requests."""
         return self.config.lanes - len(self._free)
 
     def renew(self) -> None:
-        """Arrange a chain anew if a worker has come back or was lost, and no request is under way.
+        """Rearrange the chain if a worker has returned or was lost, and no request is in progress.
 
         Raises:
             CollabError: as :meth:`chain`.
@@ -266,12 +246,12 @@ class Pipeline:
             return
         sound = chain is not None and chain.failed is None
         present = self._present()
-        asked = self.missing if sound else self._workers()
+        asked = self.missing if sound else self.config.workers
         answering = self._answering(asked)
-        for worker in set(self._barred).intersection(asked).difference(answering):
-            del self._barred[worker]  # it is being started anew
+        for worker in set(self._excluded_until).intersection(asked).difference(answering):
+            del self._excluded_until[worker]  # it is being restarted
         now = time.monotonic()
-        back = {w for w in answering - present if self._barred.get(w, now) <= now}
+        back = {w for w in answering - present if self._excluded_until.get(w, now) <= now}
         if not answering or (not back and (sound or self._refused is not None)):
             return
         with self._arranging:
@@ -279,14 +259,14 @@ class Pipeline:
             with self._freed:
                 if len(self._free) < self.config.lanes:
                     return
-                if sound and self._chain is chain:  # else somebody has arranged one meanwhile
+                if sound and self._chain is chain:  # otherwise another thread has replaced it
                     self._chain = None
             if sound and chain is not None and self._chain is None:
                 chain.close()
-        self.chain(time.monotonic() + self.config.arrange_s)
+        self.chain(time.monotonic() + _ARRANGE_S)
 
     def close(self) -> None:
-        """Let the workers go."""
+        """Release the workers."""
         self._closed.set()
         with self._arranging:
             if self._chain is not None:
@@ -296,25 +276,20 @@ class Pipeline:
             self._upkeep.join(_END_S)
 
     @contextmanager
-    def lanes(
-        self, count: int, due: float, check: Callable[[], None] = go_on
-    ) -> Iterator[list[int]]:
-        """Hold ``count`` lanes; see :meth:`take_lanes`."""
-        held = self.take_lanes(count, due, check)
+    def lanes(self, count: int, due: float, check: Check = no_check) -> Iterator[list[int]]:
+        """Hold ``count`` lanes; see :meth:`acquire_lanes`."""
+        held = self.acquire_lanes(count, due, check)
         try:
             yield held
         finally:
-            self.give_back(held)
+            self.release_lanes(held)
 
-    def take_lanes(self, count: int, due: float, check: Callable[[], None] = go_on) -> list[int]:
-        """Return ``count`` lanes for :meth:`give_back`; waits until other requests give theirs.
-
-        Args:
-            check: is called while this waits; what it raises ends the wait.
+    def acquire_lanes(self, count: int, due: float, check: Check = no_check) -> list[int]:
+        """Wait for ``count`` free lanes, and return them; end with :meth:`release_lanes`.
 
         Raises:
-            InvalidInput: there are not so many.
-            Busy: they were not free in time.
+            InvalidInput: there are fewer lanes.
+            Busy: they did not become free in time.
         """
         if count > self.config.lanes:
             raise InvalidInput(
@@ -335,36 +310,36 @@ class Pipeline:
             self._free.difference_update(held)
             return held
 
-    def give_back(self, lanes: Sequence[int]) -> None:
-        """End what is in ``lanes``; others may take them."""
+    def release_lanes(self, lanes: Sequence[int]) -> None:
+        """Close ``lanes`` in all stages, and make them available."""
         chain = self._chain
         if chain is not None and chain.failed is None:
             steps = [Step(lane, close=True) for lane in lanes]
-            chain.submit(steps, lambda result: None)  # ahead of the next owner's passes
+            chain.submit(steps, lambda result: None)  # before the passes of their next owner
         with self._freed:
             self._free.update(lanes)
             self._freed.notify_all()
 
     def _keep_up(self) -> None:
-        told = ""
+        logged = ""
         while not self._closed.wait(self.config.upkeep_s):
             try:
                 self.renew()
             except CollabError as error:
-                if str(error) != told and not self._closed.is_set():
-                    told = str(error)
-                    log.warning("the workers are not arranged: %s", told)
+                if str(error) != logged and not self._closed.is_set():
+                    logged = str(error)
+                    log.warning("the workers are not arranged: %s", logged)
 
     def _present(self) -> set[str]:
-        """Return the workers that answered at the last arrangement and were not lost since."""
+        """Return the workers that answered at the last arrangement, and were not lost since."""
         failed = self._chain.failed if self._chain is not None else None
         return self._here - ({failed.device} if isinstance(failed, WorkerLost) else set())
 
     def _answering(self, workers: Sequence[str]) -> set[str]:
-        """Return those of ``workers`` that answer now and hold the model of the last chain."""
+        """Return the workers that answer now and hold the model of the last chain."""
         if not workers:
             return set()
-        link = replace(self.config.link, connect_s=min(self.config.link.connect_s, _ASKED_S))
+        link = replace(self.config.link, connect_s=min(self.config.link.connect_s, _DESCRIBE_S))
         answers = in_background(_describe(link, workers), 2 * link.connect_s, self._check_open)
         found = {w: a for w, a in zip(workers, answers, strict=True) if isinstance(a, WorkerInfo)}
         if self._info is None:
@@ -376,10 +351,10 @@ class Pipeline:
         if self._closed.is_set():
             raise Unavailable("the pipeline is closed", field="workers", remedy="open another")
 
-    def _arrange(self, old: Chain | None, due: float, check: Callable[[], None]) -> Chain:
+    def _arrange(self, old: Chain | None, due: float, check: Check) -> Chain:
         lost: list[tuple[WorkerLost, float]] = []
         if old is not None and isinstance(old.failed, WorkerLost):
-            self._leave_out(old.failed)
+            self._exclude(old.failed)
             lost.append((old.failed, old.failed_at))
         answers_due = due if old is None else min(due, time.monotonic() + self.config.alone_s)
         while True:
@@ -387,43 +362,46 @@ class Pipeline:
             info = _one_model(infos)
             try:
                 parts = self._plan(list(infos), info)
-                _check_parts(parts, list(infos), info)
-                chain = Chain(
-                    self.config.link,
+                _check_plan(parts, list(infos), info.num_layers)
+                load = Load(
                     self._coordinator,
-                    parts,
-                    info,
-                    lanes=self.config.lanes + self._kept,
-                    states=self.config.states,
-                    path=self.config.path,
-                    due=due,
-                    check=check,
+                    secrets.token_hex(16),
+                    info.version,
+                    info.weights,
+                    0,
+                    info.num_layers,
+                    self.config.lanes + self._kept,
+                    self.config.states,
+                    self.config.path,
                 )
+                chain = Chain(self.config.link, parts, info, load, due=due, check=check)
             except WorkerLost as error:
                 log.warning("%s", error)
-                self._leave_out(error)
+                self._exclude(error)
                 lost.append((error, time.monotonic()))
                 answers_due = min(answers_due, time.monotonic() + self.config.alone_s)
                 continue
             for why, found_at in lost:
                 self.losses.append(Loss(why.device, str(why), found_at, time.monotonic()))
-                log.warning("%s; %s go on", why, ", ".join(part.device for part in chain.parts))
+                log.warning("%s; %s continue", why, ", ".join(part.device for part in chain.parts))
             return chain
 
-    def _leave_out(self, error: WorkerLost) -> None:
+    def _exclude(self, error: WorkerLost) -> None:
         self._lost.add(error.device)
         if error.at_fault:
-            self._barred[error.device] = time.monotonic() + _BARRED_S
+            self._excluded_until[error.device] = time.monotonic() + _EXCLUDED_S
 
-    def _ask_all(
-        self, due: float, check: Callable[[], None], lost: WorkerLost | None
-    ) -> dict[str, WorkerInfo]:
-        """Return what the workers say that are there, one at least; ``lost`` is the newest loss."""
+    def _ask_all(self, due: float, check: Check, lost: WorkerLost | None) -> dict[str, WorkerInfo]:
+        """Return the descriptions of all workers that answer, at least one.
+
+        Args:
+            lost: the newest loss, for the error message.
+        """
         away = str(lost) if lost is not None else "all were lost"
         while True:
             check()
-            here = [worker for worker in self._workers() if worker not in self._lost]
-            # Each is given the time to connect, and as much to answer.
+            here = [worker for worker in self.config.workers if worker not in self._lost]
+            # Each has connect_s to connect, and connect_s to answer.
             link = self.config.link
             answers = in_background(_describe(link, here), 2 * link.connect_s, check)
             found: dict[str, WorkerInfo] = {}
@@ -438,7 +416,7 @@ class Pipeline:
             self._here = set(found)
             if found:
                 return found
-            self._lost.clear()  # nobody is there: perhaps it is we who were away
+            self._lost.clear()  # no worker answers: perhaps this machine was cut off
             if time.monotonic() + _PAUSE_S >= due:
                 raise Unavailable(
                     f"no worker answers: {away}",
@@ -446,6 +424,20 @@ class Pipeline:
                     remedy="start them (collab-llm jupiter-worker), and check their addresses",
                 )
             time.sleep(_PAUSE_S)
+
+
+def check_model(info: WorkerInfo, facts: CheckpointFacts) -> None:
+    """Refuse workers that hold another model than the one of ``facts``.
+
+    Raises:
+        ConfigError: ``field`` is ``model.path``.
+    """
+    if (info.vocabulary, info.num_layers) != (facts.vocabulary, facts.num_layers):
+        raise ConfigError(
+            f"the workers hold {info.model}, this is {facts.config.path}",
+            field="model.path",
+            remedy="name the model that the workers hold",
+        )
 
 
 async def _describe(link: LinkConfig, workers: Sequence[str]) -> list[WorkerInfo | CollabError]:
@@ -459,11 +451,11 @@ async def _describe(link: LinkConfig, workers: Sequence[str]) -> list[WorkerInfo
 
 
 def _one_model(infos: dict[str, WorkerInfo]) -> WorkerInfo:
-    """Return what the workers have in common.
+    """Return the description that all workers share.
 
     Raises:
-        ConfigError: they differ in version.
-        ModelError: they have different weights.
+        ConfigError: their versions differ.
+        ModelError: their models differ.
     """
     first, *others = infos
     own = infos[first]
@@ -475,16 +467,6 @@ def _one_model(infos: dict[str, WorkerInfo]) -> WorkerInfo:
                 field="workers",
                 remedy="install one version everywhere",
             )
-        facts = [
-            (i.num_layers, i.context, i.vocab_size, i.width, i.eos, i.vocabulary)
-            for i in (own, info)
-        ]
-        if facts[0] != facts[1] and info.weights == own.weights:
-            raise ModelError(
-                f"{first} and {other} have the same weights, and say different things of them",
-                field="workers",
-                remedy="install one version everywhere, and start them again",
-            )
         if info.weights != own.weights:
             raise ModelError(
                 f"{first} and {other} have different weights ({own.weights[:12]} and"
@@ -492,34 +474,27 @@ def _one_model(infos: dict[str, WorkerInfo]) -> WorkerInfo:
                 field="workers",
                 remedy="copy one checkpoint to all workers",
             )
+        facts = ("num_layers", "context", "vocab_size", "width", "eos", "vocabulary")
+        if any(getattr(info, name) != getattr(own, name) for name in facts):
+            raise ModelError(
+                f"{first} and {other} describe the same weights differently",
+                field="workers",
+                remedy="install one version everywhere, and restart them",
+            )
     return own
 
 
-def _check_parts(parts: Sequence[Part], here: Sequence[str], info: WorkerInfo) -> None:
-    """Refuse a plan that does not give each layer to one of the workers that are there.
+def _check_plan(parts: Sequence[Placement], present: Sequence[str], layers: int) -> None:
+    """Refuse a plan that does not assign each layer to one of the workers present.
 
     Raises:
         ConfigError: ``field`` is ``plan``.
     """
-    devices = [part.device for part in parts]
-    strange = sorted(set(devices) - set(here))
-    if strange or len(set(devices)) < len(devices):
+    strange = sorted({part.device for part in parts} - set(present))
+    if strange:
         raise ConfigError(
-            f"unknown or repeated workers: {', '.join(strange or devices)}",
+            f"unknown workers: {', '.join(strange)}",
             field="plan",
-            remedy=f"those that are there: {', '.join(here)}",
+            remedy=f"use those present: {', '.join(present)}",
         )
-    ends = [0, *(part.last for part in parts)]
-    whole = ends[-1] == info.num_layers and all(p.first < p.last for p in parts)
-    if not whole or [part.first for part in parts] != ends[:-1]:
-        raise ConfigError(
-            f"layers {[(part.first, part.last) for part in parts]} of {info.num_layers}",
-            field="plan",
-            remedy="each layer once, in order",
-        )
-
-
-def _too_late() -> DeadlineExceeded:
-    return DeadlineExceeded(
-        "the workers were not arranged in time", field="deadline_s", remedy="raise the deadline"
-    )
+    check_placements(parts, layers)

@@ -1,13 +1,13 @@
 """The plan for a model on a set of devices: stages, and sub-sequences for every prompt length.
 
-Paper 004 takes the partition of Eq. 1 and the number of sub-sequences of Eq. 4. Both assume equal
-stages and free links. Here these partitions are where a search begins: layers move between
-neighbours, devices change places or are left out, as long as the exact flow shop gets shorter.
-What the paper's own plan would take is kept beside it (``Predicted.paper_plan_s``).
+Paper 004 takes the partition of Eq. 1 and the number of sub-sequences of Eq. 4, which assume equal
+stages and free links. Here a local search begins at these partitions: layers move between
+neighbours, devices change places or are left out, while the exact flow shop gets shorter. The time
+of the paper's own plan is reported as well (``Predicted.paper_plan_s``).
 
-Prefill wants the time of the slowest stage low, a single lane of decoding the time of all stages.
-One partition serves both, since keys and values stay where they were made: the one with the least
-time for the whole request. The plan says what that costs either phase.
+Prefill is limited by the slowest stage, a single lane of decoding by the sum of all stages. One
+partition serves both, since keys and values cannot move: the fastest for the whole request. The
+plan reports what that costs each phase.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ import numpy as np
 
 from collab_llm_nodes.config import check_ranges, from_mapping, setting
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
-from collab_llm_nodes.protocols.jupiter.estimate import Estimate
-from collab_llm_nodes.protocols.jupiter.makespan import paper_latency
+from collab_llm_nodes.protocols.jupiter.estimate import Estimate, paper_latency
 from collab_llm_nodes.protocols.jupiter.messages import STATES
 from collab_llm_nodes.protocols.jupiter.partition import (
-    Balanced,
     Join,
-    Pass,
+    Partition,
+    PassShape,
     Placement,
+    SequenceTable,
+    best_partitions,
     check_placements,
-    costs,
-    in_any_order,
-    placements,
+    equal_split,
+    range_costs,
+    to_placements,
 )
 from collab_llm_nodes.protocols.jupiter.profile import (
     ModelFacts,
@@ -43,12 +44,12 @@ from collab_llm_nodes.protocols.jupiter.profile import (
     read_json,
     write_json,
 )
-from collab_llm_nodes.protocols.jupiter.sequence import SequenceTable, equal_split
 
 VERSION = 1
 """Version of the file format."""
-_GRID = 32  # places at which a prompt may be cut while partitions are compared
-_STARTS = 3  # partitions of each kind from which the search begins
+COARSE_CUTS = 32
+"""Possible cuts of a prompt where an approximate division is enough."""
+_STARTS = 3  # partitions of each kind at which the search begins
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class PlannerConfig:
         high=1 << 20,
     )
     lanes: int = setting(
-        1, "Lanes that decode at the same time; memory is kept for each.", low=1, high=1024
+        1, "Lanes that decode at the same time; each reserves memory.", low=1, high=1024
     )
     draft_tokens: int = setting(5, "Tokens drafted for each pass of a lane.", low=0, high=64)
     accepted: float = setting(
@@ -72,12 +73,12 @@ class PlannerConfig:
     states: str = setting("float32", "Form of hidden states on the wire.", choices=STATES)
     utilisation: float = setting(
         0.5,
-        "Sub-sequences are so long that each device reaches this share of its best speed.",
+        "Least share of its best speed that a device reaches with a sub-sequence.",
         low=0.01,
         high=1.0,
     )
     parts_per_device: int = setting(
-        4, "Sub-sequences of a prompt at most, for each device.", low=1, high=64
+        4, "Largest number of sub-sequences of a prompt, per device.", low=1, high=64
     )
 
     def __post_init__(self) -> None:
@@ -90,10 +91,10 @@ class Predicted:
 
     Attributes:
         prefill_s: to the first token.
-        decode_s: the whole answer.
-        best_prefill_s, best_decode_s: of partitions that are made for one phase only.
+        decode_s: of the whole answer.
+        best_prefill_s, best_decode_s: with partitions for one phase only.
         paper_plan_s: prefill with the paper's partition (Eq. 1) and sub-sequences (Eq. 2, 4).
-        paper_latency_s: what Eq. 4 says about ``prefill_s``.
+        paper_latency_s: ``prefill_s`` as Eq. 4 estimates it.
     """
 
     prefill_s: float
@@ -120,10 +121,10 @@ class JupiterPlan:
 
     Attributes:
         fingerprint: of the model.
-        placements: the stages in order. Devices that would slow the rest down have none.
+        placements: the stages in order. Devices that would slow down the others have none.
         memory_bytes: of each stage.
-        least: b, the shortest sub-sequence unless the prompt is one.
-        parts: sub-sequences of a prompt of n + 1 tokens, at n.
+        least: b, the shortest of several sub-sequences.
+        parts: sub-sequences of a prompt of n + 1 tokens, at index n.
         prefill_s: predicted time to the first token, likewise.
     """
 
@@ -161,6 +162,11 @@ class JupiterPlan:
         """Tokens of the longest prompt."""
         return len(self.parts)
 
+    @property
+    def typical_prompt(self) -> int:
+        """Tokens of the typical prompt, at most the model's context."""
+        return min(self.config.prompt_tokens, self.context)
+
     def lengths(self, prompt_tokens: int) -> tuple[int, ...]:
         """Return the sub-sequences of a prompt.
 
@@ -188,24 +194,6 @@ class JupiterPlan:
         """
         return from_mapping(cls, read_json(file, "plan", VERSION))
 
-    def check(self, profile: Profile) -> None:
-        """Refuse a plan that does not fit ``profile``.
-
-        Raises:
-            ModelError: it is of another model.
-            ConfigError: a device is unknown, or layers are missing.
-        """
-        if self.fingerprint != profile.model.fingerprint:
-            raise ModelError(
-                f"the plan is of model {self.fingerprint[:12]}, the profile of"
-                f" {profile.model.fingerprint[:12]}",
-                field="plan",
-                remedy="plan again",
-            )
-        check_placements(self.placements, profile.model.layers)
-        for part in self.placements:
-            profile.device(part.device)
-
 
 def plan(
     profile: Profile,
@@ -217,8 +205,8 @@ def plan(
 
     Args:
         config: the requests to plan for.
-        devices: names of those that may be used; None: all of the profile.
-        check: is called now and then; what it raises ends the search.
+        devices: names of the devices to use; None: all of the profile.
+        check: called from time to time; an exception ends the search.
 
     Raises:
         ConfigError: a device is not in the profile.
@@ -229,7 +217,7 @@ def plan(
     search = _search(profile, config, devices, check)
     chosen = search.best(search.total_s)
     for_prefill, for_decode = search.best(search.prefill_s), search.best(search.decode_s)
-    for better in (for_prefill, for_decode):  # each search is local; take what another has found
+    for better in (for_prefill, for_decode):  # each search is local: another may have done better
         chosen = min(chosen, better, key=search.total_s)
     for_prefill = min(for_prefill, for_decode, chosen, key=search.prefill_s)
     for_decode = min(for_prefill, for_decode, chosen, key=search.decode_s)
@@ -265,7 +253,7 @@ def plan(
 def stages_for(
     profile: Profile, config: PlannerConfig | None = None, devices: Sequence[str] | None = None
 ) -> tuple[Placement, ...]:
-    """Return stages only, as ``plan`` does: what is needed at once when a device has been lost."""
+    """Return the stages of ``plan`` only, which is faster: a lost device is replaced by them."""
     config = config or PlannerConfig()
     search = _search(profile.sending(config.states), config, devices)
     return search.best(search.total_s)
@@ -286,8 +274,8 @@ def _all_lengths(
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[float, ...]]:
     """Return the sub-sequences of prompts of 1 to ``context`` tokens, and their times.
 
-    For each length and each k there are the parts of Eq. 2, and equal ones: where stages differ,
-    these are sometimes better. The flow shop decides.
+    Candidates for each length and k are the parts of Eq. 2, and equal parts, which are sometimes
+    better where stages differ. The flow shop decides.
     """
     table = SequenceTable(estimate.slowest, model.context, most, least)
     best = np.full(model.context, np.inf)
@@ -310,8 +298,8 @@ class Split:
     """The sub-sequences of one prompt, and the time to its first token.
 
     Attributes:
-        lengths, seconds: the best that are known.
-        paper_s: with the sub-sequences of Eq. 2 and 4.
+        lengths, seconds: the best ones found.
+        paper_s: time with the sub-sequences of Eq. 2 and 4.
     """
 
     lengths: tuple[int, ...]
@@ -320,18 +308,18 @@ class Split:
 
 
 def split(estimate: Estimate, prompt: int, most: int, least: int, step: int = 1) -> Split:
-    """Return the sub-sequences of a prompt for given stages, as a plan has them for each length.
+    """Return the best sub-sequences of one prompt for given stages.
 
     Args:
-        most: sub-sequences.
-        least: b, the tokens that each has at least if there are several.
-        step: only multiples of it are considered; ``prompt`` is one.
+        most: largest number of sub-sequences.
+        least: b, the shortest length of one of several sub-sequences.
+        step: all lengths are multiples of it, also ``prompt``.
     """
     table = SequenceTable(estimate.slowest, prompt, most, least, step)
     counts = np.flatnonzero(np.isfinite(table.worst[-1]))
     lengths = np.zeros((counts[-1], 2 * len(counts)), np.int64)
     for column, k in enumerate(counts):
-        lengths[:k, column] = table.lengths(prompt, int(k))
+        lengths[:k, column] = table.split(np.array([prompt // step]), int(k))[:, 0]
         lengths[:k, len(counts) + column] = equal_split(np.array([prompt]), int(k))[:, 0]
     seconds = estimate.prefill_s(lengths)
     planned = lengths[:, : len(counts)]
@@ -350,7 +338,7 @@ Objective = Callable[[Placements], float]
 
 @dataclass
 class _Search:
-    """Compares partitions of one model over one set of devices."""
+    """The search for a partition of one model over one set of devices."""
 
     profile: Profile
     config: PlannerConfig
@@ -366,7 +354,7 @@ class _Search:
         model = self.profile.model
         self.prompt = min(self.config.prompt_tokens, model.context)
         self._bytes = {d.name: d.memory_bytes for d in devices}
-        prefill = Pass(
+        prefill = PassShape(
             tokens=max(1, self.prompt // (2 * len(devices))),
             before=self.prompt // 2,
             rows=1 / (2 * len(devices)),
@@ -374,9 +362,9 @@ class _Search:
             longest=model.context,
         )
         drafted = self.config.draft_tokens + 1
-        decode = Pass(drafted, self.prompt, 2 * drafted - 1, self.config.lanes, model.context)
-        self._prefill_costs = [costs(model, d, prefill) for d in devices]
-        self._decode_costs = [costs(model, d, decode) for d in devices]
+        decode = PassShape(drafted, self.prompt, 2 * drafted - 1, self.config.lanes, model.context)
+        self._prefill_costs = [range_costs(model, d, prefill) for d in devices]
+        self._decode_costs = [range_costs(model, d, decode) for d in devices]
         if not self._partitions(self._prefill_costs):
             kept = model.kv_bytes * model.layers * model.context * self.config.lanes
             raise ModelError(
@@ -388,12 +376,12 @@ class _Search:
                 remedy="add devices, or plan for fewer lanes or a shorter context",
             )
 
-    def _partitions(self, cost: Sequence[Seconds], join: Join = np.maximum) -> list[Balanced]:
-        return sorted(in_any_order(cost, join), key=lambda found: found.value)
+    def _partitions(self, cost: Sequence[Seconds], join: Join = np.maximum) -> list[Partition]:
+        return sorted(best_partitions(cost, join), key=lambda found: found.value)
 
     @cached_property
     def _starts(self) -> list[Placements]:
-        """Partitions of Eq. 1 for both phases, the best few of each number of devices."""
+        """Partitions of Eq. 1 for both phases, the best few for each number of devices."""
         kinds = (
             (self._prefill_costs, np.maximum),
             (self._decode_costs, np.maximum),
@@ -405,11 +393,11 @@ class _Search:
             for balanced in self._partitions(cost, join):
                 taken[len(balanced.devices)] += 1
                 if taken[len(balanced.devices)] <= _STARTS:
-                    found.append(placements(self.profile.devices, balanced))
+                    found.append(to_placements(self.profile.devices, balanced))
         return list(dict.fromkeys(found))
 
     def best(self, objective: Objective) -> Placements:
-        """Return the best partition that moves from the best starts lead to: any that helps."""
+        """Return the best partition that improving moves reach from the best starts."""
         ends = []
         for start in sorted(self._starts, key=objective)[:_STARTS]:
             here: Placements | None = start
@@ -421,7 +409,7 @@ class _Search:
         return min(ends, key=objective)
 
     def _neighbours(self, parts: Placements) -> Iterator[Placements]:
-        """Yield partitions that one move leads to: those that fit into memory."""
+        """Yield the partitions one move away that fit into memory."""
         bounds, names = [0, *(p.last for p in parts)], [p.device for p in parts]
         stages = range(len(names))
         moved: list[tuple[list[int], list[str]]] = []
@@ -429,13 +417,15 @@ class _Search:
             for step in (-4, -1, 1, 4):
                 shifted = [*bounds[:i], bounds[i] + step, *bounds[i + 1 :]]
                 moved.append((shifted, names))
-        for i, j in combinations(stages, 2):  # two devices change places, with their layers
+        for i, j in combinations(
+            stages, 2
+        ):  # two devices swap places, with their numbers of layers
             layers, swapped = np.diff(bounds), list(names)
             layers[[i, j]] = layers[[j, i]]
             swapped[i], swapped[j] = names[j], names[i]
             moved.append(([0, *(int(n) for n in layers.cumsum())], swapped))
         if len(names) > 1:
-            for i in stages:  # a device is left out, its layers go to a neighbour
+            for i in stages:  # a device is left out, and a neighbour takes its layers
                 rest = names[:i] + names[i + 1 :]
                 for gone in {max(i, 1), min(i + 1, len(names) - 1)}:
                     moved.append((bounds[:gone] + bounds[gone + 1 :], rest))
@@ -458,26 +448,26 @@ class _Search:
         )
 
     def prefill_s(self, parts: Placements) -> float:
-        """Return the time to the first token, with parts from a coarse grid."""
+        """Return the time to the first token, with cuts on a coarse grid."""
         if parts not in self._times:
-            step = max(1, self.prompt // _GRID)
+            step = max(1, self.prompt // COARSE_CUTS)
             self._times[parts] = self._split(parts, self.prompt // step * step, step).seconds
         return self._times[parts]
 
     def exact_prefill_s(self, parts: Placements) -> float:
-        """Return the time to the first token, with parts of any length."""
+        """Return the time to the first token, with cuts anywhere."""
         return self._split(parts, self.prompt, 1).seconds
 
     def paper_plan_s(self) -> float:
         """Return the time to the first token of Eq. 1's best partition with Eq. 4's parts."""
         chosen = self._partitions(self._prefill_costs)[0]
-        return self._split(placements(self.profile.devices, chosen), self.prompt, 1).paper_s
+        return self._split(to_placements(self.profile.devices, chosen), self.prompt, 1).paper_s
 
     def _split(self, parts: Placements, prompt: int, step: int) -> Split:
         return split(Estimate(self.profile, parts), prompt, self.most, self.least, step)
 
     def decode_s(self, parts: Placements) -> float:
-        """Return the time of the whole answer, shared out over the lanes."""
+        """Return the time of the whole answer, divided evenly over the lanes."""
         model, config = self.profile.model, self.config
         if not config.answer_tokens:
             return 0.0

@@ -1,4 +1,4 @@
-"""Stage workers as child processes, for demo, benchmarks and tests."""
+"""Stage workers as child processes, for benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def local_workers(
 
     Args:
         config: YAML with their settings.
-        cores: processor cores that they are given in turn, one each; none: they share all.
+        cores: processor cores, assigned to workers in turn; empty: no assignment.
 
     Raises:
-        CollabError: one has ended, or does not answer in time.
+        CollabError: a worker has ended, or does not answer in time.
     """
     with contextlib.ExitStack() as stack:
         made: list[LocalWorker] = []
@@ -59,14 +59,14 @@ def local_workers(
             command += ["--emulated-slowdown", str(emulated_slowdown)]
             process = stack.enter_context(run_process(f"jupiter-worker-{number}", command))
             made.append(LocalWorker(process, address))
-        due = time.monotonic() + START_DEADLINE_S * count  # they share this machine's cores
+        due = time.monotonic() + START_DEADLINE_S * count  # they share the cores
         for worker in made:
             _wait_for(worker, due)
         yield made
 
 
 def _wait_for(worker: LocalWorker, due: float) -> None:
-    """Return once ``worker`` listens; one that asks for a token listens, too."""
+    """Return once ``worker`` listens, also if it refuses for lack of a token."""
     while True:
         worker.process.check()
         asking = describe(LinkConfig(), worker.address)

@@ -1,7 +1,7 @@
-"""Profiles: the times, memory and links of devices, as measured once and stored (paper 004, IV-B).
+"""Stored profiles of devices: measured times, memory and links (paper 004, section IV-B).
 
-A profile belongs to one model. Its times are those of one decoder layer, since the decoder layers
-of a model are alike; the embedding and the head are layers of their own for the planner.
+A profile belongs to one model. It has the times of one decoder layer, since all are alike, and of
+embedding and head.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Seconds = NDArray[np.float64]
 VERSION = 1
 """Version of the file format."""
 STEADY = 0.25
-"""Largest spread of the times of a device that nothing else uses."""
+"""Largest spread of times on a device without other load."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class ModelFacts:
         layer_bytes: weights of one decoder layer.
         embedding_bytes: weights of the embedding.
         head_bytes: weights of the final norm, the LM head and the drafting heads.
-        shared_bytes: of the embedding that is also the LM head; 0 if they are not tied. It counts
-            in both, since two devices hold it twice; a device with both ends holds it once.
+        shared_bytes: of an embedding that is also the LM head, else 0. Both counts above include
+            it, since two devices hold it twice; one device with both ends holds it once.
         kv_bytes: keys and values of one token in one decoder layer.
-        state_bytes: the hidden state of one token on the wire, in float32.
-        scratch_bytes: activations of one token of a pass.
+        state_bytes: hidden state of one token on the wire, in float32.
+        scratch_bytes: activations of one token in a pass.
         logits_bytes: logits of one token.
     """
 
@@ -66,17 +66,17 @@ class ModelFacts:
             )
         if any(value < 0 for value in vars(self).values() if isinstance(value, int)):
             raise ConfigError(
-                "sizes are not negative", field="model", remedy="measure the profile again"
+                "sizes must not be negative", field="model", remedy="measure the profile again"
             )
         if self.shared_bytes > min(self.embedding_bytes, self.head_bytes):
             raise ConfigError(
-                "shared_bytes are a part of the embedding and of the head",
+                "shared_bytes are part of the embedding and of the head",
                 field="model",
                 remedy="measure the profile again",
             )
 
     def weight_bytes(self, first: int, last: int) -> int:
-        """Return the bytes of the weights of a stage with layers ``first`` to ``last - 1``."""
+        """Return the bytes of the weights of layers ``first`` to ``last - 1``, ends included."""
         begins, ends = first == 0, last == self.layers
         size = (last - first) * self.layer_bytes
         size += begins * self.embedding_bytes + ends * self.head_bytes
@@ -86,8 +86,8 @@ class ModelFacts:
         """Return the memory of a stage: weights, keys and values at full context, activations.
 
         Args:
-            lanes: sessions held at a time.
-            tokens: most tokens of one pass.
+            lanes: open sessions.
+            tokens: in the longest pass.
         """
         kv = (last - first) * self.kv_bytes * self.context * lanes
         logits = self.logits_bytes * lanes if last == self.layers else 0
@@ -100,18 +100,18 @@ class DeviceProfile:
 
     Attributes:
         name: of the device.
-        memory_bytes: that a stage may use.
+        memory_bytes: available to a stage.
         mbps: speed of its link [10^6 bit/s].
-        latency_s: its share of the delay of a message.
+        latency_s: its share of a message's delay.
         lengths: calibration lengths x, tokens of a pass, ascending from 1.
         befores: calibration lengths y, tokens before them, ascending from 0.
         layer_s: one decoder layer, [lengths][befores].
         pass_s: constant part of a pass, by length.
         embedding_s: embedding, by length.
-        head_s: logits behind so many tokens, by length. A guess of a drafting head takes as long as
-            logits behind one more token.
-        spread: of the times of equal passes, as a share of them. More than ``STEADY`` means that
-            other programs computed meanwhile, and the times say little.
+        head_s: logits of that many tokens, by length. A guess of a drafting head takes as long as
+            the logits of one more token.
+        spread: relative spread of the times of equal passes. Above ``STEADY``, other programs
+            were running, and the times are unreliable.
     """
 
     name: str
@@ -128,11 +128,11 @@ class DeviceProfile:
 
     def __post_init__(self) -> None:
         if not self.name or not self.lengths or not self.befores:
-            raise self._wrong("a name and calibration lengths are needed")
+            raise self._wrong("a name and calibration lengths are required")
         if self.lengths[0] != 1 or self.befores[0] != 0:
-            raise self._wrong("lengths begin with 1, befores with 0")
+            raise self._wrong("lengths must begin with 1, befores with 0")
         if not (_ascends(self.lengths) and _ascends(self.befores)):
-            raise self._wrong("calibration lengths ascend")
+            raise self._wrong("calibration lengths must ascend")
         rows, columns = len(self.lengths), len(self.befores)
         if len(self.layer_s) != rows or any(len(row) != columns for row in self.layer_s):
             raise self._wrong(f"layer_s is not [{rows}][{columns}]")
@@ -141,11 +141,11 @@ class DeviceProfile:
             raise self._wrong(f"pass_s, embedding_s and head_s have {rows} times each")
         times = np.concatenate([np.ravel(self.layer_s), *by_length])
         if not (np.isfinite(times).all() and (times >= 0).all() and np.min(self.layer_s) > 0):
-            raise self._wrong("times are finite, and a layer takes some")
+            raise self._wrong("times must be finite, those of a layer positive")
         if not (self.memory_bytes > 0 and 0 < self.mbps < np.inf and 0 <= self.latency_s < np.inf):
-            raise self._wrong("memory_bytes and mbps are positive, latency_s is not negative")
+            raise self._wrong("memory_bytes and mbps must be positive, latency_s not negative")
         if not 0 <= self.spread < np.inf:
-            raise self._wrong("spread is not negative")
+            raise self._wrong("spread must not be negative")
 
     def _wrong(self, why: str) -> ConfigError:
         return ConfigError(
@@ -154,35 +154,32 @@ class DeviceProfile:
 
     @cached_property
     def _grid(self) -> tuple[Seconds, Seconds, Seconds]:
-        return (
-            np.array(self.lengths, float),
-            np.array(self.befores, float),
-            np.array(self.layer_s, float),
+        """Calibration lengths and times of a layer, at least [2] and [2, 2]."""
+        lengths, befores = (
+            np.array(values if len(values) > 1 else (*values, values[0] + 1), float)
+            for values in (self.lengths, self.befores)
         )
+        table = np.array(self.layer_s, float)
+        missing = [(0, len(lengths) - table.shape[0]), (0, len(befores) - table.shape[1])]
+        return lengths, befores, np.pad(table, missing, mode="edge")
 
     def layer(self, x: ArrayLike, y: ArrayLike) -> Seconds:
-        """Return q(x, y) of one decoder layer: ``x`` tokens behind ``y`` others, broadcast.
+        """Return q(x, y), the time of one decoder layer: ``x`` tokens after ``y`` others.
 
-        Bilinear between calibration lengths; beyond the last one the last slope goes on, if it
-        rises.
+        Bilinear between calibration lengths, and extrapolated with the last slope where it rises.
         """
         lengths, befores, table = self._grid
         i, along = _place(lengths, x)
         j, across = _place(befores, y)
-        if len(lengths) == 1:
-            table = np.repeat(table, 2, axis=0)
-        if len(befores) == 1:
-            table = np.repeat(table, 2, axis=1)
         low = _on_line(table[i, j], table[i, j + 1], across)
         high = _on_line(table[i + 1, j], table[i + 1, j + 1], across)
         return _on_line(low, high, along)
 
     def by_length(self, times: Sequence[float], x: ArrayLike) -> Seconds:
-        """Return ``times``, one for each calibration length, at ``x``; 0 for no tokens."""
-        row = np.array(times, float)
-        i, along = _place(self._grid[0], x)
-        if len(row) == 1:
-            row = np.repeat(row, 2)
+        """Return ``times`` per calibration length, interpolated at ``x``; 0 for no tokens."""
+        lengths, _, _ = self._grid
+        row = np.resize(np.array(times, float), len(lengths))
+        i, along = _place(lengths, x)
         seconds: Seconds = _on_line(row[i], row[i + 1], along) * (np.asarray(x) > 0)
         return seconds
 
@@ -195,12 +192,12 @@ class DeviceProfile:
         first: bool = False,
         rows: ArrayLike = 0,
     ) -> Seconds:
-        """Return the time of a pass of a stage over ``x`` tokens behind ``y``; 0 for no tokens.
+        """Return the time of a stage's pass over ``x`` tokens after ``y``; 0 for no tokens.
 
         Args:
             layers: decoder layers of the stage.
-            first: with the embedding.
-            rows: tokens behind which there are logits, in the last stage.
+            first: include the embedding.
+            rows: rows of logits, in the last stage.
         """
         seconds = layers * self.layer(x, y) + self.by_length(self.pass_s, x)
         if first:
@@ -210,21 +207,16 @@ class DeviceProfile:
         return whole
 
     def least_length(self, share: float) -> int:
-        """Return the shortest pass that uses the device well.
-
-        Its tokens per second are at least ``share`` of the most at any length calibrated.
-        """
+        """Return the shortest pass with at least ``share`` of the best tokens per second."""
         x = np.arange(1, self.lengths[-1] + 1)
         speed = x / self.layer(x, 0)
         return int(x[np.argmax(speed >= share * speed.max())])
 
 
 def _place(grid: Seconds, at: ArrayLike) -> tuple[NDArray[np.intp], Seconds]:
-    """Return the cell of ``at`` in ``grid`` and the place in it, 0 to 1 (beyond the grid: more)."""
+    """Return the cell of ``at`` in ``grid``, and the place in it: 0 to 1, more beyond the grid."""
     values = np.asarray(at, float)
-    if len(grid) == 1:
-        return np.zeros(values.shape, np.intp), np.zeros(values.shape)
-    # The grid's first value is the least that is ever asked for, but 0 tokens, which take no time.
+    # Only 0 tokens are below the first value, and they take no time.
     cell = np.minimum(grid[1:-1].searchsorted(values, "right"), len(grid) - 2)
     return cell, np.maximum(0.0, (values - grid[cell]) / (grid[cell + 1] - grid[cell]))
 
@@ -232,7 +224,7 @@ def _place(grid: Seconds, at: ArrayLike) -> tuple[NDArray[np.intp], Seconds]:
 def _on_line(low: Seconds, high: Seconds, place: Seconds) -> Seconds:
     """Return the value at ``place``, on a line from ``low`` at 0 to ``high`` at 1.
 
-    Beyond 1 a line that falls goes on level: it is noise, since more tokens take no less.
+    Beyond 1 a falling line continues level: more tokens never take less, so the fall is noise.
     """
     rise = high - low
     beyond = np.maximum(rise, 0.0) * np.maximum(place - 1.0, 0.0)
@@ -247,16 +239,16 @@ def _ascends(values: Sequence[int]) -> bool:
 def transfer_s(
     sender: DeviceProfile, receiver: DeviceProfile, size_bytes: ArrayLike
 ) -> tuple[Seconds, float]:
-    """Return how long a message occupies the link, and the delay until it has arrived after that.
+    """Return how long a message occupies the link, and its delay after that.
 
-    Both devices hang on one network; the slower link decides.
+    Both devices are on one network, so the slower link decides.
     """
     occupied: Seconds = np.asarray(size_bytes, float) * 8e-6 / min(sender.mbps, receiver.mbps)
     return occupied, sender.latency_s + receiver.latency_s
 
 
 def least_length(devices: Sequence[DeviceProfile], share: float) -> int:
-    """Return b of Eq. 3: the shortest sub-sequence that uses every device well."""
+    """Return b of Eq. 3: the shortest sub-sequence that suits every device."""
     return max(device.least_length(share) for device in devices)
 
 
@@ -269,12 +261,6 @@ class Profile:
     version: int = VERSION
 
     def __post_init__(self) -> None:
-        if self.version != VERSION:
-            raise ConfigError(
-                f"this profile has version {self.version}, this program reads {VERSION}",
-                field="version",
-                remedy="measure the profile again: collab-llm jupiter profile",
-            )
         names = [device.name for device in self.devices]
         if len(set(names)) < len(names):
             raise ConfigError(
@@ -285,7 +271,7 @@ class Profile:
         """Return the device ``name``.
 
         Raises:
-            ConfigError: it was never measured with this model.
+            ConfigError: it has not been measured with this model.
         """
         for device in self.devices:
             if device.name == name:
@@ -299,10 +285,10 @@ class Profile:
         )
 
     def warnings(self, names: Collection[str] = ()) -> list[str]:
-        """Return a sentence for each device that was not measured alone.
+        """Return a sentence for each device that was measured under load.
 
         Args:
-            names: of the devices that matter; empty: all.
+            names: of the devices to check; empty: all.
         """
         return [
             f"{device.name} was measured while other programs computed there: equal passes differ"
@@ -312,10 +298,10 @@ class Profile:
         ]
 
     def check_prompt(self, tokens: int) -> None:
-        """Check that the model reads a prompt of ``tokens``.
+        """Refuse a prompt of more tokens than the context.
 
         Raises:
-            InvalidInput: it does not.
+            InvalidInput: ``field`` is ``prompt_tokens``.
         """
         if tokens > self.model.context:
             raise InvalidInput(
@@ -339,12 +325,12 @@ class Profile:
             )
 
     def sending(self, states: str) -> Profile:
-        """Return this profile for hidden states in another form; it holds those of float32."""
+        """Return this profile with the sizes of hidden states in the form ``states``."""
         sent = packed_bytes(1, self.model.state_bytes // 4, states)
         return replace(self, model=replace(self.model, state_bytes=sent))
 
     def with_device(self, device: DeviceProfile) -> Profile:
-        """Return a profile in which ``device`` takes the place of the one of its name, if any."""
+        """Return a profile with ``device`` added, or in place of the one with its name."""
         others = tuple(d for d in self.devices if d.name != device.name)
         return replace(self, devices=(*others, device))
 
@@ -357,13 +343,13 @@ class Profile:
         """Read a profile.
 
         Raises:
-            ConfigError: it is unreadable, of another version, or its figures cannot be.
+            ConfigError: it is unreadable, of another version, or has impossible figures.
         """
         return from_mapping(cls, read_json(file, "profile", VERSION))
 
 
 def write_json(file: Path, content: object) -> None:
-    """Write ``content`` at once: a reader sees the old file or the new one."""
+    """Write ``content`` atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     building = file.with_name(f"{file.name}.part")
     building.write_text(json.dumps(content) + "\n", encoding="utf-8")
@@ -374,7 +360,7 @@ def read_json(file: Path, kind: str, version: int) -> dict[str, object]:
     """Return the mapping in ``file``, a ``kind`` of format ``version``.
 
     Raises:
-        ConfigError: there is none, or one of another version.
+        ConfigError: it is unreadable, or of another version.
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -384,7 +370,7 @@ def read_json(file: Path, kind: str, version: int) -> dict[str, object]:
         ) from error
     if not isinstance(content, dict) or not isinstance(content.get("version"), int):
         raise ConfigError(f"{file} is no {kind}", field=kind, remedy="name another file")
-    if content["version"] != version:  # before its keys, which may be others
+    if content["version"] != version:  # another version may have other keys
         raise ConfigError(
             f"{file} has version {content['version']}, this program reads {version}",
             field="version",

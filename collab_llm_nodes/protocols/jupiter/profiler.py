@@ -21,34 +21,38 @@ from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.engine.stage import Stage
 from collab_llm_nodes.engine.streams import wait_for
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
-from collab_llm_nodes.models import heads as medusa
 from collab_llm_nodes.models.architectures import architecture_of, context_length
 from collab_llm_nodes.models.devices import device_named, free_bytes
 from collab_llm_nodes.models.footprint import column_bytes
+from collab_llm_nodes.models.heads import NAME as HEADS_NAME
+from collab_llm_nodes.models.heads import count_heads
 from collab_llm_nodes.models.loading import DTYPES, ModelConfig, architecture_in, model_folder
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig, time_messages
 from collab_llm_nodes.protocols.jupiter.profile import STEADY, DeviceProfile, ModelFacts
 from collab_llm_nodes.transport.background import background_loop
 
-_DEEP = 5  # layers of the deeper of two stages whose difference is the time of a layer
-_LEAST_S = 1e-9  # of a layer: noise may make it less
-_ATTEMPTS = 3  # measurements of a device whose times spread
+_DEEP = 5  # layers of the deeper one of two stages, whose difference gives the time of a layer
+_LEAST_S = 1e-9  # of a layer, where noise gives less
+_ATTEMPTS = 3  # measurements of a device under load
 
 
 @dataclass(frozen=True)
 class ProfilerConfig:
-    """Calibration lengths, and what cannot be measured alone."""
+    """Calibration lengths, and the properties of a device that are not measured."""
 
     name: str = setting("", "Name of this device in the profile.")
     lengths: tuple[int, ...] = setting(
-        (1, 2, 4, 8, 16, 32, 64, 128, 256, 512), "Tokens of a pass; longer ones are left out."
+        (1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
+        "Tokens of a pass; those beyond half the context are left out.",
     )
     befores: tuple[int, ...] = setting(
-        (0, 64, 256, 512, 1024), "Tokens before a pass; what does not fit is left out."
+        (0, 64, 256, 512, 1024), "Tokens before a pass; those beyond half the context are left out."
     )
-    repeats: int = setting(5, "Passes of each length; their median counts.", low=1, high=1000)
+    repeats: int = setting(
+        5, "Passes of each length, of which the median is taken.", low=1, high=1000
+    )
     memory_mb: float = setting(
-        0.0, "Memory that a stage may use [10^6 byte]; 0: what is free now.", low=0.0
+        0.0, "Memory available to a stage [10^6 byte]; 0: what is free now.", low=0.0
     )
     mbps: float = setting(1000.0, "Speed of this device's link [10^6 bit/s].", low=1e-3, high=1e9)
     latency_s: float = setting(
@@ -62,10 +66,10 @@ class ProfilerConfig:
 
 
 def model_facts(config: ModelConfig) -> ModelFacts:
-    """Return the sizes of a model; none of its weights is read.
+    """Return the sizes of a model, without reading its weights.
 
     Raises:
-        ModelError: it cannot be found, or is not of text.
+        ModelError: it cannot be found, or is no text model.
     """
     folder = model_folder(config)
     facts = architecture_in(folder)
@@ -92,13 +96,13 @@ def model_facts(config: ModelConfig) -> ModelFacts:
             kind = "head"
         sizes[kind] += int(np.prod(shape)) * dtype.itemsize
     table = int(np.prod(shapes[f"{prefix}.embed_tokens.weight"])) * dtype.itemsize
-    heads = _drafting_heads(folder / f"{medusa.NAME}.json")
+    heads = count_heads(folder) if (folder / f"{HEADS_NAME}.json").is_file() else 0
     sizes["head"] += heads * facts.hidden_size**2 * dtype.itemsize
-    told = json.dumps([sorted(shapes.items()), str(dtype), heads, facts.num_attention_heads])
+    hashed = json.dumps([sorted(shapes.items()), str(dtype), heads, facts.num_attention_heads])
     between = getattr(facts, "intermediate_size", None) or facts.ffn_dim
     layers: int = facts.num_hidden_layers
     return ModelFacts(
-        fingerprint=hashlib.sha256(told.encode()).hexdigest(),
+        fingerprint=hashlib.sha256(hashed.encode()).hexdigest(),
         layers=layers,
         context=context_length(facts),
         layer_bytes=sizes["layer"] // layers,
@@ -107,26 +111,14 @@ def model_facts(config: ModelConfig) -> ModelFacts:
         shared_bytes=table if facts.tie_word_embeddings else 0,
         kv_bytes=column_bytes(facts, dtype) // layers,
         state_bytes=4 * facts.hidden_size,
-        # States, their norm, queries, keys, values and attention's output; gate, up and product.
+        # States, their norm, queries, keys, values, attention output; gate, up and product.
         scratch_bytes=(6 * facts.hidden_size + 3 * between) * dtype.itemsize,
         logits_bytes=facts.vocab_size * 4,
     )
 
 
-def _drafting_heads(file: Any) -> int:
-    """Return the number of drafting heads beside a checkpoint, 0 if there are none."""
-    if not file.is_file():
-        return 0
-    try:
-        return int(json.loads(file.read_text(encoding="utf-8"))["heads"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(
-            f"cannot read {file}: {error}", field="path", remedy="export the heads again"
-        ) from error
-
-
 StageOf = Callable[[int, int], Any]
-"""Returns ``engine.Stage`` with layers ``first`` to ``last - 1``."""
+"""Loads layers ``first`` to ``last - 1`` as an ``engine.Stage``."""
 
 
 def measure(
@@ -138,22 +130,22 @@ def measure(
 ) -> DeviceProfile:
     """Measure this device with ``model``. Takes seconds for small models, minutes for large ones.
 
-    Four stages are timed: one layer, several layers, one without the embedding, and one with the
-    head. Differences give the time of a layer, the constant part of a pass, embedding and head.
-    Where equal passes take unequal times, other programs compute: all is measured again, three
-    times at most, and the steadiest measurement is returned. Its ``spread`` tells how steady it is.
+    Four stages are timed: one layer, several layers, one layer without the embedding, and one with
+    the head. Their differences give the times of a layer, the constant part of a pass, embedding
+    and head. If equal passes take unequal times, other programs are running: the measurement is
+    repeated, up to three times, and the one with the smallest ``spread`` is returned.
 
     Args:
-        stage_of: loads a stage; by default ``engine.Stage`` of ``model``.
+        stage_of: loads a stage; by default of ``model``.
 
     Raises:
-        ConfigError: the model has one layer only, or no calibration length fits its context.
-        ModelError: it cannot be loaded, or there is no such device.
+        ConfigError: the model has only one layer, or no calibration length fits its context.
+        ModelError: it cannot be loaded, or the device does not exist.
     """
     facts = model_facts(model)
     if facts.layers < 2:
         raise ConfigError(
-            "a model with one layer is not divided", field="path", remedy="take a larger model"
+            "a model with one layer cannot be divided", field="path", remedy="take a larger model"
         )
     load = stage_of or (lambda first, last: Stage(model, first, last))
     half = facts.context // 2
@@ -163,8 +155,8 @@ def measure(
 
     found: list[DeviceProfile] = []
     while len(found) < _ATTEMPTS and not any(each.spread <= STEADY for each in found):
-        timed = _Timed(load, facts, clock, lengths, befores, config.repeats)
-        layer, constant, embedding, head = timed.parts()
+        measurement = _Measurement(load, facts, clock, lengths, befores, config.repeats)
+        layer, constant, embedding, head = measurement.parts()
         found.append(
             DeviceProfile(
                 name=config.name,
@@ -177,18 +169,18 @@ def measure(
                 pass_s=_floats(constant),
                 embedding_s=_floats(embedding),
                 head_s=_floats(head),
-                spread=timed.spread,
+                spread=measurement.spread,
             )
         )
     return min(found, key=lambda each: each.spread)
 
 
 @dataclass
-class _Timed:
+class _Measurement:
     """One measurement of a device.
 
     Attributes:
-        spread: see ``DeviceProfile``; known after ``parts``.
+        spread: as in ``DeviceProfile``, set by ``parts``.
     """
 
     load: StageOf
@@ -208,7 +200,7 @@ class _Timed:
         inner = self._stage(1, 2, (0,))[:, 0]  # the head, if it is there, gives no logits
         end = self._stage(layers - 1, layers, (0,), rows=True)[:, 0]
         again = self._stage(0, 1, self.befores)
-        # Load that comes or goes meanwhile: the same stage differs, or layers cost nothing.
+        # A changing load shows where the same stage differs, or more layers take no longer.
         self._note(np.abs(again - shallow) / np.minimum(again, shallow))
         self.spread = max(self.spread, float(np.mean(deep <= shallow)))
         layer = np.maximum((deep - shallow) / (several - 1), _LEAST_S)
@@ -219,14 +211,44 @@ class _Timed:
     def _stage(
         self, first: int, last: int, befores: Sequence[int], rows: bool = False
     ) -> np.ndarray:
-        bench = _StageBench(self.load(first, last), first, self.facts, self.clock)
-        rounds = bench.times(self.lengths, befores, rows, self.repeats)
+        """Return the median times of passes of one stage with random input, [lengths, befores].
+
+        Args:
+            rows: compute the logits of all tokens, in the last stage.
+        """
+        stage, random = self.load(first, last), np.random.default_rng(0)
+
+        def tokens(count: int) -> list[int] | Tensor:
+            if first == 0:
+                return [int(i) for i in random.integers(0, stage.vocab_size, count)]
+            width = self.facts.state_bytes // 4
+            return torch.from_numpy(random.standard_normal((count, width), np.float32))
+
+        def timed(session: Any, length: int) -> float:
+            fed, before = tokens(length), session.length
+            wait_for(stage.device)
+            begun = self.clock()
+            session.feed(fed, length if rows else 0)
+            wait_for(stage.device)
+            seconds = self.clock() - begun
+            session.length = before
+            return seconds
+
+        rounds = np.zeros((len(self.lengths), len(befores), self.repeats))
+        with closing(stage.open()) as session:
+            for j, before in enumerate(befores):
+                session.length = min(session.length, before)
+                if session.length < before:
+                    session.feed(tokens(before - session.length), 0)
+                for i, length in enumerate(self.lengths):
+                    timed(session, length)  # warm-up
+                    rounds[i, j] = [timed(session, length) for _ in range(self.repeats)]
         times: np.ndarray = np.median(rounds, axis=-1)
         self._note(times / np.min(rounds, axis=-1) - 1.0)
         return times
 
     def _note(self, spreads: np.ndarray) -> None:
-        """Take in the spreads of some times; a few odd ones are an interrupt, not a load."""
+        """Add the spreads of some times; the median ignores single interrupts."""
         self.spread = max(self.spread, float(np.median(spreads)))
 
 
@@ -235,7 +257,7 @@ def _floats(values: np.ndarray) -> tuple[float, ...]:
 
 
 def _calibration(values: Sequence[int], most: int) -> tuple[int, ...]:
-    """Return the values up to ``most``, ascending, each once."""
+    """Return the distinct values up to ``most``, ascending."""
     found = tuple(sorted({value for value in values if value <= most}))
     if found[0] < 0 or most < 1:
         raise ConfigError(
@@ -246,65 +268,16 @@ def _calibration(values: Sequence[int], most: int) -> tuple[int, ...]:
     return found
 
 
-class _StageBench:
-    """Times passes of one stage with random input."""
-
-    def __init__(
-        self, stage: Any, first: int, facts: ModelFacts, clock: Callable[[], float]
-    ) -> None:
-        self._stage = stage
-        self._clock = clock
-        self._random = np.random.default_rng(0)
-        self._first = first == 0
-        self._width = facts.state_bytes // 4
-
-    def times(
-        self, lengths: Sequence[int], befores: Sequence[int], rows: bool, repeats: int
-    ) -> np.ndarray:
-        """Return the times [lengths, befores, repeats] in seconds.
-
-        Args:
-            rows: take logits of all tokens, if the stage gives any; else of none.
-        """
-        found = np.zeros((len(lengths), len(befores), repeats))
-        with closing(self._stage.open()) as session:
-            for j, before in enumerate(befores):
-                session.length = min(session.length, before)
-                if session.length < before:
-                    session.feed(self._input(before - session.length), 0)
-                for i, length in enumerate(lengths):
-                    last = length if rows else 0
-                    self._pass(session, length, last)  # the first one chooses kernels
-                    found[i, j] = [self._pass(session, length, last) for _ in range(repeats)]
-        return found
-
-    def _pass(self, session: Any, length: int, rows: int) -> float:
-        taken, before = self._input(length), session.length
-        wait_for(self._stage.device)
-        begun = self._clock()
-        session.feed(taken, rows)
-        wait_for(self._stage.device)
-        seconds = self._clock() - begun
-        session.length = before
-        return seconds
-
-    def _input(self, length: int) -> list[int] | Tensor:
-        if self._first:
-            return [int(i) for i in self._random.integers(0, self._stage.vocab_size, length)]
-        states = self._random.standard_normal((length, self._width), np.float32)
-        return torch.from_numpy(states)
-
-
 def free_memory(device: torch.device) -> int:
     """Return the bytes that are free on ``device``.
 
     Raises:
-        ConfigError: the system does not tell.
+        ConfigError: the system does not report it.
     """
     free = free_bytes(device)
     if math.isinf(free):
         raise ConfigError(
-            "this system does not tell how much memory is free",
+            "this system does not report its free memory",
             field="memory_mb",
             remedy="give --memory-mb",
         )
@@ -315,7 +288,7 @@ def measure_link(config: LinkConfig, address: str) -> tuple[float, float]:
     """Return speed [10^6 bit/s] and one-way delay [s] of the link to a worker on another device.
 
     Raises:
-        CollabError: the worker does not answer, or the times tell no speed.
+        CollabError: the worker does not answer, or the times give no speed.
     """
     timing = asyncio.run_coroutine_threadsafe(time_messages(config, address), background_loop())
     speed, there_and_back = link_speed(timing.result())
@@ -326,14 +299,14 @@ def link_speed(samples: Sequence[tuple[int, float]]) -> tuple[float, float]:
     """Return speed [10^6 bit/s] and delay [s] of a link, by least squares.
 
     Args:
-        samples: bytes of a message and the time [s] that it took one way; of two sizes at least.
+        samples: sizes of messages [byte] and their times one way [s]; at least two sizes.
 
     Raises:
-        InvalidInput: they do not tell a speed: one size only, or larger ones are not slower.
+        InvalidInput: all have one size, or larger ones are not slower.
     """
     if len({size for size, _ in samples}) < 2:
         raise InvalidInput(
-            "messages of one size tell no speed", field="samples", remedy="send several sizes"
+            "messages of one size give no speed", field="samples", remedy="send several sizes"
         )
     sizes, seconds = np.array(samples, float).T
     slope, delay = np.polyfit(sizes, seconds, 1)

@@ -1,4 +1,4 @@
-"""Checks of a result against the pass that it answers: the last worker may say anything."""
+"""Validation of a result against its pass: the last worker is not trusted."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _MOST_HEADS = 64
 
 
 def check_result(result: Result, steps: Sequence[Step], workers: int, info: WorkerInfo) -> None:
-    """Refuse a result that cannot be that of ``steps``.
+    """Refuse a result that no correct worker returns for ``steps``.
 
     Raises:
-        ProtocolError: ``field`` names what is wrong.
+        ProtocolError: ``field`` names the invalid field.
     """
     if len(result.outcomes) != len(steps) or len(result.spans) != workers:
         raise ProtocolError(
@@ -32,7 +32,7 @@ def _check_outcome(outcome: Outcome, step: Step, info: WorkerInfo) -> None:
     if step.want is Want.VERDICT:
         _check_verdict(outcome, step, info)
     elif outcome.path or outcome.guesses or outcome.next >= 0:
-        raise ProtocolError("a verdict that nobody wants", field="outcomes")
+        raise ProtocolError("an unexpected verdict", field="outcomes")
     _check_logits(outcome.logits, step.rows if step.want is Want.LOGITS else 0, info.vocab_size)
 
 
@@ -58,6 +58,6 @@ def _check_logits(logits: bytes, rows: int, vocab_size: int) -> None:
         raise ProtocolError(
             f"{len(logits)} bytes of logits, not {4 * rows * vocab_size}", field="outcomes.logits"
         )
-    # Single tokens may be impossible.
+    # Single tokens may have a logit of -inf.
     if not np.isfinite(np.frombuffer(logits, "<f4").reshape(rows, vocab_size).max(axis=1)).all():
-        raise ProtocolError("logits that are no numbers", field="outcomes.logits")
+        raise ProtocolError("logits that are not finite", field="outcomes.logits")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os.path import commonprefix
 from pathlib import Path
 
@@ -16,46 +15,42 @@ from collab_llm_nodes.errors import (
     InvalidInput,
     Unavailable,
 )
-from collab_llm_nodes.models.detokenising import Detokeniser
 from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.prompt import Prompt, check_prompt, encode
 from collab_llm_nodes.models.turns import Turn
-from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources, Source
+from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
 from collab_llm_nodes.protocols.jupiter.arrangement import Arrangement
-from collab_llm_nodes.protocols.jupiter.chain import Layers, Part
-from collab_llm_nodes.protocols.jupiter.drafters import drafter_named
-from collab_llm_nodes.protocols.jupiter.gantt import Lanes, measured_lanes
-from collab_llm_nodes.protocols.jupiter.generation import Asked, answer, outlined
-from collab_llm_nodes.protocols.jupiter.lane import Guide, LaneAnswer
+from collab_llm_nodes.protocols.jupiter.drafters import DRAFTERS
+from collab_llm_nodes.protocols.jupiter.gantt import Rows, measured_rows
+from collab_llm_nodes.protocols.jupiter.generation import answer, answer_in_points
+from collab_llm_nodes.protocols.jupiter.lane import CachedPrefix, DecodeConfig
 from collab_llm_nodes.protocols.jupiter.messages import WorkerInfo
-from collab_llm_nodes.protocols.jupiter.metrics import JupiterMetrics
 from collab_llm_nodes.protocols.jupiter.outline import (
     MOST_POINTS,
-    guided_turns,
-    join_points,
+    OutlinePrompts,
     outline_question,
-    read_point,
-    route,
+    with_directive,
 )
-from collab_llm_nodes.protocols.jupiter.outline_prompts import OutlinePrompts
-from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline
+from collab_llm_nodes.protocols.jupiter.partition import Placement
+from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, check_model
 from collab_llm_nodes.protocols.jupiter.planner import JupiterPlan, plan
 from collab_llm_nodes.protocols.jupiter.profile import Profile
 from collab_llm_nodes.protocols.jupiter.profiler import model_facts
+from collab_llm_nodes.protocols.jupiter.reports import AnswerReporter
+from collab_llm_nodes.protocols.jupiter.route import route
 from collab_llm_nodes.protocols.jupiter.settings import ALWAYS, AUTO, JupiterConfig
 from collab_llm_nodes.protocols.prompts import name_prompt, prompt_of
 
-_PAUSE_S = 0.2  # before workers that are missing at the start are asked again
+_PAUSE_S = 0.2  # between two searches for missing workers at the start
 _PROBES = (("Why?", ()), ("and", ()), ("Why?", (Turn("system", "Be brief."),)))
-"""Questions, with what is said before, whose chats have nothing but a directive in common."""
-_HALF_A_NUMBER = re.compile(r"\s*\d{0,2}[.)]?\s*")
+"""Questions with earlier turns, whose chats have only a directive in common."""
 
 
 def check(request: Request) -> None:
-    """Refuse what can be refused without the model.
+    """Refuse a request that is invalid for any model.
 
     Raises:
-        InvalidInput: ``field`` names the request's.
+        InvalidInput: ``field`` is the field of the request.
     """
     config: JupiterConfig = request.config
     check_prompt(prompt_of(request), config.prompt, field="prompt")
@@ -63,7 +58,7 @@ def check(request: Request) -> None:
 
 
 def start(config: JupiterConfig, resources: Resources) -> Jupiter:
-    """Read profile and plan, and arrange the workers, which may come later.
+    """Read profile and plan, and arrange the workers; missing ones may join later.
 
     Raises:
         ConfigError: no model or no worker is named, or plan or profile do not fit the devices.
@@ -90,24 +85,6 @@ def start(config: JupiterConfig, resources: Resources) -> Jupiter:
     return made
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A plan for certain requests, which nothing has been changed by.
-
-    Attributes:
-        lengths: sub-sequences of the typical prompt.
-    """
-
-    plan: JupiterPlan
-    profile: Profile
-    lengths: tuple[int, ...]
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Length of the typical prompt, as far as the model reads it."""
-        return sum(self.lengths)
-
-
 class Jupiter:
     """See the module docstring.
 
@@ -118,13 +95,12 @@ class Jupiter:
 
     def __init__(self, config: JupiterConfig) -> None:
         self._config = config
-        self._loaded = read_facts(config.model).without_weights()
-        self._vocabulary = self._loaded.vocabulary
+        self._facts = read_facts(config.model)
+        self._loaded = self._facts.without_weights()
         planning = config.planning
-        self._facts = model_facts(config.model)
         self._arrangement = Arrangement(
-            config.device_of,
-            self._facts,
+            config.device_names,
+            model_facts(config.model),
             config.planner(),
             Profile.load(Path(planning.profile).expanduser()) if planning.profile else None,
             JupiterPlan.load(Path(planning.plan).expanduser()) if planning.plan else None,
@@ -134,40 +110,47 @@ class Jupiter:
             OutlinePrompts(self._loaded.tokenizer, self.begun_thought) if chats else None
         )
         self.pipeline = Pipeline(config.pipeline, self._stages, kept=len(config.guides))
-        self._guides = {
-            task: Guide(lane, self._before_questions(text))
-            for lane, (task, text) in enumerate(config.guide_of.items(), config.pipeline.lanes)
+        self._directives = {
+            task: CachedPrefix(lane, self._directive_ids(text))
+            for lane, (task, text) in enumerate(config.directives.items(), config.pipeline.lanes)
         }
         self.parallel = config.pipeline.lanes
 
     def run(self, request: Request, emit: Callable[[Progress], None], control: Control) -> Answer:
         """Make one answer, in sequence or point by point."""
         config: JupiterConfig = request.config
-        asked = Asked(
+        decode = DecodeConfig(
             request.length(config.max_tokens),
             request.sampling,
-            drafter_named(config.drafter),
+            DRAFTERS[config.drafter],
             self._arrangement.lengths,
             config.groups,
         )
-        telling = _Telling(self, request, asked.max_tokens, emit)
-        if self._outlines(request, asked.max_tokens):
-            told = self._outlined(request, asked, control, telling)
-            if told is not None:
-                return told
+        reporter = AnswerReporter(
+            self.pipeline,
+            request,
+            decode=self.decode,
+            begun_thought=self.begun_thought,
+            limit=decode.max_tokens,
+            emit=emit,
+        )
+        if self._wants_outline(request, decode.max_tokens):
+            found = self._answer_in_points(request, decode, control, reporter)
+            if found is not None:
+                return found
         ids = self._encode(request, prompt_of(request))
-        made = answer(self.pipeline, ids, asked, control, telling.on_tokens)
-        return Answer(**vars(telling.in_sequence(made, final=True)))
+        lane = answer(self.pipeline, ids, decode, control, reporter.on_tokens)
+        return Answer(**vars(reporter.in_sequence(lane, final=True)))
 
     @property
     def warnings(self) -> list[str]:
-        """Return what makes plans unreliable, one sentence each."""
+        """Reasons why plans are unreliable, one sentence each."""
         profile = self._arrangement.profile
-        return profile.warnings(self._config.device_of.values()) if profile is not None else []
+        return profile.warnings(self._config.device_names.values()) if profile is not None else []
 
     @property
     def begun_thought(self) -> str:
-        """Marker of a thought in which every answer to a chat begins; mostly none."""
+        """Marker of a thought in which every answer to a chat begins; usually empty."""
         return self._loaded.begun_thought
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -198,17 +181,17 @@ class Jupiter:
         answer_tokens: int = 0,
         lanes: int = 0,
         devices: Sequence[str] = (),
-    ) -> Planned:
-        """Plan for certain requests and devices; nothing is run, and the workers stay as they are.
+    ) -> JupiterPlan:
+        """Plan for the given requests and devices, without changing the stages in use.
 
         Args:
             prompt_tokens, answer_tokens, lanes: of these requests; 0: as configured.
-            devices: names of those that may be used; none: all.
+            devices: names of the devices to use; empty: all.
 
         Raises:
             ConfigError: there is no profile, or it does not know a device.
-            InvalidInput: the model does not read so long a prompt.
-            ModelError: the model does not fit into their memory.
+            InvalidInput: the prompt exceeds the model's context.
+            ModelError: the model does not fit into the devices' memory.
             CollabError: as ``control.check``.
         """
         self.profile.check_prompt(prompt_tokens)
@@ -219,33 +202,32 @@ class Jupiter:
             answer_tokens=answer_tokens or wanted.answer_tokens,
             lanes=lanes or wanted.lanes,
         )
-        names = list(devices) or list(self._config.device_of.values())
-        made = plan(self.profile, config, names, check=control.check)
-        return Planned(made, self.profile, made.lengths(min(config.prompt_tokens, made.context)))
+        names = list(devices) or list(self._config.device_names.values())
+        return plan(self.profile, config, names, check=control.check)
 
-    def planned_timeline(self) -> Lanes:
+    def planned_timeline(self) -> Rows:
         """Return the predicted prefill of the typical prompt on the stages in use."""
         return self._arrangement.timeline()
 
-    def measured_timeline(self) -> Lanes:
-        """Return the times of the last passes in each stage, as measured; none before the first."""
+    def measured_timeline(self) -> Rows:
+        """Return the measured times of the last passes; empty before the first pass."""
         chain = self.pipeline.current
         if chain is None:
             return []
-        return measured_lanes([self.stage_name(part) for part in chain.parts], chain.passes)
+        return measured_rows([self.stage_name(part) for part in chain.parts], chain.passes)
 
-    def stage_name(self, part: Part) -> str:
-        """Return the device of a stage, and its layers."""
-        return f"{self._config.device_of[part.device]} {part.first}-{part.last - 1}"
+    def stage_name(self, part: Placement) -> str:
+        """Return the name of a stage: its device and layers."""
+        return f"{self._config.device_names[part.device]} {part.first}-{part.last - 1}"
 
     def health(self) -> Mapping[str, object]:
-        """Return who holds what, and who is missing."""
+        """Return the figures of the diagnostics: stages, missing workers, lanes and losses."""
         chain, pipeline = self.pipeline.current, self.pipeline
         sound = chain is not None and chain.failed is None
         figures: dict[str, object] = {
             "model": self._config.model.path,
             "stages": len(chain.parts) if chain is not None and sound else 0,
-            "missing": " ".join(self._config.device_of[worker] for worker in pipeline.missing),
+            "missing": " ".join(self._config.device_names[worker] for worker in pipeline.missing),
             "lanes_in_use": f"{pipeline.lanes_in_use} of {self._config.pipeline.lanes}",
             "losses": len(pipeline.losses),
         }
@@ -260,20 +242,15 @@ class Jupiter:
         """Let the workers go."""
         self.pipeline.close()
 
-    def _stages(self, addresses: Sequence[str], info: WorkerInfo) -> Sequence[Layers]:
-        if (info.vocabulary, info.num_layers) != (self._vocabulary, self._facts.layers):
-            raise ConfigError(
-                f"the workers hold {info.model}, this is {self._config.model.path}",
-                field="model.path",
-                remedy="name the model that the workers hold",
-            )
+    def _stages(self, addresses: Sequence[str], info: WorkerInfo) -> Sequence[Placement]:
+        check_model(info, self._facts)
         return self._arrangement.stages(addresses, info)
 
-    def _outlines(self, request: Request, max_tokens: int) -> bool:
-        """Return whether the question is to be answered along an outline.
+    def _wants_outline(self, request: Request, max_tokens: int) -> bool:
+        """Return True if the question shall be answered along an outline.
 
         Raises:
-            InvalidInput: that is asked for, but cannot be done.
+            InvalidInput: the request demands an outline, but none is possible.
         """
         config: JupiterConfig = request.config
         able = self._prompts is not None and not request.raw and self._config.pipeline.lanes > 1
@@ -287,59 +264,57 @@ class Jupiter:
             return able and route(request.prompt, max_tokens).outline
         return config.outline == ALWAYS
 
-    def _outlined(
-        self, request: Request, asked: Asked, control: Control, telling: _Telling
+    def _answer_in_points(
+        self, request: Request, decode: DecodeConfig, control: Control, reporter: AnswerReporter
     ) -> Answer | None:
-        """Return the answer along an outline; None if there is no usable one, or no room for it."""
+        """Return the answer along an outline; None without a usable outline, or room for it."""
         prompts = self._prompts
-        assert prompts is not None  # as _outlines has found
+        assert prompts is not None  # checked by _wants_outline
         config: JupiterConfig = request.config
         try:
-            guide, question = self._ask_outline(request)
-        except InvalidInput:  # without the directive it may fit; else it is refused there
+            directive, question = self._outline_prompt(request)
+        except InvalidInput:  # the question may fit without the directive
             return None
-        outline = replace(
-            asked, max_tokens=min(config.outline_tokens, asked.max_tokens), stop=prompts.ended
-        )
-        each = replace(asked, stop=prompts.point_ended)
-        _, found = outlined(
+        _, lanes = answer_in_points(
             self.pipeline,
             question,
-            outline,
+            replace(
+                decode, max_tokens=min(config.outline_tokens, decode.max_tokens), stop=prompts.ended
+            ),
             prompts.requests,
-            each,
+            replace(decode, stop=prompts.point_ended),
             control,
-            guide=guide,
+            directive=directive,
             most=MOST_POINTS,
-            budget=asked.max_tokens,
-            on_outline=telling.on_outline,
-            on_tokens=telling.on_points,
+            budget=decode.max_tokens,
+            on_outline=reporter.on_outline,
+            on_tokens=reporter.on_points,
         )
-        if not found:
-            return None
-        return Answer(**vars(telling.points(found, final=True)))
+        return Answer(**vars(reporter.points(lanes, final=True))) if lanes else None
 
-    def _ask_outline(self, request: Request) -> tuple[Guide | None, tuple[int, ...]]:
-        """Return the directive that the stages keep, if any, and the ids behind it."""
+    def _outline_prompt(self, request: Request) -> tuple[CachedPrefix | None, tuple[int, ...]]:
+        """Return the directive that the stages keep, if any, and the ids that follow it."""
         config: JupiterConfig = request.config
         before = request.turns[:-1]
         if not config.task:
             question = Prompt(outline_question(request.prompt), turns=before)
             return None, self._encode(request, question)
-        guided = Prompt(request.prompt, turns=guided_turns(config.guide_of[config.task], before))
-        guide, ids = self._guides[config.task], self._encode(request, guided)
-        kept = len(guide.ids)
-        return (guide, ids[kept:]) if ids[:kept] == guide.ids else (None, ids)
+        question = Prompt(
+            request.prompt, turns=with_directive(config.directives[config.task], before)
+        )
+        directive, ids = self._directives[config.task], self._encode(request, question)
+        kept = len(directive.ids)
+        return (directive, ids[kept:]) if ids[:kept] == directive.ids else (None, ids)
 
-    def _before_questions(self, directive: str) -> tuple[int, ...]:
-        """Return the ids that chats with ``directive`` have in common.
+    def _directive_ids(self, directive: str) -> tuple[int, ...]:
+        """Return the ids with which all chats with ``directive`` begin.
 
         Raises:
             ConfigError: the model's chat template takes no system turn, or places it elsewhere.
         """
         try:
             chats = [
-                encode(Prompt(text, turns=guided_turns(directive, before)), self._loaded).ids
+                encode(Prompt(text, turns=with_directive(directive, before)), self._loaded).ids
                 for text, before in _PROBES
             ]
         except CollabError as error:
@@ -361,88 +336,3 @@ class Jupiter:
         except InvalidInput as error:
             name_prompt(error)
             raise
-
-
-class _Telling:
-    """Makes reports of an answer from the lanes that write it."""
-
-    def __init__(
-        self, owner: Jupiter, request: Request, limit: int, emit: Callable[[Progress], None]
-    ) -> None:
-        self._owner = owner
-        self._limit = limit
-        self._emit = emit
-        self._begun = request.asked_at or time.monotonic()
-        self._losses = len(owner.pipeline.losses)
-        self._first_s = 0.0
-        self._begun_thought = "" if request.raw else owner.begun_thought
-        self._text = Detokeniser(owner.decode, self._begun_thought)
-        self._outline: list[LaneAnswer] = []
-
-    def on_tokens(self, lanes: Sequence[LaneAnswer]) -> None:
-        """Tell an answer that is written in sequence."""
-        self._emit(self.in_sequence(lanes[0]))
-
-    def on_outline(self, lanes: Sequence[LaneAnswer]) -> None:
-        """Tell that an outline grows; it is no part of the answer."""
-        self._outline = [*lanes]
-        self._emit(Progress(stage="outline", metrics=self._metrics([])))
-
-    def on_points(self, lanes: Sequence[LaneAnswer]) -> None:
-        """Tell an answer that is written point by point."""
-        self._emit(self.points(lanes))
-
-    def in_sequence(self, lane: LaneAnswer, *, final: bool = False) -> Progress:
-        """Return the report of an answer that one lane writes."""
-        self._text.update(lane.tokens, final=final)
-        sources = (Source.ACCEPTED if drafted else Source.RECOVERED for drafted in lane.accepted)
-        return Progress(
-            self._text.text,
-            tuple(lane.tokens),
-            tuple(int(source) for source in sources),
-            self._text.ends,
-            stage="answer",
-            share_done=min(1.0, len(lane.tokens) / self._limit),
-            metrics=self._metrics([lane]),
-        )
-
-    def points(self, lanes: Sequence[LaneAnswer], *, final: bool = False) -> Progress:
-        """Return the report of an answer in points: those that are complete, and the next one.
-
-        Points grow side by side, but the text may grow at its end only.
-        """
-        texts: list[str] = []
-        for lane in lanes:
-            decoded = self._owner.decode(lane.tokens).rstrip("\N{REPLACEMENT CHARACTER}")
-            text = self._begun_thought + decoded
-            under_way = not (lane.finished or final)
-            if not (under_way and _HALF_A_NUMBER.fullmatch(text)):  # may be left out later
-                texts.append(read_point(text)[0])
-            if under_way:
-                break
-        done = sum(lane.finished for lane in lanes)
-        return Progress(
-            join_points(texts),
-            stage="points",
-            share_done=done / len(lanes),
-            metrics=self._metrics(lanes, points=len(lanes)),
-        )
-
-    def _metrics(self, lanes: Sequence[LaneAnswer], points: int = 0) -> JupiterMetrics:
-        pipeline = self._owner.pipeline
-        every, now = [*self._outline, *lanes], time.monotonic() - self._begun
-        if lanes and not self._first_s:
-            self._first_s = now
-        chain = pipeline.current
-        return JupiterMetrics(
-            rounds=sum(lane.passes for lane in every),
-            tokens=sum(len(lane.tokens) for lane in every),
-            time_to_first_token_s=self._first_s,
-            total_s=now,
-            drafted=sum(lane.drafted for lane in every),
-            accepted=sum(sum(lane.accepted) for lane in every),
-            outline_tokens=sum(len(lane.tokens) for lane in self._outline),
-            points=points,
-            stages=len(chain.parts) if chain is not None else 0,
-            losses=len(pipeline.losses) - self._losses,
-        )

@@ -1,4 +1,4 @@
-"""Everything that Jupiter can be told where it is served."""
+"""Configuration of Jupiter's server."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class PlanningConfig:
 
     profile: str = setting(
         "",
-        "File of the devices' profile (collab-llm jupiter profile); empty: all workers get as many"
-        " layers, and prompts are not divided.",
+        "File of the devices' profile (collab-llm jupiter profile); empty: all workers get equally"
+        " many layers, and prompts are not divided.",
         read_only=True,
     )
     plan: str = setting(
         "",
-        "File of a stored plan (collab-llm jupiter plan), which is used while all its devices are"
-        " there; empty: planned with the profile.",
+        "File of a stored plan (collab-llm jupiter plan), used while all its devices are present;"
+        " empty: planned with the profile.",
         read_only=True,
     )
     devices: tuple[str, ...] = setting(
@@ -45,7 +45,7 @@ class PlanningConfig:
     )
     accepted: float = setting(
         2.0,
-        "Tokens that a pass of a lane adds to the answer, on average.",
+        "Average number of tokens that a pass adds to a lane's answer.",
         low=1.0,
         high=65.0,
         read_only=True,
@@ -59,26 +59,26 @@ class PlanningConfig:
 
 @dataclass(frozen=True)
 class JupiterConfig:
-    """The model, the workers that hold it, and the way to answer."""
+    """The model, the workers that hold it, and how answers are written."""
 
-    model: ModelConfig = field(default_factory=ModelConfig)  # no weight of it is loaded
+    model: ModelConfig = field(default_factory=ModelConfig)  # no weights are loaded
     prompt: PromptLimits = field(default_factory=PromptLimits)
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
     planning: PlanningConfig = field(default_factory=PlanningConfig)
     start_s: float = setting(
         30.0,
-        "At the start, wait so long for all workers [s]; those that are missing may come later.",
+        "At the start, wait this long for all workers [s]; missing ones may join later.",
         low=0.0,
         high=3600.0,
         read_only=True,
     )
     drafter: str = setting(
-        "medusa", "What proposes the next tokens.", choices=DRAFTERS, per_request=ANY
+        "medusa", "Method of proposing the next tokens.", choices=tuple(DRAFTERS), per_request=ANY
     )
     outline: str = setting(
         AUTO,
-        "Answer point by point along an outline, which changes the answer; auto: questions that"
-        " this suits, by their wording.",
+        "Answer point by point along an outline, which changes the answer; auto: for questions"
+        " that suit it, by their wording.",
         choices=(AUTO, ALWAYS, NEVER),
         per_request=ANY,
     )
@@ -87,19 +87,19 @@ class JupiterConfig:
     )
     guides: tuple[str, ...] = setting(
         (),
-        "Directives that ask for an outline, each for a kind of task, as 'task: text'. The text"
-        " stands before the question, as a system turn; all stages keep its keys and values.",
+        "Directives that ask for an outline, each for one kind of task, as 'task: text'. The text"
+        " precedes the question as a system turn; all stages keep its keys and values.",
         read_only=True,
     )
     task: str = setting(
         "",
-        "Task whose directive of guides asks for the outline; empty: the directive that the"
-        " embedded model has learnt, behind the question.",
+        "Task whose directive in guides asks for the outline; empty: the directive of the"
+        " embedded model, after the question.",
         per_request=ANY,
     )
     groups: int = setting(
         0,
-        "Passes that the points of an outline form; 0: as many as stages, 1: all in one pass.",
+        "Passes among which the points of an outline are divided; 0: one per stage.",
         low=0,
         high=64,
         per_request=ANY,
@@ -117,20 +117,20 @@ class JupiterConfig:
                 field="planning.devices",
                 remedy="one for each of pipeline.workers, or none",
             )
-        guides = self.guide_of
-        if self.task and self.task not in guides:
+        directives = self.directives
+        if self.task and self.task not in directives:
             raise ConfigError(
                 f"no directive for {self.task!r}",
                 field="task",
-                remedy=did_you_mean(self.task, guides, "add it to guides"),
+                remedy=did_you_mean(self.task, directives, "add it to guides"),
             )
 
     @property
-    def guide_of(self) -> dict[str, str]:
+    def directives(self) -> dict[str, str]:
         """Directives by task.
 
         Raises:
-            ConfigError: one is not of the form 'task: text', or a task has two.
+            ConfigError: one has not the form 'task: text', or a task has two.
         """
         found: dict[str, str] = {}
         for guide in self.guides:
@@ -143,13 +143,13 @@ class JupiterConfig:
         return found
 
     @property
-    def device_of(self) -> dict[str, str]:
+    def device_names(self) -> dict[str, str]:
         """Names of the devices, by the workers' addresses."""
         workers = self.pipeline.workers
         return dict(zip(workers, self.planning.devices or workers, strict=True))
 
     def planner(self) -> PlannerConfig:
-        """Return the requests to plan for; memory is kept for every lane of the pipeline."""
+        """Return the requests to plan for, with the lanes of the pipeline."""
         planning = self.planning
         return PlannerConfig(
             planning.prompt_tokens,

@@ -1,11 +1,11 @@
-"""A model over stage workers, with what servers use of an ``engine.Engine``.
+"""A model over stage workers, with the interface of an ``engine.Engine`` that servers use.
 
-A verifier's target may be too large for one machine: its sessions are lanes of a pipeline, and a
-pass over several sessions is one pass through the stages. When a worker is lost, the sessions are
-fed again on the chain that takes its place, within the pass that found it out.
+A verifier's target may be too large for one machine. Its sessions are then lanes of a pipeline, and
+a pass over several sessions is one pass through the stages. When a worker is lost, the sessions are
+fed again to the next chain, within the pass that detects the loss.
 
-If the model sees, this process holds its vision encoder, and no worker does. It encodes each
-prompt's pictures once. Their features go to the first worker with the tokens that they belong to:
+Of a vision model, this process holds the vision encoder, and no worker does. It encodes the
+pictures of each prompt once. Their features go to the first worker with their placeholders:
 
     pictures ──▶ vision encoder ──features──▶ embedding, layers ══states══▶ layers, LM head
                  (this process)               (first worker)                (last worker)
@@ -32,29 +32,35 @@ from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.jupiter.chain import Chain, WorkerLost
 from collab_llm_nodes.protocols.jupiter.generation import MOST_LOSSES
 from collab_llm_nodes.protocols.jupiter.messages import Result, Step, Want, WorkerInfo
-from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig, Plan, equal_parts
+from collab_llm_nodes.protocols.jupiter.pipeline import (
+    Pipeline,
+    PipelineConfig,
+    Plan,
+    check_model,
+    equal_parts,
+)
 from collab_llm_nodes.protocols.jupiter.states import pack
 
-_PASS_S = 60.0  # for a pass, or for a chain that takes the place of a lost one
+_PASS_S = 60.0  # deadline of a pass, including the arrangement of another chain
 _PIECE = 512
-"""Tokens in a pass that feeds a session again: hidden states of a long one exceed a message."""
+"""Tokens per pass that feeds a session again: hidden states of more could exceed a message."""
 
 
 class StagedEngine:
     """See the module docstring. ``run`` is for one thread at a time.
 
     Args:
-        model: its folder gives the tokenizer and the vision encoder; no layer is loaded.
+        model: folder with the tokenizer and the vision encoder; no layer is loaded.
         stages: the workers.
-        sessions: that may hold a cache at a time.
+        sessions: most sessions that hold a cache at a time.
 
     Attributes:
-        bytes: of the weights held here: those of the vision encoder.
-        placeholder: id of the tokens that stand for pictures; None: the model reads text only.
+        bytes: of the weights held here, those of the vision encoder.
+        placeholder: id of the tokens that stand for pictures; None for a text model.
 
     Raises:
-        ConfigError: fewer lanes than sessions; early exits or quantisation, which need the whole
-            model; or the workers hold another model.
+        ConfigError: fewer lanes than sessions, early exits or quantisation, or workers with another
+            model.
         ModelError: the model cannot be divided, or its files cannot be read.
         CollabError: as ``Pipeline.chain``.
     """
@@ -86,18 +92,18 @@ class StagedEngine:
             raise
 
     def open(self, prompt: EncodedPrompt, expected: int = 0) -> StagedSession:
-        """Start a session; it takes a lane when it is first fed."""
+        """Start a session, which takes a lane when it is first fed."""
         return StagedSession(self, prompt)
 
     def warm_up(self, on_exit: OnExit | None = None) -> None:
-        """Do nothing: the workers were measured when they were chosen."""
+        """Do nothing: each chain has run trial passes."""
 
     def cache_bytes(self, tokens: int) -> int:
-        """Return 0: the workers hold the caches, and lend as many lanes as they have memory for."""
+        """Return 0: the workers hold the caches."""
         return 0
 
     def cache_room(self, *, rows: int, logits: int, pixels: int) -> float:
-        """Return infinity."""
+        """Return infinity: the number of lanes is the limit."""
         return math.inf
 
     def run(
@@ -111,7 +117,7 @@ class StagedEngine:
         results: dict[int, Tensor | Exception] = {}
         running: dict[int, tuple[StagedSession, Feed]] = {}
         for number, feed in enumerate(feeds):
-            session = cast(StagedSession, feed.session)  # the only ones that are opened here
+            session = cast(StagedSession, feed.session)  # the only ones opened here
             try:
                 session._check(feed)
                 running[number] = (session, feed)
@@ -126,18 +132,12 @@ class StagedEngine:
         return [results[number] for number in range(len(feeds))]
 
     def close(self) -> None:
-        """Let the workers go."""
+        """Release the workers."""
         self.pipeline.close()
 
     def _check_workers(self, info: WorkerInfo, facts: CheckpointFacts) -> None:
-        """Refuse workers whose model is another one than ``model.path``'s."""
-        path = facts.config.path
-        if (info.vocabulary, info.num_layers) != (self.vocabulary, self.num_layers):
-            raise ConfigError(
-                f"the workers hold {info.model}, this is {path}",
-                field="model.path",
-                remedy="name the model that the workers hold",
-            )
+        """Refuse workers that hold another model than ``model.path``."""
+        check_model(info, facts)
         if not facts.vision or info.weights == facts.weights:
             return
         dtype = info.weights.partition(" ")[2]
@@ -148,13 +148,13 @@ class StagedEngine:
                 remedy=f"set it to {dtype}",
             )
         raise ConfigError(
-            f"the workers hold other weights than {path}",
+            f"the workers hold other weights than {facts.config.path}",
             field="model.path",
             remedy="copy the workers' checkpoint here: its vision encoder belongs to their layers",
         )
 
     def _pass(self, fed: Sequence[tuple[StagedSession, Feed]]) -> Result:
-        """Run a pass; a chain that is lost is replaced."""
+        """Run a pass, on another chain after a loss."""
         if not fed:
             return Result(0, ())
         due = time.monotonic() + _PASS_S
@@ -174,14 +174,14 @@ class StagedEngine:
                     raise
 
     def _through(self, chain: Chain, parts: Sequence[tuple[Step, Tensor]], due: float) -> Result:
-        """Run steps, each with the features of its pictures [step.features, width]."""
+        """Run steps with the features of their pictures [step.features, width]."""
         features = torch.cat([features for _, features in parts])
         packed = pack(features, self.pipeline.config.states)
         return chain.run([step for step, _ in parts], due, packed)
 
 
 def _check_settings(model: ModelConfig, stages: PipelineConfig, sessions: int) -> None:
-    """Refuse settings that cannot work over stages."""
+    """Refuse settings that stages do not support."""
     if model.exits is not None or model.exit_layers:
         raise ConfigError(
             "a model over stages has no early exits",
@@ -203,15 +203,15 @@ def _check_settings(model: ModelConfig, stages: PipelineConfig, sessions: int) -
 
 
 class StagedSession:
-    """One prompt's lane, with what servers use of an ``engine.session.Session``."""
+    """One prompt's lane, with the interface of an ``engine.session.Session`` that servers use."""
 
     def __init__(self, engine: StagedEngine, prompt: EncodedPrompt) -> None:
         self._engine = engine
         self._prompt = prompt
-        self._features = engine._no_features  # of the prompt's pictures, once they are encoded
+        self._features = engine._no_features  # of the prompt's pictures, once encoded
         self._ids: list[int] = []
         self._lane: int | None = None
-        self._chain: Chain | None = None  # which holds the lane's keys and values
+        self._chain: Chain | None = None  # the one that holds the lane's keys and values
         self._closed = False
 
     @property
@@ -223,12 +223,12 @@ class StagedSession:
     def length(self, n: int) -> None:
         if not 0 <= n <= len(self._ids):
             raise ProtocolError(f"cannot roll back from {len(self._ids)} to {n}", field="length")
-        del self._ids[n:]  # the stages forget with the next pass
+        del self._ids[n:]  # the stages roll back with the next pass
 
     def feed(
         self, ids: Sequence[int], on_exit: OnExit | None = None, last: int | None = None
     ) -> Tensor:
-        """Append ``ids`` in a pass of its own, as ``Session.feed``."""
+        """Append ``ids`` in a pass of their own, as ``Session.feed``."""
         (result,) = self._engine.run([Feed(self, ids, None, last)])  # type: ignore[arg-type]
         if isinstance(result, Exception):
             raise result
@@ -236,7 +236,7 @@ class StagedSession:
 
     @torch.inference_mode()
     def encode_images(self) -> None:
-        """Read the prompt's images now, as ``Session.encode_images``.
+        """Encode the prompt's images now, as ``Session.encode_images``.
 
         Raises:
             ModelError: the features are not finite, or ``stages.states`` cannot hold them.
@@ -246,7 +246,9 @@ class StagedSession:
         engine = self._engine
         like = engine._no_features.to(engine.loaded.config.device)
         features = encode_pictures(engine.loaded, self._prompt, like).cpu()
-        pack(features, engine.pipeline.config.states)  # else it would end a pass of all sessions
+        pack(
+            features, engine.pipeline.config.states
+        )  # otherwise it would fail a pass of all sessions
         self._features = features
         self._prompt = replace(self._prompt, pixel_values=None)  # ten times the features' memory
 
@@ -257,10 +259,10 @@ class StagedSession:
         self._ids.clear()
         lane, self._lane = self._lane, None
         if lane is not None:
-            self._engine.pipeline.give_back([lane])
+            self._engine.pipeline.release_lanes([lane])
 
     def _check(self, feed: Feed) -> None:
-        """Refuse a feed that cannot run; take a lane for one that can, and read its pictures."""
+        """Refuse an invalid feed; for a valid one, take a lane and encode the pictures."""
         if self._closed:
             raise ProtocolError("the session is closed", remedy="open a new one")
         engine = self._engine
@@ -277,10 +279,10 @@ class StagedSession:
             )
         self.encode_images()
         if self._lane is None:
-            (self._lane,) = engine.pipeline.take_lanes(1, time.monotonic())
+            (self._lane,) = engine.pipeline.acquire_lanes(1, time.monotonic())
 
     def _feed_again(self, chain: Chain, due: float) -> None:
-        """Feed a chain what another has lost, if this one is new."""
+        """Feed the tokens again if ``chain`` has replaced another one."""
         if self._chain is chain:
             return
         for start in range(0, self.length, _PIECE):
@@ -289,7 +291,7 @@ class StagedSession:
         self._chain = chain
 
     def _part(self, start: int, ids: Sequence[int], keep: int = 0) -> tuple[Step, Tensor]:
-        """Return the step that feeds ``ids`` at ``start``, and features of pictures among them."""
+        """Return the step that feeds ``ids`` at ``start``, and the features of its pictures."""
         assert self._lane is not None
         within = features_within(self._prompt, self._engine.placeholder, start, len(ids))
         features = self._features[within]

@@ -1,10 +1,10 @@
-"""Hidden states to bytes and back, in the form that the link between two workers can afford.
+"""Hidden states as bytes for the link between two workers, in one of three forms.
 
-| form | bytes of a number | error |
+| form | bytes per number | error |
 | --- | --- | --- |
 | float32 | 4 | none |
 | float16 | 2 | relative 2**-11 |
-| int8 | 1, and 4 for each row | 1/254 of the row's largest number |
+| int8 | 1, and 4 per row | 1/254 of the row's largest number |
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collab_llm_nodes.errors import ModelError, ProtocolError
 
 
 def pack(states: Tensor, form: str) -> bytes:
-    """Return hidden states [rows, width] in bytes, little endian.
+    """Return hidden states [rows, width] as bytes, little endian.
 
     Raises:
-        ModelError: they are not finite, or beyond what ``form`` can hold.
+        ModelError: they are not finite, or exceed the range of ``form``.
     """
     rows = states.detach().to("cpu", torch.float32)
     if not bool(rows.isfinite().all()):
@@ -33,7 +33,7 @@ def pack(states: Tensor, form: str) -> bytes:
         rows = rows.half()
         if not bool(rows.isfinite().all()):
             raise ModelError(
-                "hidden states that float16 cannot hold",
+                "hidden states exceed the range of float16",
                 field="states",
                 remedy="set it to float32",
             )
@@ -48,19 +48,19 @@ def unpack(data: bytes, rows: int, width: int, form: str) -> Tensor:
     """Return the hidden states [rows, width], float32.
 
     Raises:
-        ProtocolError: so many bytes hold other states, or the states are not finite.
+        ProtocolError: the number of bytes is wrong, or the states are not finite.
     """
     expected = packed_bytes(rows, width, form)
     if len(data) != expected:
         raise ProtocolError(
             f"{len(data)} bytes of hidden states, not {expected}",
             field="states",
-            remedy="all workers take the same form and model",
+            remedy="use the same form and model on all workers",
         )
     shape = (rows, width)
     if form == "int8":
         scale = np.frombuffer(data, "<f4", rows)[:, None]
-        with np.errstate(over="ignore", invalid="ignore"):  # it is refused below
+        with np.errstate(over="ignore", invalid="ignore"):  # refused below
             found = np.frombuffer(data, np.int8, offset=4 * rows).reshape(shape) * scale
     else:
         kind = "<f2" if form == "float16" else "<f4"
@@ -72,7 +72,7 @@ def unpack(data: bytes, rows: int, width: int, form: str) -> Tensor:
 
 
 def packed_bytes(rows: int, width: int, form: str) -> int:
-    """Return the size of hidden states [rows, width] on the wire."""
+    """Return the bytes of hidden states [rows, width] on the wire."""
     if form == "int8":
         return rows * (width + 4)
     return rows * width * (2 if form == "float16" else 4)

@@ -1,21 +1,20 @@
 """A stage worker: some layers of a model, served to one coordinator at a time.
 
-The coordinator says which layers (Load) and who comes next (Connect), and starts each pass at the
+The coordinator assigns the layers (Load) and the next worker (Connect), and sends each pass to the
 first worker. Hidden states flow from worker to worker; the last one answers the coordinator.
 
     coordinator ──Pass (ids)──▶ worker 0 ══Pass (states)══▶ worker 1 ══▶ ... worker n - 1
          ▲                                                                       │
          └──────────────────────────── Result ───────────────────────────────────┘
 
-Streams are read and written in one loop; a thread of its own loads layers and computes passes, one
-after another in the order in which they came.
+Streams are read and written in one event loop. A thread of its own loads layers and computes
+passes, one after another in the order of their arrival.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import secrets
 import time
@@ -43,13 +42,12 @@ from collab_llm_nodes.errors import (
     Unavailable,
 )
 from collab_llm_nodes.models.heads import NAME as HEADS_NAME
-from collab_llm_nodes.models.heads import MedusaHeads
+from collab_llm_nodes.models.heads import MedusaHeads, count_heads
 from collab_llm_nodes.models.loading import model_folder
 from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.protocols.jupiter import codec
 from collab_llm_nodes.protocols.jupiter.gloo import GlooPath, MeetingPlace
-from collab_llm_nodes.protocols.jupiter.lanes import StageLanes
 from collab_llm_nodes.protocols.jupiter.link import StageLink
 from collab_llm_nodes.protocols.jupiter.messages import (
     Answer,
@@ -72,36 +70,37 @@ from collab_llm_nodes.protocols.jupiter.messages import (
     WorkerInfo,
     failure_of,
 )
+from collab_llm_nodes.protocols.jupiter.stage_lanes import StageLanes
 from collab_llm_nodes.protocols.jupiter.states import pack, packed_bytes, unpack
 from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerConfig
-from collab_llm_nodes.transport.server import Server, ServerHandle, check_free, run_until_signal
+from collab_llm_nodes.transport.server import Server, check_free, run_until_signal
 from collab_llm_nodes.transport.streams import ClientSession, StreamService, Unary
 
 log = logging.getLogger(__name__)
 
-_FREE_S = 0.5  # at the end, for the compute thread to finish a pass
+_FREE_S = 0.5  # at shutdown, for the compute thread to finish a pass
 _FIRST_BYTES = 1 << 16
-"""Largest Load or Link: whoever has no part in a chain may not have more parsed."""
+"""Largest first message: only members of a chain may have more parsed."""
 _MOST_UNREAD = 256
-"""Reports that wait for a coordinator to read: one that works has some for each lane."""
+"""Most reports that a coordinator has not read: a correct one has a few per lane."""
 
 Client = ClientSession[Answer]
 
 
 @dataclass(eq=False)
 class _Chain:
-    """This worker's part of an arrangement of workers, from Load until its coordinator leaves.
+    """This worker's part of a chain, from Load until its coordinator leaves.
 
     Attributes:
-        coordinator: its stream.
-        previous: stream of the worker before, once it is linked.
-        next: link to the worker behind.
-        lanes: made by the compute thread, and used by it alone.
-        received, sent: ways of hidden states beside the streams, made by the compute thread.
-        waiting: bytes of the passes that are not computed yet.
-        last_number: of the passes that came.
+        coordinator: stream of the coordinator.
+        previous: stream of the previous worker, once it is linked.
+        next: link to the next worker.
+        lanes: of the compute thread.
+        received, sent: gloo paths, of the compute thread.
+        waiting: bytes of the passes not computed yet.
+        last_number: of the passes received.
         jobs_received, jobs_begun, jobs_computed: as in Pong.
-        broken: a pass has failed; those behind it are not computed.
+        broken: a pass has failed, or the chain has ended; later passes are not computed.
     """
 
     load: Load
@@ -123,15 +122,15 @@ class StageWorker(StreamService[Answer]):
     """The service without a network.
 
     Raises:
-        ModelError: the checkpoint cannot be read or not be divided, its heads belong to another
-            model, or there is no such device.
+        ModelError: the checkpoint cannot be read or divided, its heads belong to another model, or
+            the device does not exist.
     """
 
     name = "jupiter_worker"
     full_name = codec.SERVICE
     stream = "Work"
-    most_wait_s = 0.4  # a longer silence looks like a lost worker (LinkConfig.silence_s)
-    counts_sessions = False  # hidden states come as fast as the link carries them
+    most_wait_s = 0.4  # a longer silence would look like a lost worker (LinkConfig.silence_s)
+    counts_sessions = False  # hidden states may come as fast as the link carries them
 
     def __init__(self, config: WorkerConfig) -> None:
         super().__init__(config)
@@ -139,7 +138,7 @@ class StageWorker(StreamService[Answer]):
         self.max_unanswered_bytes = config.limits.max_waiting_bytes
         folder = model_folder(config.model)
         facts = read_facts(config.model)
-        check_stages(facts)  # else its first request would fail
+        check_stages(facts)  # otherwise the first request would fail
         self._heads = _heads_folder(config.heads, folder)
         self.info = WorkerInfo(
             version(),
@@ -151,14 +150,14 @@ class StageWorker(StreamService[Answer]):
             facts.width,
             config.limits.max_lanes,
             facts.eos,
-            _count_heads(self._heads),
+            0 if self._heads is None else count_heads(self._heads),
             facts.vocabulary,
         )
         self.title = f"jupiter worker for {self.info.model}"
         self._chain: _Chain | None = None
-        self._stage: Stage | None = None  # of the compute thread, as the heads
+        self._stage: Stage | None = None  # of the compute thread, like the heads
         self._trained: MedusaHeads | None = None
-        # The job under way, and time.monotonic() of its begin.
+        # The running job, and the time.monotonic() of its start.
         self._job: tuple[_Chain, float] | None = None
 
     def start(self) -> None:
@@ -183,8 +182,8 @@ class StageWorker(StreamService[Answer]):
         return codec.encode_info(self.info)
 
     def encode(self, message: Answer | CollabError) -> bytes:
-        said: Report = failure_of(message) if isinstance(message, CollabError) else message
-        return codec.encode(said)
+        report: Report = failure_of(message) if isinstance(message, CollabError) else message
+        return codec.encode(report)
 
     def on_left(self, client: Client) -> None:
         chain = self._chain
@@ -196,7 +195,7 @@ class StageWorker(StreamService[Answer]):
             chain.previous = None
 
     async def hold(self, client: Client) -> None:
-        """Hear Load or Link, then what belongs to it."""
+        """Serve a stream: a Load or a Link, then the messages of its chain."""
         async with self.turn(client):
             data = await self.read(client)
         if data is not None and len(data) > _FIRST_BYTES:
@@ -208,12 +207,14 @@ class StageWorker(StreamService[Answer]):
             self._take_link(client, first)
         elif first is not None:
             raise ProtocolError(
-                "the first message must be Load or Link", field="message", remedy="begin anew"
+                "the first message must be Load or Link",
+                field="message",
+                remedy="open a new stream",
             )
         while (data := await self.read(client)) is not None:
             self._take(client, codec.decode_order(data), len(data))
 
-    # In the loop.
+    # In the event loop.
 
     def _take_load(self, client: Client, load: Load) -> None:
         info, own = self.info, self._chain
@@ -245,10 +246,10 @@ class StageWorker(StreamService[Answer]):
                 field="address",
                 remedy="wait, or take another worker",
             )
-        self._end_chain(Unavailable("another chain has taken its place"))
+        self._end_chain(Unavailable("another chain has replaced it"))
         self._chain = chain = _Chain(load, client)
         client.open()
-        self._submit(self._load, chain)  # signs of life are given meanwhile
+        self._submit(self._load, chain)  # pings are answered meanwhile
 
     def _take_link(self, client: Client, link: Link) -> None:
         chain = self._chain
@@ -259,10 +260,12 @@ class StageWorker(StreamService[Answer]):
             or not secrets.compare_digest(link.chain.encode(), chain.load.chain.encode())
         ):
             raise ProtocolError(
-                "this worker waits for no such link", field="chain", remedy="arrange a chain first"
+                "this worker expects no such link", field="chain", remedy="arrange a chain first"
             )
         if bool(link.port) != (chain.load.path == "gloo"):
-            raise ProtocolError("the link is of another path", field="port", remedy="begin anew")
+            raise ProtocolError(
+                "the link has another path", field="port", remedy="open a new stream"
+            )
         chain.previous = client
         client.open()
         if link.port:
@@ -291,21 +294,23 @@ class StageWorker(StreamService[Answer]):
             self._take_pass(chain, client, order, size)
         else:
             raise ProtocolError(
-                f"{type(order).__name__} has no place here", field="message", remedy="begin anew"
+                f"{type(order).__name__} was not expected",
+                field="message",
+                remedy="open a new stream",
             )
 
     def _connect(self, chain: _Chain, order: Connect) -> None:
         if chain.next is not None or chain.load.last == self.info.num_layers:
-            raise ProtocolError("there is no further link", field="address")
+            raise ProtocolError("there is no next worker, or it is connected", field="address")
 
         def on_report(report: Report) -> None:
             if isinstance(report, Linked):
                 chain.coordinator.deliver(Connected())
 
         def on_lost(error: CollabError) -> None:
-            words = f"the worker before it lost the link: {error.args[0]}"
+            reason = f"the previous worker lost the link: {error.args[0]}"
             chain.coordinator.deliver(
-                Unavailable(words, field=order.address, remedy="check that worker and the link")
+                Unavailable(reason, field=order.address, remedy="check that worker and the link")
             )
 
         port = 0
@@ -325,7 +330,7 @@ class StageWorker(StreamService[Answer]):
                 remedy="ask for fewer, or raise limits.max_message_bytes and the coordinator's",
             )
         if order.number <= chain.last_number:
-            raise ProtocolError("passes come in ascending order", field="number")
+            raise ProtocolError("passes must come in ascending order", field="number")
         chain.last_number = order.number
         chain.waiting += size
         if chain.waiting > self.config.limits.max_waiting_bytes:
@@ -349,18 +354,18 @@ class StageWorker(StreamService[Answer]):
                 client.deliver(reason)
         if chain.previous is not None and reason is None:
             chain.previous.deliver(Unavailable("the coordinator has left", field="chain"))
-        with contextlib.suppress(RuntimeError):  # shut down: the process is about to end
+        with contextlib.suppress(RuntimeError):  # after the shutdown of the executor
             self._submit(_close_lanes, chain)
 
     def _computed(self, chain: _Chain, size: int, passed_on: Pass | None) -> None:
-        """Note, in the loop, that a pass is done; send its states on."""
+        """Record in the event loop that a pass is computed, and send its states on."""
         chain.waiting -= size
         if passed_on is not None and chain.next is not None:
             chain.next.send(passed_on)
         chain.jobs_computed += 1
 
     def _submit(self, job: Callable[..., None], chain: _Chain, *args: object) -> None:
-        """Have the compute thread call ``job(chain, *args)``."""
+        """Queue ``job(chain, *args)`` for the compute thread."""
         self._compute.submit(self._do, job, chain, *args)
 
     # In the compute thread.
@@ -373,28 +378,28 @@ class StageWorker(StreamService[Answer]):
             self._job = None
 
     def _load(self, chain: _Chain) -> None:
-        """Hold the layers of ``chain``, and tell its coordinator."""
+        """Load the layers of ``chain``, and report it to the coordinator."""
         if chain.broken:
             return
         chain.jobs_begun += 1
         try:
             stage = self._stage_for(chain.load)
             chain.lanes = StageLanes(stage, chain.load.lanes, self.info.eos, self._trained)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the coordinator is to know
+        except Exception as error:  # noqa: BLE001 - the coordinator must learn of it
             self._fail(chain, error)
             return
         chain.jobs_computed += 1
         self.bridge.post(chain.coordinator, Loaded(stage.bytes))
 
     def _await_next(self, chain: _Chain, place: MeetingPlace) -> None:
-        """Open the way to the next worker, which comes to ``place``."""
+        """Open the gloo path to the next worker, which connects to ``place``."""
         try:
             chain.sent = GlooPath.to_next(place)
         except CollabError as error:
             self._fail(chain, error)
 
     def _meet(self, chain: _Chain, client: Client, host: str, port: int) -> None:
-        """Open the way from the worker before, and tell it."""
+        """Open the gloo path from the previous worker, and report it to that worker."""
         try:
             chain.received = GlooPath.from_previous(host, port)
         except CollabError as error:
@@ -403,10 +408,10 @@ class StageWorker(StreamService[Answer]):
         self.bridge.post(client, Linked())
 
     def _stage_for(self, load: Load) -> Stage:
-        """Return the stage that is wanted; the last one stays until another is."""
+        """Return the stage of ``load``, which stays loaded until another is wanted."""
         stage = self._stage
         if stage is None or (stage.first, stage.last) != (load.first, load.last):
-            self._stage = self._trained = stage = None  # there may be no room for both
+            self._stage = self._trained = stage = None  # there may be too little memory for both
             begun = time.perf_counter()
             self._stage = stage = Stage(self.config.model, load.first, load.last)
             if stage.gives_logits and self._heads is not None:
@@ -421,7 +426,7 @@ class StageWorker(StreamService[Answer]):
         return stage
 
     def _run(self, chain: _Chain, origin: Client, order: Pass, size: int) -> None:
-        """Run one pass, and tell those who wait for it."""
+        """Compute one pass, and report its result."""
         if chain.broken:
             return
         chain.jobs_begun += 1
@@ -430,9 +435,9 @@ class StageWorker(StreamService[Answer]):
         try:
             states, outcomes = self._compute_pass(chain, order)
             packed = b"" if last else pack(states, chain.load.states)
-            # The last stage has waited for nothing yet if no step wants anything.
+            # The last stage has not synchronised if no step wants a result.
             wait_for(torch.device(self.config.model.device))
-        except Exception as error:  # noqa: BLE001 - whatever it is, lanes here and elsewhere differ
+        except Exception as error:  # noqa: BLE001 - lanes now differ between the stages
             self._fail(chain, error)
             return
         self._slow_down(begin, time.thread_time() - used)
@@ -446,13 +451,13 @@ class StageWorker(StreamService[Answer]):
         else:
             passed_on = replace(order, states=packed, spans=spans)
         self.bridge.post(origin, Taken(order.number))
-        with contextlib.suppress(RuntimeError):  # the loop has ended
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
             self._loop.call_soon_threadsafe(self._computed, chain, size, passed_on)
 
     def _compute_pass(self, chain: _Chain, order: Pass) -> tuple[Tensor, list[Outcome]]:
         assert chain.lanes is not None
-        behind = chain.load.first > 0
-        rows = sum(len(step.ids) if behind else step.features for step in order.steps)
+        first = chain.load.first == 0
+        rows = sum(step.features if first else len(step.ids) for step in order.steps)
         form, data = chain.load.states, order.states
         if chain.received is not None:
             size = packed_bytes(rows, self.info.width, form)
@@ -460,7 +465,7 @@ class StageWorker(StreamService[Answer]):
         return chain.lanes.run(order.steps, unpack(data, rows, self.info.width, form))
 
     def _fail(self, chain: _Chain, error: Exception) -> None:
-        """End a chain that cannot go on; its coordinator is told why."""
+        """End a chain that cannot continue, and report the reason to its coordinator."""
         chain.broken = True
         if not isinstance(error, CollabError):
             log.exception("a pass failed", exc_info=error)
@@ -468,7 +473,7 @@ class StageWorker(StreamService[Answer]):
         self.bridge.post(chain.coordinator, error)
 
     def _slow_down(self, begin: float, used_s: float) -> None:
-        """Emulate a slower device: what other processes take from this one is not multiplied."""
+        """Emulate a slower device by multiplying the CPU time of this thread."""
         left = begin + self.config.emulated_slowdown * used_s - time.monotonic()
         if self.config.emulated_slowdown > 1 and left > 0:
             time.sleep(left)
@@ -480,35 +485,17 @@ def _close_lanes(chain: _Chain) -> None:
 
 
 def _heads_folder(heads: str, folder: Path) -> Path | None:
-    """Return the folder of the heads that are wanted; None: there are none."""
+    """Return the folder of the configured heads; None for no heads."""
     if heads != "beside":
         return Path(heads).expanduser() if heads else None
     return folder if (folder / f"{HEADS_NAME}.safetensors").is_file() else None
-
-
-def _count_heads(folder: Path | None) -> int:
-    if folder is None:
-        return 0
-    try:
-        return int(json.loads((folder / f"{HEADS_NAME}.json").read_text("utf-8"))["heads"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(
-            f"cannot read the Medusa heads in {folder}: {error}",
-            field="heads",
-            remedy="train them again, or set heads to ''",
-        ) from error
-
-
-def start_worker(config: WorkerConfig) -> ServerHandle[StageWorker]:
-    """Run a worker beside the caller's other work; returns when it listens."""
-    return ServerHandle(StageWorker(config))
 
 
 def serve(config: WorkerConfig, on_listening: Callable[[int], None] = lambda port: None) -> None:
     """Serve until SIGTERM or SIGINT. Call it in the main thread.
 
     Args:
-        on_listening: told the port once clients can connect.
+        on_listening: called with the port once clients can connect.
 
     Raises:
         ModelError: the checkpoint cannot be read.

@@ -39,8 +39,8 @@ from collab_llm_lab.bench.jupiter.plots import SYSTEMS, plot_emulated, plot_real
 from collab_llm_lab.bench.jupiter.questions import OUTLINED, QUESTIONS, run_router
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.errors import ConfigError
-from collab_llm_nodes.protocols.jupiter.makespan import Work, decode_s, makespan
-from collab_llm_nodes.protocols.jupiter.partition import Balanced, Placement
+from collab_llm_nodes.protocols.jupiter.estimate import FlowShop, decode_s, makespan
+from collab_llm_nodes.protocols.jupiter.partition import Partition, Placement
 
 SMALL = Llm("small", 6, 1024, 2816)
 
@@ -127,7 +127,7 @@ def test_an_emulated_prefill_takes_the_flow_shops_makespan(
         1,
     )
     link_s = np.repeat((x * SMALL.state_bytes / cluster.bytes_per_s)[:, None], 2, 1)
-    shop = makespan(Work(stage_s, link_s, [2 * LATENCY_S] * 2))
+    shop = makespan(FlowShop(stage_s, link_s, [2 * LATENCY_S] * 2))
     back = 4 / cluster.bytes_per_s + 2 * LATENCY_S
     world = World(cluster, 0)
     assert Stages(world, parts).prefill(lengths) == pytest.approx(float(shop) + back)
@@ -365,10 +365,10 @@ def test_a_small_case_equals_brute_force(devices: int) -> None:
 
 
 def test_a_wrong_partition_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_device(cost: Any) -> list[Balanced]:
-        return [Balanced(float(cost[0][0, -1]), (0,), (0, 4))]
+    def one_device(cost: Any) -> list[Partition]:
+        return [Partition(float(cost[0][0, -1]), (0,), (0, 4))]
 
-    monkeypatch.setattr(cases, "in_any_order", one_device)
+    monkeypatch.setattr(cases, "best_partitions", one_device)
     cluster = random_cluster(np.random.default_rng(2), 2, 4, 32)
     ample = tuple(replace(d, memory_bytes=10**12) for d in cluster.devices)
     assert not compare(replace(cluster, devices=ample)).equal

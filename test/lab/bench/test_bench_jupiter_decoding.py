@@ -13,7 +13,7 @@ from text_family import write_family
 from collab_llm_lab.bench.jupiter import decoding
 from collab_llm_lab.bench.jupiter.decoding import Told, balanced_head, head_layers, run_decode
 from collab_llm_nodes.errors import InvalidInput
-from collab_llm_nodes.protocols.jupiter.outline_prompts import OutlinePrompts
+from collab_llm_nodes.protocols.jupiter.outline import OutlinePrompts
 
 POINTS = [[random.Random(n).randrange(300) for _ in range(5)] for n in range(3)]
 

@@ -14,8 +14,8 @@ from collab_llm_lab.bench.jupiter.quality import Answered, Asker, judge, questio
 from collab_llm_lab.bench.jupiter.real import pipeline
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.models.partial import read_facts
-from collab_llm_nodes.protocols.jupiter.outline import join_points, route
-from collab_llm_nodes.protocols.jupiter.outline_prompts import OutlinePrompts
+from collab_llm_nodes.protocols.jupiter.outline import OutlinePrompts, join_points
+from collab_llm_nodes.protocols.jupiter.route import route
 
 PLANNED = [name for name in quality.CATEGORIES if name != "coding"]
 

@@ -91,7 +91,7 @@ def test_a_worker_that_is_cut_off_is_found_and_nothing_changes() -> None:
     with in_this_process(2, model) as (first, second), LinkProxy(second.address) as link:
         config = PipelineConfig((first.address, link.address), replace(PATIENT, silence_s=3.0))
         with Pipeline(config) as made:
-            right = real.answer(made, ids, real.Asked(12), real.control()).tokens
+            right = real.answer(made, ids, real.DecodeConfig(12), real.control()).tokens
             row = real.one_death(made, link.address, link.half_open, ids, right)
             assert row["identical"]
             assert 0 < row["detected_s"] < row["restored_s"]

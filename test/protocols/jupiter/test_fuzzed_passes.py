@@ -1,4 +1,4 @@
-"""Passes that nobody honest sends: a stage runs them, or refuses them by type."""
+"""Passes of a dishonest sender: a stage runs them, or refuses them by type."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from collab_llm_nodes.models.heads import MedusaHeads
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.protocols.jupiter import codec
-from collab_llm_nodes.protocols.jupiter.lanes import StageLanes
 from collab_llm_nodes.protocols.jupiter.messages import Pass, Step, Want
+from collab_llm_nodes.protocols.jupiter.stage_lanes import StageLanes
 
 LANES = 3
 PASSES = 9

@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from jupiter_bed import alone, control, prompt, workers
+from jupiter_bed import alone, assert_exact, control, prompt, workers
 
 from collab_llm_lab.bench.link.proxy import LinkProxy
 from collab_llm_nodes.decoding.sampling import SamplingConfig
@@ -30,20 +31,22 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.protocols.jupiter import codec, pipeline
 from collab_llm_nodes.protocols.jupiter.chain import WorkerLost
-from collab_llm_nodes.protocols.jupiter.generation import Asked, answer
+from collab_llm_nodes.protocols.jupiter.generation import answer
+from collab_llm_nodes.protocols.jupiter.lane import DecodeConfig
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig
 from collab_llm_nodes.protocols.jupiter.messages import (
     Connected,
     Linked,
     Loaded,
+    Pass,
     Pong,
     Result,
     Span,
     Step,
     Want,
 )
+from collab_llm_nodes.protocols.jupiter.monitors import ProgressMonitor
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig
-from collab_llm_nodes.protocols.jupiter.progress import Progress
 from collab_llm_nodes.protocols.jupiter.worker import StageWorker
 from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerLimits
 from collab_llm_nodes.transport.server import ServerHandle
@@ -56,49 +59,65 @@ Handle = ServerHandle[StageWorker]
 Sabotage = Callable[[Handle, threading.Event], None]
 
 
+def around(handle: Handle, name: str, replaced: Callable[..., Any]) -> None:
+    """Have calls of a worker's method go to ``replaced``, with the method as first argument."""
+    service: Any = handle.service
+    setattr(service, name, partial(replaced, getattr(service, name)))
+
+
 def frozen(handle: Handle, over: threading.Event) -> None:
     """Have the thread that computes stand still."""
     handle.service._compute.submit(over.wait)
 
 
 def silent(handle: Handle, over: threading.Event) -> None:
-    """Have what was computed sent to nobody, neither to the next worker nor to the coordinator."""
+    """Have results sent to nobody, neither to the next worker nor to the coordinator."""
     service: Any = handle.service
     post = service.bridge.post
     service.bridge.post = lambda client, message, more=False: (
         None if isinstance(message, Result) else post(client, message, more)
     )
-    computed = service._computed
-    service._computed = lambda chain, size, passed_on: computed(chain, size, None)
+    around(
+        handle, "_computed", lambda computed, chain, size, passed_on: computed(chain, size, None)
+    )
 
 
 def frozen_within_a_pass(handle: Handle, over: threading.Event) -> None:
     """Have the next pass never end."""
-    service: Any = handle.service
-    compute = service._compute_pass
 
-    def stuck(*args: Any) -> Any:
+    def stuck(compute: Callable[..., Any], *args: Any) -> Any:
         over.wait()
         return compute(*args)
 
-    service._compute_pass = stuck
+    around(handle, "_compute_pass", stuck)
 
 
 def crashing(handle: Handle, over: threading.Event) -> None:
     """Have each pass fail as a broken driver would."""
 
-    service: Any = handle.service
-
     def crash(*args: Any) -> Any:
         raise RuntimeError("device-side assert")
 
-    service._compute_pass = crash
+    around(handle, "_compute_pass", crash)
 
 
 @contextmanager
 def pipeline_of(addresses: list[str], **changed: Any) -> Iterator[Pipeline]:
     with Pipeline(PipelineConfig(tuple(addresses), WATCHFUL, **changed)) as made:
         yield made
+
+
+@contextmanager
+def running(
+    count: int, **changed: Any
+) -> Iterator[tuple[list[Handle], list[str], Pipeline, threading.Event]]:
+    """Run workers and a pipeline; yields also an event that ends what is frozen."""
+    over = threading.Event()
+    with workers(count) as (handles, addresses), pipeline_of(addresses, **changed) as made:
+        try:
+            yield handles, addresses, made, over
+        finally:
+            over.set()
 
 
 def once(then: Callable[[], object]) -> Callable[[Any], None]:
@@ -118,54 +137,37 @@ def once(then: Callable[[], object]) -> Callable[[Any], None]:
 def test_a_worker_that_answers_and_computes_nothing_is_replaced(
     sabotage: Sabotage, which: int
 ) -> None:
-    ids, over = prompt(30), threading.Event()
-    with workers(3) as (handles, addresses), pipeline_of(addresses) as made:
-        try:
-            listener = once(lambda: sabotage(handles[which], over))
-            found = answer(made, ids, Asked(TOKENS), control(), listener)
-            assert found.tokens == alone(ids, TOKENS)
-            assert [loss.device for loss in made.losses] == [addresses[which]]
-            assert made.missing == [addresses[which]]
-            assert addresses[which] in made.losses[0].why
-        finally:
-            over.set()
+    with running(3) as (handles, addresses, made, over):
+        assert_exact(made, prompt(30), TOKENS, once(lambda: sabotage(handles[which], over)))
+        assert [loss.device for loss in made.losses] == [addresses[which]]
+        assert made.missing == [addresses[which]]
+        assert addresses[which] in made.losses[0].why
 
 
 @pytest.mark.parametrize("sabotage", [frozen, frozen_within_a_pass, silent])
 def test_it_is_found_in_the_first_prompt_as_well(sabotage: Sabotage) -> None:
-    ids, over = prompt(200), threading.Event()
-    with workers(2) as (handles, addresses), pipeline_of(addresses) as made:
-        try:
-            sabotage(handles[1], over)
-            found = answer(
-                made, ids, Asked(4, lengths=lambda n: (n - 50, 50) if n > 50 else (n,)), control()
-            )
-            assert found.tokens == alone(ids, 4)
-            assert made.missing == [addresses[1]]
-        finally:
-            over.set()
+    ids = prompt(200)
+    config = DecodeConfig(4, lengths=lambda n: (n - 50, 50) if n > 50 else (n,))
+    with running(2) as (handles, addresses, made, over):
+        sabotage(handles[1], over)
+        assert answer(made, ids, config, control()).tokens == alone(ids, 4)
+        assert made.missing == [addresses[1]]
 
 
 def test_it_is_found_amid_a_handover() -> None:
-    """One worker dies, and one of those that are to take its layers has frozen meanwhile."""
-    ids, over = prompt(30), threading.Event()
-    with workers(3) as (handles, addresses), pipeline_of(addresses) as made:
-        try:
+    """One worker dies, and one of those that shall take its layers has frozen meanwhile."""
+    with running(3) as (handles, addresses, made, over):
 
-            def strike() -> None:
-                frozen(handles[2], over)
-                threading.Thread(target=handles[0].stop).start()
+        def strike() -> None:
+            frozen(handles[2], over)
+            threading.Thread(target=handles[0].stop).start()
 
-            found = answer(made, ids, Asked(TOKENS), control(), once(strike))
-            assert found.tokens == alone(ids, TOKENS)
-            assert made.missing == [addresses[0], addresses[2]]
-        finally:
-            over.set()
+        assert_exact(made, prompt(30), TOKENS, once(strike))
+        assert made.missing == [addresses[0], addresses[2]]
 
 
 def test_it_is_left_out_for_a_while_and_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    over = threading.Event()
-    with workers(2) as (handles, addresses), pipeline_of(addresses, upkeep_s=0.0) as made:
+    with running(2, upkeep_s=0.0) as (handles, _, made, over):
         frozen(handles[1], over)
         chain = made.chain(control().due)
         made.renew()
@@ -176,15 +178,11 @@ def test_it_is_left_out_for_a_while_and_taken_back(monkeypatch: pytest.MonkeyPat
         assert made.missing == []
 
 
-def test_workers_that_all_compute_nothing_are_told_soon() -> None:
-    over = threading.Event()
-    with workers(1) as (handles, addresses), pipeline_of(addresses, alone_s=0.5) as made:
-        try:
-            frozen(handles[0], over)
-            with pytest.raises(Unavailable, match=addresses[0]):
-                made.chain(control().due)
-        finally:
-            over.set()
+def test_workers_that_all_compute_nothing_are_reported_soon() -> None:
+    with running(1, alone_s=0.5) as (handles, addresses, made, over):
+        frozen(handles[0], over)
+        with pytest.raises(Unavailable, match=addresses[0]):
+            made.chain(control().due)
 
 
 class SlowToConnect(LinkProxy):
@@ -201,7 +199,7 @@ def test_a_worker_may_take_connect_s_to_connect() -> None:
         shown = (addresses[0], slow.address)
         link = replace(WATCHFUL, silence_s=1.0)
         with Pipeline(PipelineConfig(shown, link)) as made:
-            assert answer(made, ids, Asked(4), control()).tokens == alone(ids, 4)
+            assert_exact(made, ids, 4)
             assert not made.losses
 
 
@@ -221,8 +219,7 @@ def test_a_worker_may_end_a_long_pass_before_it_takes_other_layers() -> None:
 
             service._compute_pass = long
 
-        found = answer(made, ids, Asked(TOKENS), control(), once(strike))
-        assert found.tokens == alone(ids, TOKENS)
+        assert_exact(made, ids, TOKENS, once(strike))
         assert [loss.device for loss in made.losses] == [addresses[0]]
 
 
@@ -271,39 +268,24 @@ LIES: dict[str, Callable[[Result], Any]] = {
 def test_a_worker_that_lies_is_named_and_the_others_go_on(
     lie: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ids = prompt(30)
-    with workers(2) as (handles, addresses), pipeline_of(addresses) as made:
-        service: Any = handles[1].service
+    def lying(encode: Callable[[Any], bytes], message: Any) -> bytes:
+        found = LIES[lie](message) if isinstance(message, Result) else message
+        return found if isinstance(found, bytes) else encode(found)
 
-        def begin() -> None:
-            encode = service.encode
-
-            def lying(message: Any) -> bytes:
-                if not isinstance(message, Result):
-                    return encode(message)
-                told = LIES[lie](message)
-                return told if isinstance(told, bytes) else encode(told)
-
-            service.encode = lying
-
-        found = answer(made, ids, Asked(TOKENS), control(), once(begin))
-        assert found.tokens == alone(ids, TOKENS)
+    with running(2) as (handles, addresses, made, _):
+        begin = partial(around, handles[1], "encode", lying)
+        assert_exact(made, prompt(30), TOKENS, once(begin))
         assert [loss.device for loss in made.losses] == [addresses[1]]
     assert "Traceback" not in caplog.text
 
 
 def test_states_that_cannot_be_read_are_their_senders_fault() -> None:
-    ids = prompt(30)
-    with workers(3) as (handles, addresses), pipeline_of(addresses) as made:
-        service: Any = handles[0].service
+    def damage(computed: Callable[..., None], chain: Any, size: int, passed_on: Pass) -> None:
+        computed(chain, size, replace(passed_on, states=b"\xff" * len(passed_on.states)))
 
-        def begin() -> None:
-            computed = service._computed
-            service._computed = lambda chain, size, passed_on: computed(
-                chain, size, replace(passed_on, states=b"\xff" * len(passed_on.states))
-            )
-
-        assert answer(made, ids, Asked(TOKENS), control(), once(begin)).tokens == alone(ids, TOKENS)
+    with running(3) as (handles, addresses, made, _):
+        begin = partial(around, handles[0], "_computed", damage)
+        assert_exact(made, prompt(30), TOKENS, once(begin))
         assert [loss.device for loss in made.losses] == [addresses[0]]
 
 
@@ -329,7 +311,7 @@ def test_a_worker_that_describes_what_cannot_be(
                 made.chain(control().due)
             return
         ids = prompt(9)
-        assert answer(made, ids, Asked(4), control()).tokens == alone(ids, 4)
+        assert_exact(made, ids, 4)
         assert made.missing == [addresses[1]]
 
 
@@ -345,34 +327,25 @@ def test_a_worker_that_describes_what_cannot_be(
 )
 def test_a_worker_that_fails_each_job_is_left_out(job: str, failing: type[CollabError]) -> None:
     """Worker that lies from its first message on, so that no request ever sees it work."""
-    ids = prompt(9)
-    with workers(2) as (handles, addresses), pipeline_of(addresses) as made:
-        service: Any = handles[1].service
 
-        def fail(*args: Any) -> Any:
-            raise failing("oops")
+    def fail(*args: Any) -> Any:
+        raise failing("oops")
 
-        setattr(service, job, fail)
-        assert answer(made, ids, Asked(4), control()).tokens == alone(ids, 4)
+    with running(2) as (handles, addresses, made, _):
+        around(handles[1], job, fail)
+        assert_exact(made, prompt(9), 4)
         assert [loss.device for loss in made.losses] == [addresses[1]]
         assert made.missing == [addresses[1]]
 
 
-def test_a_worker_whose_states_are_no_numbers_is_left_out() -> None:
-    ids = prompt(30)
-    with workers(2) as (handles, addresses), pipeline_of(addresses) as made:
-        service: Any = handles[0].service
+def test_a_worker_whose_states_are_not_finite_is_left_out() -> None:
+    def damaged(compute: Callable[..., Any], *args: Any) -> Any:
+        states, outcomes = compute(*args)
+        return states * float("nan"), outcomes
 
-        def begin() -> None:
-            compute = service._compute_pass
-
-            def damaged(*args: Any) -> Any:
-                states, outcomes = compute(*args)
-                return states * float("nan"), outcomes
-
-            service._compute_pass = damaged
-
-        assert answer(made, ids, Asked(TOKENS), control(), once(begin)).tokens == alone(ids, TOKENS)
+    with running(2) as (handles, addresses, made, _):
+        begin = partial(around, handles[0], "_compute_pass", damaged)
+        assert_exact(made, prompt(30), TOKENS, once(begin))
         assert [loss.device for loss in made.losses] == [addresses[0]]
 
 
@@ -398,15 +371,15 @@ def test_more_logits_than_a_message_holds_are_refused_and_nobody_is_lost() -> No
 def test_a_token_outside_the_vocabulary_is_no_workers_fault(token: int) -> None:
     with workers(1) as (_, addresses), pipeline_of(addresses) as made:
         with pytest.raises(InvalidInput, match="outside the vocabulary"):
-            answer(made, [1, token], Asked(4), control())
-        assert answer(made, prompt(9), Asked(4), control()).tokens == alone(prompt(9), 4)
+            answer(made, [1, token], DecodeConfig(4), control())
+        assert_exact(made, prompt(9), 4)
         assert not made.losses
 
 
 def test_a_top_k_of_any_size_is_no_workers_fault() -> None:
     sampling = SamplingConfig(1.0, top_k=1 << 40, law="coupled")
     with workers(1) as (_, addresses), pipeline_of(addresses) as made:
-        found = answer(made, prompt(9), Asked(4, sampling=sampling), control())
+        found = answer(made, prompt(9), DecodeConfig(4, sampling=sampling), control())
         assert found.tokens == alone(prompt(9), 4, sampling)
 
 
@@ -425,7 +398,7 @@ def test_logits_that_are_no_numbers_are_the_last_workers_fault(value: float) -> 
         )
         chain.run([step], control().due)
         logits[1] = value
-        with pytest.raises(WorkerLost, match="no numbers") as lost:
+        with pytest.raises(WorkerLost, match="logits that are not finite") as lost:
             chain.run([replace(step, start=2)], control().due)
         assert lost.value.device == addresses[0]
 
@@ -433,11 +406,11 @@ def test_logits_that_are_no_numbers_are_the_last_workers_fault(value: float) -> 
 # The machine alone.
 
 
-def progress(count: int = 2) -> Progress:
-    return Progress([0.0] * count, tick_s=0.1, grace_s=1.0, row_s=0.0)
+def progress(count: int = 2) -> ProgressMonitor:
+    return ProgressMonitor([0.0] * count, tick_s=0.1, grace_s=1.0, row_s=0.0)
 
 
-def ticks(made: Progress) -> tuple[int, int]:
+def ticks(made: ProgressMonitor) -> tuple[int, int]:
     """Return after how many ticks which worker is found."""
     for number in range(1, 10_000):
         if (found := made.tick()) is not None:
@@ -445,13 +418,13 @@ def ticks(made: Progress) -> tuple[int, int]:
     raise AssertionError("nobody is found")
 
 
-def loaded(made: Progress, count: int = 2) -> Progress:
+def loaded(made: ProgressMonitor, count: int = 2) -> ProgressMonitor:
     for i in range(count):
         made.on_pong(i, Pong(1, 1, 1))
     return made
 
 
-def ended(made: Progress, rows: int, seconds: float) -> None:
+def ended(made: ProgressMonitor, rows: int, seconds: float) -> None:
     """Have a pass end that takes each worker so many seconds."""
     made.on_sent(rows)
     made.on_result([Span(0.0, seconds)] * 2, 2 * seconds)
@@ -466,7 +439,7 @@ def test_a_worker_that_has_not_connected_is_left_to_its_link() -> None:
     made = progress()
     made.on_pong(0, Pong(1, 1, 1))
     assert all(made.tick() is None for _ in range(1000))
-    made.on_heard(1)
+    made.on_message(1)
     assert ticks(made) == (11, 1), "it can be reached, and says nothing of its Load"
 
 
@@ -609,7 +582,7 @@ def test_a_lie_about_times_leaves_out_no_honest_worker() -> None:
         )
         with Pipeline(PipelineConfig(tuple(addresses), link)) as made:
             listener = once(lambda: wait_s.__setitem__(0, 1.8))
-            assert answer(made, ids, Asked(5), control(), listener).tokens == alone(ids, 5)
+            assert_exact(made, ids, 5, listener)
             assert not made.losses
 
 

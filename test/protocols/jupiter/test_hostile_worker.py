@@ -17,13 +17,14 @@ import grpc
 import pytest
 import torch
 from certificates import Certificates
-from jupiter_bed import PATIENT, WAIT_S, alone, control, prompt, workers
+from jupiter_bed import PATIENT, WAIT_S, alone, assert_exact, control, prompt, workers
 
 from collab_llm_lab.bench.hostile.attacks import mutated
 from collab_llm_nodes.assets import version
 from collab_llm_nodes.errors import BY_CODE, CollabError, Unauthenticated, Unavailable
 from collab_llm_nodes.protocols.jupiter import codec
-from collab_llm_nodes.protocols.jupiter.generation import Asked, answer
+from collab_llm_nodes.protocols.jupiter.generation import answer
+from collab_llm_nodes.protocols.jupiter.lane import DecodeConfig
 from collab_llm_nodes.protocols.jupiter.messages import (
     Connect,
     Failure,
@@ -58,11 +59,20 @@ def say(address: str, messages: Iterable[Order | bytes], token: str = TOKEN) -> 
             yield codec.decode_report(data)
 
 
-def refusal(address: str, messages: Iterable[Order | bytes]) -> Failure:
+def refusal(address: str, messages: Iterable[Order | bytes], token: str = TOKEN) -> Failure:
     """Return the failure that ends the stream."""
-    *_, last = say(address, messages)
-    assert isinstance(last, Failure), last
-    return last
+    refused = threading.Event()
+    for report in say(address, held_open(messages, refused), token):
+        if isinstance(report, Failure):
+            refused.set()
+    assert isinstance(report, Failure), report
+    return report
+
+
+def held_open(messages: Iterable[Order | bytes], until: threading.Event) -> Iterator[Order | bytes]:
+    """Yield ``messages``, and keep the stream open until something has happened."""
+    yield from messages
+    until.wait(WAIT_S)
 
 
 @contextmanager
@@ -88,10 +98,10 @@ def test_a_stranger_without_the_token_is_refused_before_a_word_is_read(token: st
         stranger = PipelineConfig(tuple(addresses), replace(PATIENT, token=token))
         with Pipeline(stranger) as other, pytest.raises(Unauthenticated):
             other.chain(control().due)
-        assert answer(made, prompt(9), Asked(4), control()).tokens == alone(prompt(9), 4)
+        assert_exact(made, prompt(9), 4)
 
 
-def test_what_has_no_place_is_refused_by_type_and_disturbs_nobody() -> None:
+def test_unexpected_messages_are_refused_by_type_and_disturb_nobody() -> None:
     step = Step(0, 0, (1, 2), want=Want.VERDICT, rows=1)
     with guarded(2) as (addresses, made):
         first, second = addresses
@@ -116,14 +126,8 @@ def test_what_has_no_place_is_refused_by_type_and_disturbs_nobody() -> None:
             failure = refusal(address, messages)
             assert failure.code == code, failure
             assert failure.remedy, failure
-        assert answer(made, prompt(9), Asked(6), control()).tokens == alone(prompt(9), 6)
+        assert_exact(made, prompt(9), 6)
         assert not made.losses
-
-
-def held_open(messages: Iterable[Order | bytes], until: threading.Event) -> Iterator[Order | bytes]:
-    """Yield ``messages``, and keep the stream open until something has happened."""
-    yield from messages
-    until.wait(WAIT_S)
 
 
 def test_passes_that_cannot_be_run_end_the_chain_with_a_typed_error() -> None:
@@ -152,19 +156,13 @@ def test_passes_that_cannot_be_run_end_the_chain_with_a_typed_error() -> None:
             (load(2, 2), Pass(0, ())),
         ]
         for loading, asked in bad:
-            heard = threading.Event()
-            found = []
-            for report in say(addresses[0], held_open([loading, asked], heard), ""):
-                found.append(report)
-                if isinstance(report, Failure):
-                    heard.set()
-            assert isinstance(found[-1], Failure), found
-            assert found[-1].code in BY_CODE
-            assert found[-1].code != CollabError.code, found[-1]
+            failure = refusal(addresses[0], [loading, asked], "")
+            assert failure.code in BY_CODE
+            assert failure.code != CollabError.code, failure
         with Pipeline(PipelineConfig(tuple(addresses), PATIENT)) as made:
             # The same coordinator's chain may be replaced, another's is waited for.
             made._coordinator = "me"
-            assert answer(made, prompt(9), Asked(4), control()).tokens == alone(prompt(9), 4)
+            assert_exact(made, prompt(9), 4)
 
 
 def test_a_flood_of_streams_and_of_damaged_messages_changes_no_answer() -> None:
@@ -198,9 +196,9 @@ def test_a_flood_of_streams_and_of_damaged_messages_changes_no_answer() -> None:
             thread.start()
         try:
             for _ in range(6):
-                assert answer(made, ids, Asked(12), control()).tokens == right
+                assert answer(made, ids, DecodeConfig(12), control()).tokens == right
             while tried[0] < 200:
-                assert answer(made, ids, Asked(4), control()).tokens == right[:4]
+                assert answer(made, ids, DecodeConfig(4), control()).tokens == right[:4]
         finally:
             ended.set()
             for thread in threads:
@@ -216,14 +214,7 @@ def test_more_bytes_than_may_wait_are_refused() -> None:
         service.max_unanswered_bytes = 10_000
         load = Load("me", "f", info.version, info.weights, 0, 4, 1)
         large = Pass(0, (), b"x" * 20_000)
-        heard = threading.Event()
-        found: list[Report] = []
-        for report in say(addresses[0], held_open([load, large], heard), ""):
-            found.append(report)
-            if isinstance(report, Failure):
-                heard.set()
-        assert isinstance(found[-1], Failure)
-        assert found[-1].code == "BUSY"
+        assert refusal(addresses[0], [load, large], "").code == "BUSY"
 
 
 def test_only_members_of_a_chain_may_send_much() -> None:
@@ -233,7 +224,7 @@ def test_only_members_of_a_chain_may_send_much() -> None:
         failure = refusal(addresses[0], [b"\x22\x80\x80\x08" + b"\x12\x00" * (1 << 16)])
         assert failure.code == "PROTOCOL_ERROR"
         assert "131076 bytes to begin with" in failure.message
-        assert answer(made, prompt(9), Asked(4), control()).tokens == alone(prompt(9), 4)
+        assert_exact(made, prompt(9), 4)
 
 
 def test_a_stranger_begins_no_more_streams_than_its_allowance() -> None:
@@ -242,17 +233,17 @@ def test_a_stranger_begins_no_more_streams_than_its_allowance() -> None:
         refused = refusal(addresses[0], [Link("f" * 32)])
         assert refused.code == "BUSY"
         assert "shares.sessions_per_s" in refused.remedy
-        assert answer(made, prompt(9), Asked(4), control()).tokens == alone(prompt(9), 4)
+        assert_exact(made, prompt(9), 4)
 
 
 def test_hidden_states_do_not_count_and_what_strangers_begin_with_does() -> None:
     shares = Shares(bytes_per_s=1000.0)
     ids = prompt(100)  # more than ten seconds' worth of states
     with guarded(2, shares=shares) as (addresses, made):
-        assert answer(made, ids, Asked(4), control()).tokens == alone(ids, 4)
+        assert_exact(made, ids, 4)
         made.close()
         with Pipeline(made.config) as another:
-            assert answer(another, ids, Asked(4), control()).tokens == alone(ids, 4)
+            assert answer(another, ids, DecodeConfig(4), control()).tokens == alone(ids, 4)
         large = b"\x12\x00" * (1 << 16)
         assert refusal(addresses[0], [large]).code == "PROTOCOL_ERROR"
         refused = refusal(addresses[0], [large])
@@ -294,7 +285,7 @@ def test_logits_larger_than_a_message_are_not_computed() -> None:
 
 
 def _second_stage(address: str, load: Load, order: Pass) -> Failure:
-    """Send ``order`` as the worker before; return what it or the coordinator is told of it."""
+    """Send ``order`` as the previous worker; return the failure that it or the coordinator gets."""
     loaded, over = threading.Event(), threading.Event()
     failures: list[Failure] = []
 
@@ -347,7 +338,7 @@ def test_reports_do_not_pile_up_for_a_coordinator_that_does_not_read() -> None:
             talk.result(WAIT_S)
         assert deaf.asked < 1000
         with Pipeline(PipelineConfig(tuple(addresses), PATIENT)) as made:
-            assert answer(made, prompt(9), Asked(4), control()).tokens == alone(prompt(9), 4)
+            assert_exact(made, prompt(9), 4)
 
 
 def test_tls_between_all(certificates: Certificates) -> None:
@@ -357,7 +348,7 @@ def test_tls_between_all(certificates: Certificates) -> None:
     with workers(2, **tls) as (_, addresses):
         shown = tuple(address.replace("127.0.0.1", "localhost") for address in addresses)
         with Pipeline(PipelineConfig(shown, secured)) as made:
-            assert answer(made, prompt(9), Asked(6), control()).tokens == alone(prompt(9), 6)
+            assert_exact(made, prompt(9), 6)
         plain = PipelineConfig(shown, replace(OPENLY, connect_s=1.0))
         with Pipeline(plain) as made, pytest.raises(Unavailable, match="no worker answers"):
             made.chain(control().due - WAIT_S + 1.0)

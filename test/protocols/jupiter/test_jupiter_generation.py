@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -18,7 +17,9 @@ from jupiter_bed import (
     PATIENT,
     WAIT_S,
     alone,
+    assert_exact,
     control,
+    expand,
     pipeline,
     prompt,
     workers,
@@ -28,17 +29,11 @@ from tiny_models import tiny_model
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import ConfigError, InvalidInput
 from collab_llm_nodes.protocols.jupiter import worker
-from collab_llm_nodes.protocols.jupiter.chain import Layers
-from collab_llm_nodes.protocols.jupiter.drafters import DRAFTERS, drafter_named
-from collab_llm_nodes.protocols.jupiter.generation import (
-    Asked,
-    _decode_on,
-    answer,
-    outlined,
-    points,
-)
-from collab_llm_nodes.protocols.jupiter.lane import LaneAnswer, whole
+from collab_llm_nodes.protocols.jupiter.drafters import DRAFTERS
+from collab_llm_nodes.protocols.jupiter.generation import _decode_on, answer, answer_in_points
+from collab_llm_nodes.protocols.jupiter.lane import DecodeConfig, LaneAnswer, undivided
 from collab_llm_nodes.protocols.jupiter.messages import Outcome, Result, Span, Step, Want
+from collab_llm_nodes.protocols.jupiter.partition import Placement
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig, equal_parts
 
 TOKENS = 24
@@ -55,7 +50,7 @@ def in_thirds(tokens: int) -> list[int]:
 def test_an_answer_is_the_single_device_s(count: int, drafter: str) -> None:
     ids = prompt(30) * 2  # there is something to look up
     with pipeline(count) as made:
-        asked = Asked(TOKENS, drafter=drafter_named(drafter), lengths=in_thirds)
+        asked = DecodeConfig(TOKENS, drafter=DRAFTERS[drafter], lengths=in_thirds)
         found = answer(made, ids, asked, control())
     assert found.tokens == alone(ids, TOKENS)
     if drafter == "none":
@@ -69,20 +64,19 @@ def test_an_answer_is_the_single_device_s(count: int, drafter: str) -> None:
 def test_hidden_states_may_go_by_gloo(states: str) -> None:
     ids = prompt(50)
     with pipeline(3, path="gloo", states=states) as made:
-        found = answer(made, ids, Asked(TOKENS, lengths=in_thirds), control())
-        lanes = points(made, ids, [prompt(3, i) for i in range(4)], Asked(6), control())
+        found = answer(made, ids, DecodeConfig(TOKENS, lengths=in_thirds), control())
+        lanes, expected = expand(made, ids, [prompt(3, i) for i in range(4)], DecodeConfig(6))
     assert len(found.tokens) == TOKENS
     if states == "float32":
         assert found.tokens == alone(ids, TOKENS)
-        expected = [alone([*ids, *prompt(3, i)], 6) for i in range(4)]
-        assert [lane.tokens for lane in lanes] == expected
+        assert lanes == expected
 
 
 @pytest.mark.parametrize("drafter", ["medusa", "medusa_tree", "prompt_lookup"])
 def test_a_sampled_answer_depends_on_no_draft(drafter: str) -> None:
     ids, sampling = prompt(30) * 2, SamplingConfig(temperature=0.7, top_p=0.9, seed=7)
     with pipeline(2) as made:
-        found = answer(made, ids, Asked(TOKENS, sampling, drafter_named(drafter)), control())
+        found = answer(made, ids, DecodeConfig(TOKENS, sampling, DRAFTERS[drafter]), control())
     assert found.tokens == alone(ids, TOKENS, sampling)
 
 
@@ -160,19 +154,18 @@ def test_lanes_that_share_a_prompt_say_what_each_says_alone(groups: int) -> None
     shared = prompt(40, 3)
     requests = [prompt(3 + i, 10 + i) for i in range(5)]
     with pipeline(2, lanes=4) as made:  # fewer lanes than requests: they come in two waves
-        asked = Asked(TOKENS, groups=groups, lengths=in_thirds)
+        asked = DecodeConfig(TOKENS, groups=groups, lengths=in_thirds)
         heard: list[int] = []
-        found = points(
+        found, expected = expand(
             made,
             shared,
             requests,
             asked,
-            control(),
             lambda lanes: heard.append(sum(len(lane.tokens) for lane in lanes)),
         )
-    assert [lane.tokens for lane in found] == [alone([*shared, *r], TOKENS) for r in requests]
+    assert found == expected
     assert heard == sorted(heard)
-    assert heard[-1] == sum(len(lane.tokens) for lane in found)
+    assert heard[-1] == sum(map(len, found))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +177,9 @@ def test_a_group_is_divided_when_another_has_ended(
 ) -> None:
     """Lanes 2 and 3 end first. Then two stages are not to work in turn on one pass of two lanes."""
     lanes = [
-        LaneAnswer(number, [1], max_tokens=6 if number < 2 else 1, eos=frozenset([0]), context=99)
+        LaneAnswer(
+            number, [1], DecodeConfig(6 if number < 2 else 1), eos=frozenset([0]), context=99
+        )
         for number in range(4)
     ]
     passes: list[list[int]] = []
@@ -198,7 +193,7 @@ def test_a_group_is_divided_when_another_has_ended(
 
     chain: Any = Answering()
     parted = [[lanes[number] for number in group] for group in groups]
-    _decode_on(chain, None, parted, Asked(6), control(), lambda found: None)
+    _decode_on(chain, None, parted, DecodeConfig(6), control(), lambda found: None)
     assert [len(lane.tokens) for lane in lanes] == [6, 6, 1, 1]
     assert passes[: len(groups)] == groups
     assert passes[-len(last) :] == last
@@ -207,38 +202,22 @@ def test_a_group_is_divided_when_another_has_ended(
 def test_lanes_end_and_are_used_again() -> None:
     with pipeline(2, lanes=2) as made:
         for seed in range(3):
-            found = points(made, prompt(20, seed), [prompt(4, 9)], Asked(6), control())
-            assert found[0].tokens == alone([*prompt(20, seed), *prompt(4, 9)], 6)
-
-
-def test_two_requests_at_once_share_the_stages_or_wait_for_a_lane() -> None:
-    for lanes in (4, 1):
-        with pipeline(2, lanes=lanes) as made:
-            found: dict[int, list[int]] = {}
-
-            def ask(seed: int, made: Pipeline = made, found: dict[int, list[int]] = found) -> None:
-                found[seed] = answer(made, prompt(25, seed), Asked(12), control()).tokens
-
-            threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(3)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        assert found == {seed: alone(prompt(25, seed), 12) for seed in range(3)}
+            found, expected = expand(made, prompt(20, seed), [prompt(4, 9)], DecodeConfig(6))
+            assert found == expected
 
 
 def test_layers_may_be_divided_in_any_way() -> None:
     ids = prompt(33)
 
-    def plan(devices: object, info: object) -> list[Layers]:
+    def plan(devices: object, info: object) -> list[Placement]:
         assert isinstance(devices, list)
-        return [Layers(devices[2], 0, 1), Layers(devices[0], 1, 4)]  # the second is left out
+        return [Placement(devices[2], 0, 1), Placement(devices[0], 1, 4)]  # the second is left out
 
     with pipeline(3, plan) as made:
-        assert answer(made, ids, Asked(10), control()).tokens == alone(ids, 10)
+        assert_exact(made, ids, 10)
         first, last = made.chain(control().due).bytes
     with pipeline(1) as made:
-        answer(made, ids, Asked(2), control())
+        answer(made, ids, DecodeConfig(2), control())
         assert first < last < made.chain(control().due).bytes[0]
 
 
@@ -255,9 +234,9 @@ def test_layers_may_be_divided_in_any_way() -> None:
     ],
 )
 def test_a_plan_that_is_none_is_refused(cuts: list[tuple[str, int, int]]) -> None:
-    def plan(devices: Sequence[str], info: object) -> list[Layers]:
+    def plan(devices: Sequence[str], info: object) -> list[Placement]:
         known = {"first": devices[0], "second": devices[1], "stranger": "127.0.0.1:9"}
-        return [Layers(known[name], first, last) for name, first, last in cuts]
+        return [Placement(known[name], first, last) for name, first, last in cuts]
 
     with pipeline(2, plan) as made:
         with pytest.raises(ConfigError) as refused:
@@ -267,7 +246,7 @@ def test_a_plan_that_is_none_is_refused(cuts: list[tuple[str, int, int]]) -> Non
 
 def test_more_devices_than_layers_leaves_some_out() -> None:
     with pipeline(LAYERS + 1) as made:
-        assert answer(made, prompt(9), Asked(4), control()).tokens == alone(prompt(9), 4)
+        assert_exact(made, prompt(9), 4)
         assert len(made.chain(control().due).parts) == LAYERS
 
 
@@ -275,24 +254,22 @@ def test_what_does_not_fit_is_refused() -> None:
     with pipeline(1, lanes=2) as made:
         context = made.chain(control().due).info.context
         with pytest.raises(InvalidInput, match="the model reads") as refused:
-            answer(made, [5] * context, Asked(4), control())
+            answer(made, [5] * context, DecodeConfig(4), control())
         assert refused.value.field == "prompt"
         with pytest.raises(InvalidInput, match="no tokens"):
-            answer(made, [], Asked(4), control())
-        with pytest.raises(InvalidInput, match="the model reads"):
-            points(made, [5] * context, [[1]], Asked(4), control())
+            answer(made, [], DecodeConfig(4), control())
         with pytest.raises(InvalidInput, match="sub-sequences"):
-            answer(made, prompt(9), Asked(4, lengths=lambda n: [n - 1]), control())
-        assert answer(made, prompt(9), Asked(4, lengths=whole), control()).tokens == alone(
-            prompt(9), 4
-        )
+            answer(made, prompt(9), DecodeConfig(4, lengths=lambda n: [n - 1]), control())
+        assert answer(
+            made, prompt(9), DecodeConfig(4, lengths=undivided), control()
+        ).tokens == alone(prompt(9), 4)
 
 
 def test_an_answer_ends_with_the_context() -> None:
     with pipeline(2) as made:
         info = made.chain(control().due).info
         ids = prompt(info.context - 3)
-        found = answer(made, ids, Asked(50), control())
+        found = answer(made, ids, DecodeConfig(50), control())
         assert found.tokens == alone(ids, 3)
         assert found.finished
 
@@ -314,13 +291,13 @@ def test_points_go_on_from_the_outline_that_was_decoded() -> None:
         return [[*prompt(3, token), token] for token in outline[:5]]
 
     with pipeline(2, lanes=4) as made:
-        asked = Asked(TOKENS)
-        outline, found = outlined(made, ids, Asked(8), requests, asked, control())
+        asked = DecodeConfig(TOKENS)
+        outline, found = answer_in_points(made, ids, DecodeConfig(8), requests, asked, control())
         assert outline.tokens == alone(ids, 8)
         expected = [[*ids, *outline.tokens, *r] for r in requests(outline.tokens)]
         assert [lane.tokens for lane in found] == [alone(text, TOKENS) for text in expected]
         assert len(found) == 5
-        _, none = outlined(made, ids, Asked(4), lambda outline: [], asked, control())
+        _, none = answer_in_points(made, ids, DecodeConfig(4), lambda outline: [], asked, control())
         assert none == []
 
 
@@ -329,11 +306,11 @@ def test_points_go_on_from_the_outline_that_was_decoded() -> None:
 def test_points_go_on_from_an_outline_that_was_drafted_and_cut(drafter: str, cut: int) -> None:
     """Nodes of a tree, and tokens beyond the cut, are not in the cache that points share."""
     ids, requests = prompt(30) * 2, [prompt(3, 50), prompt(4, 51), prompt(2, 52)]
-    drafting = drafter_named(drafter)
+    drafting = DRAFTERS[drafter]
     with pipeline(2, lanes=4) as made:
-        first = Asked(TOKENS, drafter=drafting, stop=lambda tokens: len(tokens) == cut)
-        asked = Asked(TOKENS, drafter=drafting)
-        outline, found = outlined(
+        first = DecodeConfig(TOKENS, drafter=drafting, stop=lambda tokens: len(tokens) == cut)
+        asked = DecodeConfig(TOKENS, drafter=drafting)
+        outline, found = answer_in_points(
             made, ids, first, lambda tokens: requests, asked, control(), budget=27
         )
     assert outline.tokens == alone(ids, cut)

@@ -33,10 +33,9 @@ from collab_llm_nodes.processes import free_port
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
 from collab_llm_nodes.protocols.jupiter.arrangement import Arrangement
 from collab_llm_nodes.protocols.jupiter.chain import Chain
-from collab_llm_nodes.protocols.jupiter.lane import Guide
+from collab_llm_nodes.protocols.jupiter.lane import CachedPrefix
 from collab_llm_nodes.protocols.jupiter.messages import Step, WorkerInfo
-from collab_llm_nodes.protocols.jupiter.outline import guided_turns
-from collab_llm_nodes.protocols.jupiter.outline_prompts import OutlinePrompts
+from collab_llm_nodes.protocols.jupiter.outline import OutlinePrompts, with_directive
 from collab_llm_nodes.protocols.jupiter.planner import PlannerConfig
 from collab_llm_nodes.protocols.jupiter.running import Jupiter, check, start
 from collab_llm_nodes.protocols.jupiter.settings import JupiterConfig, PlanningConfig
@@ -67,26 +66,29 @@ def jupiter(count: int = 2, **changed: Any) -> Iterator[tuple[Jupiter, JupiterCo
 
 
 def run(
-    made: Jupiter, asked: Request, told: list[Progress] | None = None, until: Control | None = None
+    made: Jupiter,
+    asked: Request,
+    reports: list[Progress] | None = None,
+    until: Control | None = None,
 ) -> Answer:
-    return made.run(asked, (told if told is not None else []).append, until or control())
+    return made.run(asked, (reports if reports is not None else []).append, until or control())
 
 
 def test_an_answer_grows_and_is_the_single_device_s() -> None:
     right = alone(ids_of(QUESTION), 24)
-    told: list[Progress] = []
+    reports: list[Progress] = []
     with jupiter() as (made, config):
         assert made.parallel == 4
-        found = run(made, request(config), told)
+        found = run(made, request(config), reports)
         chat = (Turn("user", "Hello"), Turn("assistant", "Yes?"), Turn("user", QUESTION))
         other = run(made, request(config, turns=chat, max_tokens=5))
     assert found.tokens == tuple(right)
     assert found.text == made.decode(right)
     assert found.error is None
     assert found.verified
-    assert [found.text.startswith(each.text) for each in told] == [True] * len(told)
-    assert [len(a.tokens) < len(b.tokens) for a, b in zip(told, told[1:], strict=False)]
-    assert told[-1].share_done == len(told[-1].tokens) / 24
+    assert [found.text.startswith(each.text) for each in reports] == [True] * len(reports)
+    assert [len(a.tokens) < len(b.tokens) for a, b in zip(reports, reports[1:], strict=False)]
+    assert reports[-1].share_done == len(reports[-1].tokens) / 24
     figures = found.metrics.figures()
     assert found.metrics.tokens == len(right)
     assert figures["stages"] == 2
@@ -136,16 +138,18 @@ def test_an_answer_in_points_joins_them_and_its_text_only_grows(
     requests = [prompt(3, 50 + i) for i in range(3)]
     monkeypatch.setattr(OutlinePrompts, "requests", lambda self, outline: requests)
     monkeypatch.setattr(OutlinePrompts, "ended", lambda self, outline: len(outline) == 9)
-    told: list[Progress] = []
+    reports: list[Progress] = []
     with jupiter(outline="always", max_tokens=60) as (made, config):
-        found = run(made, request(config), told)
+        found = run(made, request(config), reports)
     assert found.error is None
     assert found.tokens == ()
     lines = found.text.split("\n")
     assert 1 <= len(lines) <= 3
     assert [line.split(" ")[0] for line in lines] == ["1.", "2.", "3."][: len(lines)]
-    assert all(b.text.startswith(a.text) for a, b in zip(told, [*told[1:], found], strict=True))
-    assert {each.stage for each in told} == {"outline", "points"}
+    assert all(
+        b.text.startswith(a.text) for a, b in zip(reports, [*reports[1:], found], strict=True)
+    )
+    assert {each.stage for each in reports} == {"outline", "points"}
     figures = found.metrics.figures()
     assert (figures["points"], figures["outline_tokens"]) == (3, 9)
     assert found.metrics.tokens <= 9 + 60
@@ -153,12 +157,12 @@ def test_an_answer_in_points_joins_them_and_its_text_only_grows(
 
 def test_an_outline_without_points_is_answered_in_sequence() -> None:
     """A random model writes no outline."""
-    told: list[Progress] = []
+    reports: list[Progress] = []
     with jupiter(outline="auto", max_tokens=48) as (made, config):
-        found = run(made, request(config), told)
+        found = run(made, request(config), reports)
         short = run(made, request(config, max_tokens=8))
     assert found.tokens == tuple(alone(ids_of(QUESTION), 48))
-    assert {each.stage for each in told} == {"outline", "answer"}
+    assert {each.stage for each in reports} == {"outline", "answer"}
     assert found.metrics.figures()["outline_tokens"] > 0
     assert short.metrics.figures()["outline_tokens"] == 0, "too short to be outlined"
 
@@ -197,19 +201,19 @@ def test_a_task_s_directive_is_read_once_by_all_stages(monkeypatch: pytest.Monke
     assert [(step.fork_of, step.start) for step in forks] == [(lane, length)] * 3
     loaded = read_facts(ModelConfig(str(folder()))).without_weights()
     for outline, turns in zip(seen, befores, strict=False):
-        whole = Prompt(QUESTION, turns=guided_turns(directive, turns))
+        whole = Prompt(QUESTION, turns=with_directive(directive, turns))
         assert outline == tuple(alone(encode(whole, loaded).ids, 8))
-    assert seen[3] != seen[0], "without a task the directive is behind the question"
+    assert seen[3] != seen[0], "without a task the directive follows the question"
 
 
 def test_a_directive_is_fed_to_each_chain_once_however_many_ask() -> None:
-    guide = Guide(7, prompt(30))
+    prefix = CachedPrefix(7, prompt(30))
     fed: list[tuple[object, Step]] = []
     chains = [object(), object()]
 
     def ask(chain: object) -> None:
-        guide.feed(chain, lambda step: fed.append((chain, step)), lambda n: (10, n - 10))
-        guide.restart()
+        prefix.feed(chain, lambda step: fed.append((chain, step)), lambda n: (10, n - 10))
+        prefix.restart()
 
     for chain in chains:
         threads = [threading.Thread(target=ask, args=(chain,)) for _ in range(4)]
@@ -217,8 +221,8 @@ def test_a_directive_is_fed_to_each_chain_once_however_many_ask() -> None:
             thread.start()
         for thread in threads:
             thread.join(WAIT_S)
-    told = [(chain, step.lane, step.start, len(step.ids)) for chain, step in fed]
-    assert told == [(chain, 7, *part) for chain in chains for part in ((0, 10), (10, 20))]
+    reports = [(chain, step.lane, step.start, len(step.ids)) for chain, step in fed]
+    assert reports == [(chain, 7, *part) for chain in chains for part in ((0, 10), (10, 20))]
 
 
 @pytest.mark.parametrize(
@@ -246,16 +250,16 @@ def test_an_outline_that_the_context_has_no_room_for_is_answered_in_sequence(
     room = context - len(ids_of(text))
     requests = [prompt(context, 50 + i) for i in range(3)]
     monkeypatch.setattr(OutlinePrompts, "requests", lambda self, outline: requests)
-    told: list[Progress] = []
+    reports: list[Progress] = []
     with jupiter(outline="always") as (made, config):
-        long_question = run(made, request(config, text), told)
-        assert {each.stage for each in told} == {"answer"}
-        long_points = run(made, request(config), told)
+        long_question = run(made, request(config, text), reports)
+        assert {each.stage for each in reports} == {"answer"}
+        long_points = run(made, request(config), reports)
         assert made.pipeline.lanes_in_use == 0
     assert 0 < room < 24
     assert long_question.tokens == tuple(alone(ids_of(text), room))
     assert long_points.tokens == tuple(alone(ids_of(QUESTION), 24))
-    assert {each.stage for each in told} == {"answer", "outline"}
+    assert {each.stage for each in reports} == {"answer", "outline"}
 
 
 @pytest.mark.parametrize(
@@ -303,7 +307,7 @@ def test_a_cancelled_answer_and_a_late_one_end() -> None:
 # Plans.
 
 
-def test_stages_are_planned_with_the_profile_and_anew_when_a_device_is_missing(
+def test_stages_are_planned_with_the_profile_and_again_when_a_device_is_missing(
     tmp_path: Path,
 ) -> None:
     profile(1.0, 4.0).save(tmp_path / "lab.json")
@@ -372,14 +376,14 @@ def test_a_plan_is_made_without_running(tmp_path: Path) -> None:
     with jupiter(planning=planning) as (made, _):
         chain = made.pipeline.current
         found = made.plan(control(), prompt_tokens=100, answer_tokens=0, lanes=2)
-        assert found.prompt_tokens == 100
+        assert found.typical_prompt == 100
         with pytest.raises(InvalidInput, match="context has") as refused:
             made.plan(control(), prompt_tokens=10_000)
         assert refused.value.field == "prompt_tokens"
-        assert {part.device for part in found.plan.placements} <= {"robot", "laptop"}
-        assert found.plan.config.lanes == 2
+        assert {part.device for part in found.placements} <= {"robot", "laptop"}
+        assert found.config.lanes == 2
         wider = made.plan(control(), devices=("rover",))
-        assert [part.device for part in wider.plan.placements] == ["rover"]
+        assert [part.device for part in wider.placements] == ["rover"]
         with pytest.raises(ConfigError, match="no device 'rovr'.*did you mean rover"):
             made.plan(control(), devices=("rovr",))
         with pytest.raises(DeadlineExceeded):
@@ -424,14 +428,6 @@ def refused(config: JupiterConfig) -> CollabError:
     with pytest.raises(CollabError) as caught:
         start(config, Resources()).close()
     return caught.value
-
-
-def test_workers_that_hold_other_weights_are_refused() -> None:
-    other = ModelConfig(str(folder(1)))
-    with workers(1) as (_, first), workers(1, model=other) as (_, second):
-        error = refused(served_config([*first, *second]))
-    assert isinstance(error, ModelError)
-    assert "different weights" in str(error)
 
 
 def test_another_model_than_the_workers_is_refused() -> None:

@@ -24,9 +24,16 @@ from collab_llm_nodes.protocols.jupiter.drafters import (
     NoDrafter,
     PromptLookup,
 )
-from collab_llm_nodes.protocols.jupiter.judge import judge, walk
-from collab_llm_nodes.protocols.jupiter.lane import LaneAnswer, Trunk, feed, whole
-from collab_llm_nodes.protocols.jupiter.messages import Outcome, Step, Want
+from collab_llm_nodes.protocols.jupiter.lane import (
+    DecodeConfig,
+    LaneAnswer,
+    SharedPrefix,
+    divide,
+    undivided,
+)
+from collab_llm_nodes.protocols.jupiter.messages import Outcome, Result, Step, Want, WorkerInfo
+from collab_llm_nodes.protocols.jupiter.results import check_result
+from collab_llm_nodes.protocols.jupiter.stage_lanes import judge, walk
 
 VOCAB, EOS, HEADS, CONTEXT = 7, 0, 5, 200
 
@@ -46,39 +53,39 @@ def right(prompt: Sequence[int], most: int) -> list[int]:
 
 
 class Stages:
-    """All stages as one: caches of token ids, put right and fed as a step says.
+    """All stages as one: caches of token ids, corrected and fed by steps.
 
-    A cache is a list of columns: its trunk, then nodes as (token, parent column).
+    A cache is its linear part, then tree nodes as (token, parent column).
     """
 
     def __init__(self, eos: int = EOS) -> None:
         self.eos = frozenset([eos])
-        self.trunks: dict[int, list[int]] = {}
+        self.linear: dict[int, list[int]] = {}
         self.nodes: dict[int, list[tuple[int, int]]] = {}
 
     def run(self, step: Step) -> Outcome:
         if step.close:
-            self.trunks.pop(step.lane, None)
+            self.linear.pop(step.lane, None)
             return Outcome()
-        if step.lane not in self.trunks:
-            source = [] if step.fork_of is None else list(self.trunks[step.fork_of])
-            self.trunks[step.lane], self.nodes[step.lane] = source, []
+        if step.lane not in self.linear:
+            source = [] if step.fork_of is None else list(self.linear[step.fork_of])
+            self.linear[step.lane], self.nodes[step.lane] = source, []
         else:
             assert step.fork_of is None
-        trunk, nodes = self.trunks[step.lane], self.nodes[step.lane]
+        linear, nodes = self.linear[step.lane], self.nodes[step.lane]
         if step.retain is not None:
-            trunk += self.path(len(trunk), nodes, step.retain)
-        assert step.start <= len(trunk), "nothing that the cache lacks counts as held"
-        del trunk[step.start :]
+            linear += self.path(len(linear), nodes, step.retain)
+        assert step.start <= len(linear), "nothing that the cache lacks counts as held"
+        del linear[step.start :]
         nodes.clear()
         if step.parents:
             before = [-1, *step.parents]
-            base = len(trunk)
+            base = len(linear)
             nodes += [(t, base + p) for t, p in zip(step.ids, before, strict=True)]
-            texts = [[*trunk, *self.path(base, nodes, base + i)] for i in range(len(step.ids))]
+            texts = [[*linear, *self.path(base, nodes, base + i)] for i in range(len(step.ids))]
         else:
-            trunk += step.ids
-            texts = [trunk[: step.start + i + 1] for i in range(len(step.ids))]
+            linear += step.ids
+            texts = [linear[: step.start + i + 1] for i in range(len(step.ids))]
         if step.want is Want.NOTHING:
             return Outcome()
         texts = texts[len(texts) - step.rows :]
@@ -122,17 +129,16 @@ def test_any_drafts_divisions_and_losses_leave_the_answer_as_it_is(
     prompt: list[int], most: int, drafter: Drafter, shared: int, seed: int
 ) -> None:
     stages, chance = Stages(), random.Random(seed)
-    trunk = Trunk(0, prompt) if shared else None
+    shared_prefix = SharedPrefix(0, prompt) if shared else None
     own = prompt[: max(1, shared)]
     text = [*prompt, *own] if shared else prompt
     lane = LaneAnswer(
         1,
         own if shared else prompt,
-        max_tokens=most,
+        DecodeConfig(most, drafter=drafter),
         eos=frozenset([EOS]),
         context=CONTEXT,
-        drafter=drafter,
-        trunk=trunk,
+        prefix=shared_prefix,
     )
 
     def lengths(tokens: int) -> list[int]:
@@ -143,8 +149,8 @@ def test_any_drafts_divisions_and_losses_leave_the_answer_as_it_is(
 
     fresh = True
     while not lane.finished:
-        if fresh and trunk is not None:
-            for step in trunk.steps(lengths):
+        if fresh and shared_prefix is not None:
+            for step in shared_prefix.steps(lengths):
                 stages.run(step)
         fresh = False
         *before, last = lane.steps(lengths)
@@ -153,8 +159,8 @@ def test_any_drafts_divisions_and_losses_leave_the_answer_as_it_is(
                 stages.run(step)
             stages, fresh = Stages(), True
             lane.restart()
-            if trunk is not None:
-                trunk.restart()
+            if shared_prefix is not None:
+                shared_prefix.restart()
             continue
         for step in before:
             assert stages.run(step) == Outcome()
@@ -170,7 +176,7 @@ def test_any_drafts_divisions_and_losses_leave_the_answer_as_it_is(
 def test_drafts_save_passes_here() -> None:
     def passes(drafter: Drafter) -> int:
         lane = LaneAnswer(
-            0, [3, 2], max_tokens=30, eos=frozenset([99]), context=CONTEXT, drafter=drafter
+            0, [3, 2], DecodeConfig(30, drafter=drafter), eos=frozenset([99]), context=CONTEXT
         )
         stages = Stages(99)
         while not lane.finished:
@@ -196,7 +202,7 @@ def test_drafts_are_as_long_as_what_stood_of_late_deserves(stands: bool, last: i
             return Draft(tuple(found[len(tokens) :]))
 
     lane = LaneAnswer(
-        0, [3, 2], max_tokens=120, eos=frozenset([99]), context=CONTEXT, drafter=Known()
+        0, [3, 2], DecodeConfig(120, drafter=Known()), eos=frozenset([99]), context=CONTEXT
     )
     stages, drafted = Stages(99), []
     while len(lane.tokens) < 60:
@@ -208,26 +214,27 @@ def test_drafts_are_as_long_as_what_stood_of_late_deserves(stands: bool, last: i
     assert drafted[1:] == sorted(drafted[1:], reverse=True)
 
 
-def test_a_verdict_on_another_draft_is_refused() -> None:
-    def asked() -> LaneAnswer:
-        lane = LaneAnswer(
-            0, [1], max_tokens=9, eos=frozenset([EOS]), context=CONTEXT, drafter=MedusaTree()
-        )
-        lane.steps()
-        lane.on_outcome(Outcome((), 3, tuple(range(5)) * 3))
-        lane.steps()
-        return lane
-
-    for outcome in (Outcome((99,), 1), Outcome((2, 1), 1), Outcome((0,), 1), Outcome((), -1)):
-        with pytest.raises(ProtocolError):
-            asked().on_outcome(outcome)
+@pytest.mark.parametrize(
+    "outcome",
+    [Outcome((99,), 1), Outcome((2, 1), 1), Outcome((0,), 1), Outcome((), -1), Outcome((1, 3), 1)],
+)
+def test_a_verdict_on_another_tree_is_refused(outcome: Outcome) -> None:
+    info = WorkerInfo("", "", "", 1, CONTEXT, 1000, 1, 1, frozenset([EOS]), HEADS, "")
+    lane = LaneAnswer(0, [1], DecodeConfig(9, drafter=MedusaTree()), eos=info.eos, context=CONTEXT)
+    lane.steps()
+    lane.on_outcome(Outcome((), 3, tuple(range(5)) * 3))
+    (step,) = lane.steps()
+    assert step.parents[:4] == (0, 1, 2, 0)
+    check_result(Result(0, (Outcome((1, 2), 1),), ()), [step], 0, info)
+    with pytest.raises(ProtocolError):
+        check_result(Result(0, (outcome,), ()), [step], 0, info)
 
 
 @pytest.mark.parametrize("lengths", [[1, 1], [4], [2, 0, 1], [-1, 4], []])
 def test_parts_that_are_none_are_refused(lengths: list[int]) -> None:
     with pytest.raises(InvalidInput, match="sub-sequences"):
-        feed(Step(0, 0, (1, 2, 3)), lambda tokens: lengths)
-    assert feed(Step(0, 0, (1, 2, 3)), whole) == [Step(0, 0, (1, 2, 3))]
+        divide(Step(0, 0, (1, 2, 3)), lambda tokens: lengths)
+    assert divide(Step(0, 0, (1, 2, 3)), undivided) == [Step(0, 0, (1, 2, 3))]
 
 
 def test_a_tree_s_nodes_follow_their_parents_and_are_the_likeliest() -> None:

@@ -9,19 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collab_llm_lab.training.text.samples import SUB_DOMAINS, make_sample
-from collab_llm_nodes.protocols.jupiter import outline
 from collab_llm_nodes.protocols.jupiter.outline import (
-    CHAINED,
-    CODE,
-    MATHEMATICS,
-    ORDER,
-    RECORDS,
-    SHORT,
+    MOST_POINTS,
     Point,
     join_points,
     outline_question,
     read_outline,
     read_point,
+)
+from collab_llm_nodes.protocols.jupiter.route import (
+    CHAINED,
+    CODE,
+    LEAST_TOKENS,
+    MATHEMATICS,
+    ORDER,
+    RECORDS,
+    SHORT,
     route,
 )
 
@@ -111,8 +114,8 @@ def test_what_asks_for_breadth_is_outlined(question: str) -> None:
 
 def test_a_low_limit_of_tokens_needs_no_outline() -> None:
     question = "Explain how a diesel engine works."
-    assert route(question, max_tokens=outline.LEAST_TOKENS).outline
-    assert route(question, max_tokens=outline.LEAST_TOKENS - 1).reason == SHORT
+    assert route(question, max_tokens=LEAST_TOKENS).outline
+    assert route(question, max_tokens=LEAST_TOKENS - 1).reason == SHORT
 
 
 @given(st.text(max_size=400))
@@ -162,7 +165,7 @@ def test_an_outline_grows_line_by_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "behind",
+    "following",
     [
         "Now the answer follows.\n",
         "Now the",
@@ -172,8 +175,8 @@ def test_an_outline_grows_line_by_line() -> None:
         "I w",
     ],
 )
-def test_what_is_no_next_point_ends_the_outline(behind: str) -> None:
-    found = read_outline(OUTLINE + behind)
+def test_what_is_no_next_point_ends_the_outline(following: str) -> None:
+    found = read_outline(OUTLINE + following)
     assert found.ended
     assert len(found.points) == 3
 
@@ -230,10 +233,10 @@ def test_lists_are_read_in_any_usual_form(form: str) -> None:
         text = f"{text[:start]}{text[start + 1 : end]}{title}{text[end + 1 :]}"
     assert [point.title for point in read_outline(text, complete=True).points] == titles
     assert not any(read_outline(text[:end]).ended for end in range(len(text) + 1))
-    behind = "Now the answer." + "z" * (
+    following = "Now the answer." + "z" * (
         240 if "text" in form or "#" in form or "bold" in form else 0
     )
-    assert read_outline(f"{text}\n{behind}").ended
+    assert read_outline(f"{text}\n{following}").ended
 
 
 @pytest.mark.parametrize(
@@ -283,7 +286,7 @@ def test_the_number_of_points_is_bounded() -> None:
     many = "".join(f"{i}. point {i}\n" for i in range(1, 20))
     found = read_outline(many)
     assert found.ended
-    assert len(found.points) == outline.MOST_POINTS
+    assert len(found.points) == MOST_POINTS
     assert read_outline("1. one\n2. two\n", complete=True).usable is False
     assert read_outline("No list at all", complete=True).points == ()
 
@@ -306,5 +309,4 @@ def test_a_point_is_one_paragraph(text: str, said: str, stop: bool) -> None:
 
 def test_points_are_joined_in_order() -> None:
     assert join_points(["One.", " ", "Two. "]) == "1. One.\n2. Two."
-    assert join_points(["One.", "", "Two."], numbered=False) == "One. Two."
     assert join_points([]) == ""

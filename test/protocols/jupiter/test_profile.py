@@ -121,7 +121,7 @@ def test_unknown_devices_models_and_versions_are_refused(tmp_path: Path) -> None
     stored.check_model(stored.model)
     stored.save(file)
     content = json.loads(file.read_text())
-    for change, told in (
+    for change, message in (
         ({"version": 2, "new": 1}, "has version 2, this program reads 1"),
         ({"version": None}, "is no profile"),
         ({"colour": "red"}, "colour: unknown key"),
@@ -129,7 +129,7 @@ def test_unknown_devices_models_and_versions_are_refused(tmp_path: Path) -> None
         ({"devices": [content["devices"][0]] * 2}, "two devices have one name"),
     ):
         file.write_text(json.dumps({**content, **change}))
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=message):
             Profile.load(file)
     for text in ("{", "[" * 100_000):
         file.write_text(text)

@@ -130,7 +130,7 @@ def test_a_load_that_passes_is_waited_out() -> None:
     ],
     ids=["passes differ", "grows", "comes and goes"],
 )
-def test_a_load_that_stays_is_told(slowness: Callable[[int], float], tmp_path: Path) -> None:
+def test_a_load_that_stays_is_reported(slowness: Callable[[int], float], tmp_path: Path) -> None:
     _, loads = slowed(lambda number: 1.0)
     found, more = slowed(slowness)
     assert more == 3 * loads

@@ -1,4 +1,4 @@
-"""A worker that dies in the middle of an answer: the others go on, and the answer is the same."""
+"""A worker that dies during an answer: the others continue, and the answer is the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,18 @@ from functools import partial
 from typing import Any
 
 import pytest
-from jupiter_bed import PATIENT, WAIT_S, alone, control, folder, prompt, settings, workers
+from jupiter_bed import (
+    PATIENT,
+    WAIT_S,
+    alone,
+    assert_exact,
+    control,
+    expand,
+    folder,
+    prompt,
+    settings,
+    workers,
+)
 from waiting import wait_for
 
 from collab_llm_lab.bench.link.proxy import LinkProxy
@@ -21,18 +32,18 @@ from collab_llm_nodes.errors import Busy, ConfigError, ModelError, Unavailable
 from collab_llm_nodes.processes import free_port
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.jupiter import worker
-from collab_llm_nodes.protocols.jupiter.generation import Asked, answer, points
-from collab_llm_nodes.protocols.jupiter.lane import LaneAnswer
+from collab_llm_nodes.protocols.jupiter.generation import answer
+from collab_llm_nodes.protocols.jupiter.lane import DecodeConfig, LaneAnswer
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig, StageLink
 from collab_llm_nodes.protocols.jupiter.messages import WorkerInfo
+from collab_llm_nodes.protocols.jupiter.monitors import SilenceMonitor
+from collab_llm_nodes.protocols.jupiter.partition import Placement
 from collab_llm_nodes.protocols.jupiter.pipeline import (
-    Layers,
     Pipeline,
     PipelineConfig,
     equal_parts,
 )
 from collab_llm_nodes.protocols.jupiter.process import local_workers
-from collab_llm_nodes.protocols.jupiter.pulse import Pulse
 
 TOKENS = 16
 WATCHFUL = LinkConfig(silence_s=3.0, connect_s=20.0)
@@ -62,12 +73,12 @@ def config_of(addresses: Sequence[str], link: LinkConfig = WATCHFUL) -> Pipeline
 
 
 def test_a_silent_peer_is_lost_after_the_ticks_it_has_and_no_sooner() -> None:
-    pulse = Pulse(7)
-    assert [pulse.tick() for _ in range(7)] == [False] * 7
-    pulse.heard()
-    assert [pulse.tick() for _ in range(8)] == [*[False] * 7, True]
-    pulse.heard()
-    assert [pulse.tick(2.0) for _ in range(10)] == [*[False] * 9, True]
+    monitor = SilenceMonitor(7)
+    assert [monitor.tick() for _ in range(7)] == [False] * 7
+    monitor.reset()
+    assert [monitor.tick() for _ in range(8)] == [*[False] * 7, True]
+    monitor.reset()
+    assert [monitor.tick(2.0) for _ in range(10)] == [*[False] * 9, True]
 
 
 def test_by_default_a_silent_worker_is_lost_within_a_second() -> None:
@@ -86,7 +97,7 @@ def test_processes_that_are_killed_or_stopped_are_replaced() -> None:
             for victim, kind in ((killed, signal.SIGKILL), (stopped, signal.SIGSTOP)):
                 begun = time.monotonic()
                 strike = partial(os.kill, victim.process.pid, kind)
-                found = answer(made, ids, Asked(TOKENS), control(), after(3, strike))
+                found = answer(made, ids, DecodeConfig(TOKENS), control(), after(3, strike))
                 assert found.tokens == right
                 loss = made.losses[-1]
                 assert loss.device == victim.address
@@ -95,7 +106,7 @@ def test_processes_that_are_killed_or_stopped_are_replaced() -> None:
             assert made.missing == addresses[1:]
             os.kill(stopped.process.pid, signal.SIGCONT)  # it lives again, and gets layers again
             wait_for(lambda: used_by(made) == {addresses[0], stopped.address}, WAIT_S)
-            assert answer(made, ids, Asked(TOKENS), control()).tokens == right
+            assert answer(made, ids, DecodeConfig(TOKENS), control()).tokens == right
             assert [loss.device for loss in made.losses] == [killed.address, stopped.address]
             assert made.missing == [killed.address]
 
@@ -106,20 +117,19 @@ def test_a_worker_behind_a_cut_link_is_replaced(which: int) -> None:
     with workers(3) as (_, addresses), LinkProxy(addresses[which]) as link:
         shown = [link.address if i == which else a for i, a in enumerate(addresses)]
         with Pipeline(config_of(shown)) as made:
-            found = answer(made, ids, Asked(TOKENS), control(), after(3, link.half_open))
-            assert found.tokens == alone(ids, TOKENS)
+            assert_exact(made, ids, TOKENS, after(3, link.half_open))
             assert [loss.device for loss in made.losses] == [link.address]
 
 
 def test_without_any_worker_left_an_answer_ends_soon(caplog: pytest.LogCaptureFixture) -> None:
     ids = prompt(30)
     with workers(1) as (_, addresses), LinkProxy(addresses[0]) as link:
-        config = replace(config_of([link.address]), arrange_s=3600.0, alone_s=0.5)
+        config = replace(config_of([link.address]), alone_s=0.5)
         short = replace(config.link, connect_s=0.5)
         with Pipeline(replace(config, link=short)) as made:
             made.chain(control().due)
             with pytest.raises(Unavailable, match="no worker answers"):
-                answer(made, ids, Asked(TOKENS), control(), after(3, link.half_open))
+                answer(made, ids, DecodeConfig(TOKENS), control(), after(3, link.half_open))
             for _ in range(2):
                 with pytest.raises(Unavailable):
                     made.chain(control().due)
@@ -139,8 +149,7 @@ def test_a_cut_between_two_workers_is_found_by_the_one_that_sends(
 
         monkeypatch.setattr(worker, "StageLink", through)
         with Pipeline(config_of(addresses, PATIENT)) as made:
-            found = answer(made, ids, Asked(TOKENS), control(), after(3, between.half_open))
-            assert found.tokens == alone(ids, TOKENS)
+            assert_exact(made, ids, TOKENS, after(3, between.half_open))
             assert [loss.device for loss in made.losses] == [addresses[1]]
 
 
@@ -160,7 +169,9 @@ def test_a_link_that_gets_slow_is_no_dead_worker(
         with Pipeline(config_of(addresses, PATIENT)) as made:
             made.chain(control().due)
             between.throttle(20_000.0)  # the prompt's states: 30 x 32 float32
-            found = answer(made, ids, Asked(4), control(), after(1, lambda: between.throttle(0.0)))
+            found = answer(
+                made, ids, DecodeConfig(4), control(), after(1, lambda: between.throttle(0.0))
+            )
             assert found.tokens == alone(ids, 4)
             assert bool(made.losses) == lost
 
@@ -171,9 +182,7 @@ def test_a_worker_is_replaced_also_where_states_go_by_gloo() -> None:
         config = replace(config_of(addresses), path="gloo")
         listener = after(3, lambda: end(handles[1]))
         with Pipeline(config) as made:
-            assert answer(made, ids, Asked(TOKENS), control(), listener).tokens == alone(
-                ids, TOKENS
-            )
+            assert_exact(made, ids, TOKENS, listener)
             assert made.losses
 
 
@@ -185,13 +194,12 @@ def test_gloo_is_for_workers_that_allow_it() -> None:
         assert refused.value.field == "path"
 
 
-def test_lanes_are_made_anew_with_the_prompt_that_they_share() -> None:
+def test_lanes_are_rebuilt_with_the_prompt_that_they_share() -> None:
     shared, requests = prompt(40, 3), [prompt(4, 20 + i) for i in range(3)]
     with workers(3) as (handles, addresses), Pipeline(config_of(addresses)) as made:
-        found = points(
-            made, shared, requests, Asked(TOKENS), control(), after(12, lambda: end(handles[2]))
-        )
-        assert [lane.tokens for lane in found] == [alone([*shared, *r], TOKENS) for r in requests]
+        listener = after(12, lambda: end(handles[2]))
+        found, expected = expand(made, shared, requests, DecodeConfig(TOKENS), listener)
+        assert found == expected
         assert [loss.device for loss in made.losses] == [addresses[2]]
 
 
@@ -206,17 +214,17 @@ def test_a_worker_that_comes_back_is_used_when_no_request_is_under_way() -> None
         late = f"127.0.0.1:{free_port()}"
         config = replace(config_of([*first, late], PATIENT), upkeep_s=0.0)
         made = stack.enter_context(Pipeline(config))
-        assert answer(made, ids, Asked(TOKENS), control()).tokens == alone(ids, TOKENS)
+        assert_exact(made, ids, TOKENS)
         assert (used_by(made), made.missing) == ({*first}, [late])
         made.renew()
         assert used_by(made) == {*first}, "it is not there yet"
         stack.enter_context(workers(1, address=late))
         with made.lanes(1, control().due):
             made.renew()
-            assert used_by(made) == {*first}, "a request is under way"
+            assert used_by(made) == {*first}, "a request is in progress"
         made.renew()
         assert (used_by(made), made.missing) == ({*first, late}, [])
-        assert answer(made, ids, Asked(TOKENS), control()).tokens == alone(ids, TOKENS)
+        assert_exact(made, ids, TOKENS)
 
 
 def test_a_worker_that_comes_back_with_other_weights_is_not_used() -> None:
@@ -231,7 +239,7 @@ def test_a_worker_that_comes_back_with_other_weights_is_not_used() -> None:
         assert (used_by(made), made.missing) == ({*first}, [late])
 
 
-def test_nobody_is_looked_for_before_somebody_asks() -> None:
+def test_workers_are_looked_for_after_the_first_request_only() -> None:
     with Pipeline(replace(config_of(["127.0.0.1:9"]), upkeep_s=0.0)) as made:
         made.renew()
         with pytest.raises(Unavailable):
@@ -241,8 +249,8 @@ def test_nobody_is_looked_for_before_somebody_asks() -> None:
         assert made.missing == ["127.0.0.1:9"]
 
 
-def test_a_plan_that_finds_no_room_is_told() -> None:
-    def plan(devices: Sequence[str], info: WorkerInfo) -> list[Layers]:
+def test_a_plan_that_finds_no_room_is_reported() -> None:
+    def plan(devices: Sequence[str], info: WorkerInfo) -> list[Placement]:
         if len(devices) < 2:
             raise ConfigError("too little memory", field="workers", remedy="add a worker")
         return equal_parts(devices, info)
@@ -250,13 +258,13 @@ def test_a_plan_that_finds_no_room_is_told() -> None:
     with workers(2) as (handles, addresses), Pipeline(config_of(addresses), plan) as made:
         listener = after(3, lambda: end(handles[1]))
         with pytest.raises(ConfigError, match="too little memory"):
-            answer(made, prompt(30), Asked(TOKENS), control(), listener)
+            answer(made, prompt(30), DecodeConfig(TOKENS), control(), listener)
 
 
-def test_nobody_there_is_told_within_the_deadline() -> None:
+def test_missing_workers_are_reported_within_the_deadline() -> None:
     with Pipeline(config_of(["127.0.0.1:9"])) as made:
         with pytest.raises(Unavailable, match="no worker answers") as refused:
-            answer(made, prompt(5), Asked(2), Control(time.monotonic() + 0.5))
+            answer(made, prompt(5), DecodeConfig(2), Control(time.monotonic() + 0.5))
         assert refused.value.remedy
 
 
@@ -287,7 +295,7 @@ def test_a_worker_serves_one_coordinator_at_a_time() -> None:
 
             def served() -> bool:
                 try:
-                    return answer(other, ids, Asked(3), control()).tokens == alone(ids, 3)
+                    return answer(other, ids, DecodeConfig(3), control()).tokens == alone(ids, 3)
                 except Busy:
                     return False
 

@@ -1,8 +1,7 @@
-"""Progress of a chain's workers, by the jobs that they count. No I/O, no clock.
+"""Detection of silent and of stuck workers. No I/O, no clock.
 
-Signs of life come from a thread that only reads and writes. Whether a worker still computes is seen
-in its counts (``Pong``): of jobs received, begun, and computed and sent on. Its Load is the first
-job, each pass another.
+Time is counted in ticks of the observer: a pause of this process, whatever its cause, does not
+count against a peer.
 """
 
 from __future__ import annotations
@@ -14,30 +13,55 @@ from typing import NamedTuple
 from collab_llm_nodes.errors import ProtocolError
 from collab_llm_nodes.protocols.jupiter.messages import Pong, Span
 
+
+class SilenceMonitor:
+    """Detector of a silent peer.
+
+    Args:
+        misses: ticks without a message after which the peer is lost.
+    """
+
+    def __init__(self, misses: int) -> None:
+        self._misses = misses
+        self._missed = 0
+
+    def reset(self) -> None:
+        """Record a message of the peer."""
+        self._missed = 0
+
+    def tick(self, more: float = 0.0) -> bool:
+        """Count a tick; return True if the peer is lost.
+
+        Args:
+            more: additional ticks, while messages to the peer are in transit.
+        """
+        self._missed += 1
+        return self._missed > self._misses + more
+
+
 SLOW = 6.0
-"""A pass that takes so many times as long as others of its size is not waited for."""
+"""A pass may take this many times as long as others of its size."""
 _NEWEST = 0.25
 """Weight of the newest pass in the moving average of its size."""
-_BEGIN_S = 5.0  # for a worker that is idle, or was
-_LOAD_S, _LOADED_PER_S = 30.0, 50e6  # imports, and bytes from the slowest disk
+_BEGIN_S = 5.0  # for an idle worker to begin a job
+_LOAD_S, _LOADED_PER_S = 30.0, 50e6  # imports, and bytes per second of the slowest disk
 _READ_PER_S, _FED_PER_S = 200e6, 10e9
-"""Slowest worker: bytes of weights that a pass reads, and bytes times rows that it computes."""
+"""Slowest worker: bytes of weights read, and bytes times rows computed, per second."""
 
 
 @dataclass
 class _Worker:
-    """Counts of one worker.
+    """State of one worker.
 
     Attributes:
-        heard: it has said something; until then its link's deadlines are the only ones.
-        waited: for each count that is to grow, its value and the ticks since it has that.
-        took_s: of each pass under way, the time for which it was seen being computed.
-        seconds: of a pass, on average, by the bit length of its rows.
-        excused_s: time that a job of another chain, which nobody waits for any more, may still take
-            before the first one here begins.
+        connected: it has sent a message; until then only its link's deadlines apply.
+        waited: value of each count that should grow, and the ticks since it last did.
+        took_s: time for which each pass in flight was observed being computed.
+        seconds: average time of a pass, by the bit length of its rows.
+        excused_s: time that a job of a former chain may still take before the first job here.
     """
 
-    heard: bool = False
+    connected: bool = False
     counts: Pong = field(default_factory=Pong)
     waited: dict[str, tuple[int, int]] = field(default_factory=dict)
     took_s: dict[int, float] = field(default_factory=dict)
@@ -46,7 +70,7 @@ class _Worker:
 
 
 class _Wait(NamedTuple):
-    """A count that is to grow, whose fault it is if it does not, and after which time."""
+    """A count that should grow, the worker at fault if it does not, and the time allowed."""
 
     name: str
     value: int
@@ -55,16 +79,18 @@ class _Wait(NamedTuple):
     allowed_s: float
 
 
-class Progress:
-    """Finds the worker that does not go on with its jobs.
+class ProgressMonitor:
+    """Detector of the worker in a chain that makes no progress.
 
-    Time is counted in ticks, as in ``Pulse``: a pause of this process is nobody's delay.
+    Pings are answered by a thread that only reads and writes. Whether a worker still computes shows
+    in its counts (``Pong``) of jobs received, begun, and computed and sent on. Its Load is the
+    first job, each pass another.
 
     Args:
-        weights: bytes of each worker's layers, roughly.
-        tick_s: time between two ticks [s].
-        grace_s: shortest time after which a worker is found [s].
-        row_s: time of one row's hidden states on the slowest link [s].
+        weights: rough size of each worker's layers [byte].
+        tick_s: time between two ticks.
+        grace_s: shortest time without progress after which a worker is reported.
+        row_s: time of one row's hidden states on the slowest link.
     """
 
     def __init__(
@@ -78,60 +104,53 @@ class Progress:
         self._results = 0
 
     def on_sent(self, rows: int) -> None:
-        """Note that a pass of so many rows has been sent to the first worker."""
+        """Record that a pass of ``rows`` rows has been sent to the first worker."""
         self._rows[self._sent] = rows
         self._sent += 1
 
-    def on_heard(self, worker: int) -> None:
-        """Note that a worker has said something, so it is connected."""
-        self._workers[worker].heard = True
+    def on_message(self, worker: int) -> None:
+        """Record a message of a worker, which is thus connected."""
+        self._workers[worker].connected = True
 
     def on_pong(self, worker: int, counts: Pong) -> None:
-        """Take the counts of a worker.
+        """Record the counts of a worker.
 
         Raises:
-            ProtocolError: they cannot be.
+            ProtocolError: they are impossible.
         """
-        self.on_heard(worker)
+        self.on_message(worker)
         own = self._workers[worker]
         old = own.counts
-        ascending = 0 <= counts.computed <= counts.begun <= counts.received <= self._sent
         if (
-            not ascending
+            not old.computed <= counts.computed <= counts.begun <= counts.received <= self._sent
+            or counts.begun < old.begun
+            or counts.received < old.received
             or not counts.busy_s >= 0
-            or any(
-                new < before
-                for new, before in (
-                    (counts.received, old.received),
-                    (counts.begun, old.begun),
-                    (counts.computed, old.computed),
-                )
-            )
         ):
-            raise ProtocolError("it counts jobs that cannot be", field="pong")
+            raise ProtocolError("its counts of jobs are impossible", field="pong")
         own.counts = counts
-        if counts.busy_s:  # by a pass or a load: the one that may take longest sets the limit
+        if counts.busy_s:  # by a pass or a load: a load may take longer, and sets the limit
             own.excused_s = max(own.excused_s, self._job_s(worker, 0) - counts.busy_s)
 
     def on_result(self, spans: Sequence[Span], took_s: float) -> None:
-        """Note that the oldest pass under way has ended.
+        """Record the end of the oldest pass in flight.
 
         Args:
-            spans: of each worker, as the last one says: they cannot shorten what was seen here.
-            took_s: time since it was sent, as measured here [s].
+            spans: of each worker, as the last one reports; they cannot shorten observed times.
+            took_s: time since the pass was sent, as measured here.
         """
         self._results += 1
         rows = self._rows.pop(self._results)
         size = rows.bit_length()
         for own, span in zip(self._workers, spans, strict=True):
-            # Its ends fall between ticks.
+            # It began and ended between two ticks.
             seen_s = own.took_s.pop(self._results, 0.0) + self._tick_s
             new = min(max(seen_s, span.end - span.begin), took_s)
             old = own.seconds.get(size, new)
             own.seconds[size] = old + _NEWEST * (new - old)
 
     def tick(self) -> tuple[int, str] | None:
-        """Count a tick; return the worker that is waited for in vain, if any, and what it omits."""
+        """Count a tick; return the worker that makes no progress, if any, and a description."""
         for number, own in enumerate(self._workers):
             before, own.waited = own.waited, {}
             for wait in self._waits(number, own.counts):
@@ -145,10 +164,10 @@ class Progress:
         return None
 
     def _waits(self, number: int, counts: Pong) -> Iterator[_Wait]:
-        """Yield what is waited for at one worker."""
+        """Yield the counts of one worker that should grow."""
         before = self._workers[number - 1].counts.computed if number else self._sent
-        ready = max(1, before)  # each Load comes from here
-        if self._workers[number].heard and counts.received < ready:
+        ready = max(1, before)  # each Load is sent from here
+        if self._workers[number].connected and counts.received < ready:
             rows = sum(self._rows.get(job, 0) for job in range(counts.received, ready))
             allowed_s = self._grace_s + rows * self._row_s
             if number and counts.received:
@@ -169,13 +188,13 @@ class Progress:
             yield _Wait("results", self._results, number, "sent no result", self._grace_s)
 
     def _job_s(self, number: int, job: int) -> float:
-        """Return the time that a job may take [s]."""
+        """Return the time allowed for a job [s]."""
         if not job:
             return max(self._grace_s, _LOAD_S + self._weights[number] / _LOADED_PER_S)
         return max(self._grace_s, self._slow_s(number, self._rows.get(job, 0)))
 
     def _slow_s(self, number: int, rows: int) -> float:
-        """Return the time that a pass of so many rows may take [s]."""
+        """Return the time allowed for a pass of ``rows`` rows [s]."""
         seconds, size = self._workers[number].seconds, rows.bit_length()
         if (known := min((s for s in seconds if s >= size), default=None)) is not None:
             return SLOW * seconds[known]

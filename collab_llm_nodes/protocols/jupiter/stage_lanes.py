@@ -1,21 +1,23 @@
-"""One stage's lanes: sessions by number, and what a pass does to them. No I/O.
+"""The lanes of one stage, and the verification of drafts by the last stage. No I/O.
 
-The state of a stage is a function of the passes that it has run, in their order. All stages of a
-chain run the same passes, so their lanes agree without any further message.
+The state of a stage is a function of the passes it has run. All stages of a chain run the same
+passes in the same order, so their lanes agree without further messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from collab_llm_nodes.decoding.rejection import own_token
+from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution, most_likely
+from collab_llm_nodes.engine.kernels import Head
 from collab_llm_nodes.engine.stage import Stage, StageFeed, StageSession
 from collab_llm_nodes.errors import InvalidInput, ProtocolError
 from collab_llm_nodes.models.heads import MedusaHeads
-from collab_llm_nodes.protocols.jupiter.judge import guess, judge
 from collab_llm_nodes.protocols.jupiter.messages import Outcome, Step, Want
 
 
@@ -23,9 +25,9 @@ class StageLanes:
     """See the module docstring.
 
     Args:
-        most: lanes that may be open at a time.
-        eos: end tokens, for the last stage's verdicts.
-        heads: for the last stage's guesses.
+        most: largest number of open lanes.
+        eos: end tokens, for verdicts of the last stage.
+        heads: for guesses of the last stage.
     """
 
     def __init__(
@@ -37,28 +39,24 @@ class StageLanes:
         self._heads = heads
         self._sessions: dict[int, StageSession] = {}
 
-    def __len__(self) -> int:
-        """Lanes that are open."""
-        return len(self._sessions)
-
     @torch.inference_mode()
     def run(self, steps: Sequence[Step], states: Tensor | None) -> tuple[Tensor, list[Outcome]]:
         """Run one pass.
 
         Args:
             states: hidden states of all new tokens, in the order of the steps; in the first stage
-                the features of pictures, None without.
+                the features of pictures, or None.
 
         Returns:
-            Hidden states for the next stage, and no outcomes; or, of the last stage, none [0,
-            width] and an outcome for each step.
+            The hidden states for the next stage, and no outcomes. Of the last stage, no states
+            [0, width], and one outcome per step.
 
         Raises:
-            CollabError: the pass cannot be run; lanes are then no longer as in other stages.
+            CollabError: the pass cannot be run; the lanes then differ from those of other stages.
         """
         fed: list[Step] = []
         feeds: list[StageFeed] = []
-        seen: dict[int, Tensor] = {}  # of the last stage, by lane: what the LM head has read
+        seen: dict[int, Tensor] = {}  # input of the LM head in the last stage, by lane
         first, row = self._stage.takes_ids, 0
         for step in steps:
             session = self._prepare(step)
@@ -95,7 +93,7 @@ class StageLanes:
         self._sessions.clear()
 
     def _prepare(self, step: Step) -> StageSession | None:
-        """Return the session of ``step`` with its trunk as wanted; None if the lane has ended."""
+        """Return the session of ``step``, rolled back to its start; None if the lane has ended."""
         session = self._sessions.get(step.lane)
         if step.close:
             if session is not None:
@@ -140,3 +138,75 @@ def _positions(step: Step) -> int | Tensor | None:
     if len(step.positions) > 1:
         return torch.tensor(step.positions).view(3, -1)
     return step.positions[0] if step.positions else None
+
+
+def walk(
+    own: Callable[[int, int], int],
+    draft: Sequence[int],
+    parents: Sequence[int],
+    eos: frozenset[int],
+) -> tuple[tuple[int, ...], int]:
+    """Follow the model's own tokens through a tree of drafts.
+
+    Args:
+        own: returns the model's token after a row, as ``own(row, depth)``; row 0 is the newest
+            token of the answer, row i + 1 is ``draft[i]``.
+        parents: for each draft token, the row that it follows.
+        eos: end tokens.
+
+    Returns:
+        The rows of the accepted drafts, ascending, and the token that follows them; -1 if the last
+        one is an end token.
+    """
+    path: list[int] = []
+    row = 0
+    while True:
+        token = own(row, len(path))
+        children = (i for i, parent in enumerate(parents) if parent == row)
+        child = next((i for i in children if draft[i] == token), None)
+        if child is None:
+            return tuple(path), token
+        row = child + 1
+        path.append(row)
+        if token in eos:
+            return tuple(path), -1
+
+
+def judge(
+    logits: Tensor,
+    draft: Sequence[int],
+    parents: Sequence[int],
+    sampling: SamplingConfig,
+    position: int,
+    eos: frozenset[int],
+) -> tuple[tuple[int, ...], int]:
+    """Verify drafts (paper 004, figure 8): return the result of :func:`walk` for ``logits``.
+
+    Drafts are proposals only: the token at a position is always the model's own, drawn with the
+    random number of that position. So an answer depends neither on the drafter nor on the partition
+    of the layers, and it can be continued elsewhere after a loss. For a certain proposal this is
+    the rejection law (accept with p(token), else draw from the rest).
+
+    Args:
+        logits: [1 + drafts, V].
+        position: of the first draft token in the answer.
+
+    Raises:
+        ModelError: the logits are not finite.
+    """
+    if sampling.greedy:
+        tokens = most_likely(logits)
+        return walk(lambda row, depth: tokens[row], draft, parents, eos)
+
+    def own(row: int, depth: int) -> int:
+        return own_token(distribution(logits[row], sampling), sampling, position + depth)
+
+    return walk(own, draft, parents, eos)
+
+
+@torch.inference_mode()
+def guess(heads: MedusaHeads, head: Head, state: Tensor, count: int) -> tuple[int, ...]:
+    """Return the ``count`` best tokens of each Medusa head in turn, for one ``state`` [width]."""
+    best = head(heads(state)).topk(count, dim=-1).indices
+    found: list[int] = best.flatten().tolist()
+    return tuple(found)
