@@ -17,7 +17,14 @@ from sensor_msgs.msg import CompressedImage, Image
 
 from collab_llm.msg import Observation
 from collab_llm_nodes.errors import InvalidInput
-from collab_llm_nodes.ros.cameras import TOPICS, CameraConfig, Frame, Grabber, Videohub
+from collab_llm_nodes.ros.cameras import (
+    START_GRACE_S,
+    TOPICS,
+    CameraConfig,
+    Frame,
+    Grabber,
+    Videohub,
+)
 from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.health import Level, TopicLimits
 from collab_llm_nodes.ros.images import Jpeg, encode_jpeg, read_compressed, to_rgb
@@ -194,7 +201,7 @@ class CameraIngest(ManagedNode[CameraConfig]):
     def _watch_silence(self) -> None:
         limit = self.config.silent_after
         if not self._started and not (self._camera is not None and self._camera.error):
-            limit = max(limit, self.config.start_grace)  # drivers and simulators start slowly
+            limit = max(limit, START_GRACE_S)
         silent = wall() - self._seen > limit
         if silent == self._silent:
             return

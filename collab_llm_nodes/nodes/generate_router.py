@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from action_msgs.msg import GoalStatus
-from rclpy.action import ActionClient, ActionServer, CancelResponse
+from rclpy.action import ActionClient, CancelResponse
 from rclpy.action.server import ServerGoalHandle
 from rclpy.task import Future
 
@@ -31,17 +31,26 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.ros.clock import STEADY
-from collab_llm_nodes.ros.convert import MAX_DEADLINE_S, deadline_from, status_of
-from collab_llm_nodes.ros.goals import RESULT_S, SentGoal, ask_for_life, drop_contents
+from collab_llm_nodes.ros.convert import deadline_from, status_of
+from collab_llm_nodes.ros.goals import (
+    SentGoal,
+    action_client,
+    action_server,
+    ask_for_life,
+    drop_contents,
+)
 from collab_llm_nodes.ros.health import Level
 from collab_llm_nodes.ros.managed_node import ManagedNode
 from collab_llm_nodes.ros.program import run
-from collab_llm_nodes.ros.qos import REQUESTS, RESULT
+from collab_llm_nodes.ros.qos import RESULT
 
 _WATCH_S = 0.05
 """Period at which deadlines and servers are looked at [s]."""
 _PROBE_S = 1.0
 """A server that has been silent for so long is asked for a sign of life."""
+_LONGEST_S = 3600.0
+"""Longest wait for the result of a goal without a deadline, which its server chooses: as long as
+any server may be configured to take."""
 _GONE_S = 0.5
 """A server that has left the graph may have sent the result before; it arrives within this."""
 
@@ -70,12 +79,6 @@ class GenerateRouterConfig:
         "A server may be so much later than a goal's deadline, or than a cancellation [s].",
         low=0.0,
         high=60.0,
-    )
-    longest_s: float = setting(
-        3600.0,
-        "Wait for a result at most, when the goal leaves the deadline to its server [s].",
-        low=1.0,
-        high=MAX_DEADLINE_S,
     )
     max_goals: int = setting(
         64,
@@ -168,7 +171,7 @@ class _Passage:
         if self.sent is None:
             self.end(Cancelled("the caller gave the goal up"))
         else:
-            self.sent.call_off()
+            self.sent.cancel()
 
     def on_feedback(self, message: Any) -> None:
         """Copy what the server tells to the caller."""
@@ -209,23 +212,19 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
 
     def configure(self) -> None:
         self._watching = self.create_timer(_WATCH_S, self._watch, clock=STEADY)
-        self._action = ActionServer(
+        self._action = action_server(
             self,
             Generate,
             "generate",
             self._execute,
-            cancel_callback=self._on_cancel,
-            goal_service_qos_profile=REQUESTS,
-            result_service_qos_profile=REQUESTS,
-            cancel_service_qos_profile=REQUESTS,
+            self._on_cancel,
             feedback_pub_qos_profile=RESULT,
-            result_timeout=RESULT_S,
         )
 
     def deactivate(self) -> None:
         for passage in list(self._passages.values()):
             if passage.sent is not None:
-                passage.sent.call_off()
+                passage.sent.cancel()
             passage.end(Inactive("generate_router was deactivated", remedy="activate it"))
 
     def cleanup(self) -> None:
@@ -336,7 +335,7 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
         request.protocol = request.protocol or self.config.protocols[0]
         if request.protocol not in self.config.protocols:
             raise registry.unknown(request.protocol, self.config.protocols)
-        allowed_s = deadline_from(request, self.config.longest_s)
+        allowed_s = deadline_from(request, _LONGEST_S)
         server = self._server(request.protocol)
         return _Passage(goal, server, now, now + allowed_s + self.config.grace_s)
 
@@ -346,14 +345,8 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
         The feedback of goals that go past the router would be most of its work.
         """
         if protocol not in self._servers:
-            client = ActionClient(
-                self,
-                Generate,
-                f"{protocol}/generate",
-                goal_service_qos_profile=REQUESTS,
-                result_service_qos_profile=REQUESTS,
-                cancel_service_qos_profile=REQUESTS,
-                feedback_sub_qos_profile=RESULT,
+            client = action_client(
+                self, Generate, f"{protocol}/generate", feedback_sub_qos_profile=RESULT
             )
             self._servers[protocol] = _Server(protocol, client)
         return self._servers[protocol]
@@ -396,10 +389,10 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
                     passage.end(_lost(passage.server, "is not there"))
                 continue
             if why := lost[passage.server]:
-                passage.sent.call_off()  # it may be only out of reach
+                passage.sent.cancel()  # it may be only out of reach
                 passage.end(_lost(passage.server, why))
             elif now >= passage.due:
-                passage.sent.call_off()
+                passage.sent.cancel()
                 passage.end(_late(passage))
             elif now - passage.asked_again > config.silence_s:
                 passage.asked_again = now  # one that was restarted does not know the goal

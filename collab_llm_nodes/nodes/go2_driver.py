@@ -45,7 +45,13 @@ from collab_llm_nodes.ros.managed_node import ManagedNode
 from collab_llm_nodes.ros.peers import DRIVER, Peers
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import BUTTON, CAMERA, COMMAND, RESULT, STATE
-from collab_llm_nodes.ros.strangers import GO2_TOPICS, MOTION_TOPICS, NAMELESS, Strangers
+from collab_llm_nodes.ros.strangers import (
+    GO2_TOPICS,
+    LOOK_S,
+    MOTION_TOPICS,
+    NAMELESS,
+    Strangers,
+)
 from collab_llm_nodes.ros.unitree import (
     STATE_TOPIC,
     Services,
@@ -140,15 +146,15 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
         guards = {topic: MOTION_TOPICS[topic] for topic in ("cmd_vel", "motion_state")}
         topics = {**guards, **GO2_TOPICS, self.config.state_topic: NAMELESS}
         self._strangers = Strangers(self, topics, self._on_strangers)
+        self._looks = self.create_timer(LOOK_S, self._read_graph, clock=STEADY)
 
     def stop(self) -> None:
         super().stop()
+        self.destroy_timer(self._looks)
         self._peers.close()
-        self._strangers.close()
 
     def destroy_node(self) -> None:
         self._peers.close()
-        self._strangers.close()
         super().destroy_node()
 
     # Lifecycle.
@@ -261,7 +267,11 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
         before, self._emergency = self._emergency, pressed
         if pressed and not before and self.active:
             self._send(self._go2.begin(wall()))
-        self._peers.tell(pressed)
+        self._peers.publish(pressed)
+
+    def _read_graph(self) -> None:
+        self._peers.look()
+        self._strangers.look()
 
     def _on_peers(self) -> None:
         if self.active:

@@ -37,7 +37,7 @@ from collab_llm.msg import LinkState, Status
 from collab_llm_nodes.errors import ConfigError, printable
 from collab_llm_nodes.robot.stop_words import asks_to_stop
 from collab_llm_nodes.ros.clock import STEADY
-from collab_llm_nodes.ros.goals import SentGoal
+from collab_llm_nodes.ros.goals import SentGoal, action_client
 from collab_llm_nodes.ros.program import (
     argument_parser,
     command_for,
@@ -87,7 +87,7 @@ class _Client:
         self.missing: list[str] = []
         self.seen_at = time.monotonic()
         self.node = Node("instruct", **node_arguments)
-        self._action = ActionClient(self.node, Navigate, "navigate")
+        self._action = action_client(self.node, Navigate, "navigate")
         self._parameters = self.node.create_client(GetParameters, "navigator/get_parameters")
         self._asked_at = -math.inf
         self._action_asked = ""
@@ -112,7 +112,7 @@ class _Client:
         if self.goal is None:
             self.ended.set()
         else:
-            self.goal.call_off()
+            self.goal.cancel()
 
     def _look(self) -> None:
         """Send once all is there; a navigator that was away is asked what it still knows."""
@@ -232,7 +232,7 @@ class _Client:
         if self._answers is None and len(values) == 2 and values[0]:  # else it is not ours
             action, protocol = values
             self._action_asked = printable(action)
-            self._answers = ActionClient(self.node, Generate, action)
+            self._answers = action_client(self.node, Generate, action)
             self._needs_link = "edge_cloud" in (protocol, *action.split("/"))
 
     def _on_link(self, link: LinkState) -> None:

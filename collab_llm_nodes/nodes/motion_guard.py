@@ -44,7 +44,7 @@ from collab_llm_nodes.ros.motion_inputs import check_range, check_scan, pose_fro
 from collab_llm_nodes.ros.peers import GUARD, Peers
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import BUTTON, CAMERA, COMMAND, REQUESTS, RESULT, STATE
-from collab_llm_nodes.ros.strangers import MOTION_TOPICS, Strangers
+from collab_llm_nodes.ros.strangers import LOOK_S, MOTION_TOPICS, Strangers
 
 _REST = (0.02, 0.05)
 """Odometry's velocities of a robot at rest are below these [m/s, rad/s]."""
@@ -134,18 +134,18 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
             )
             self._tell()
         self._peers = Peers(self, GUARD, self._on_stop_of_peer, self._on_peers)
-        self._peers.tell(bool(pressed))
+        self._peers.publish(bool(pressed))
         self._strangers = Strangers(self, MOTION_TOPICS, self._on_strangers)
+        self._looks = self.create_timer(LOOK_S, self._read_graph, clock=STEADY)
 
     def stop(self) -> None:
         super().stop()
+        self.destroy_timer(self._looks)
         self._peers.close()
-        self._strangers.close()
         self._latch.close()
 
     def destroy_node(self) -> None:
         self._peers.close()
-        self._strangers.close()
         super().destroy_node()
 
     def configure(self) -> None:
@@ -317,7 +317,7 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         if response.success:
             response.message = self._not_kept()
             self._latch.clear()
-            self._peers.tell(False)
+            self._peers.publish(False)
         self._tell()
         return response
 
@@ -329,11 +329,15 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
             self._tick()
         if not set_before:  # a button that is held says so again
             self._latch.set(who)
-        self._peers.tell(True, again=not passed_on)
+        self._peers.publish(True, again=not passed_on)
         if self.active:
             self._report(before)
         else:
             self._tell()
+
+    def _read_graph(self) -> None:
+        self._peers.look()
+        self._strangers.look()
 
     def _on_peers(self) -> None:
         self._guard.on_peers(self._peers.trouble, self._peers.unconfirmed, wall())

@@ -60,12 +60,12 @@ from collab_llm_nodes.robot.steps import DelegatedSteps, ShownSteps, Steps
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
 from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.convert import code_of, of_a_request, status_named, status_of
-from collab_llm_nodes.ros.goals import RESULT_S, SentGoal
+from collab_llm_nodes.ros.goals import SentGoal, action_client, action_server
 from collab_llm_nodes.ros.health import Faults, Level, Status, TopicLimits
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
 from collab_llm_nodes.ros.motion_inputs import action_from, permission_from, pose_from, seconds_of
 from collab_llm_nodes.ros.program import command_for, run
-from collab_llm_nodes.ros.qos import CAMERA, COMMAND, REQUESTS, RESULT, STATE
+from collab_llm_nodes.ros.qos import CAMERA, COMMAND, RESULT, STATE
 from collab_llm_nodes.ros.step_outputs import OUTPUTS, make_output
 
 _SUCCEEDED = GoalStatus.STATUS_SUCCEEDED
@@ -234,26 +234,11 @@ class Navigator(ManagedNode[NavigatorConfig]):
         self._getting_ready = self.create_timer(0.2, self._tell_ready, clock=STEADY)
         if self._navigate is None:
             self._instructions = self.create_publisher(String, "instruction", STATE)
-            self._generate = ActionClient(
-                self,
-                Generate,
-                self.config.answer.action,
-                goal_service_qos_profile=REQUESTS,
-                result_service_qos_profile=REQUESTS,
-                cancel_service_qos_profile=REQUESTS,
-            )
+            self._generate = action_client(self, Generate, self.config.answer.action)
             if MEMORY in self.config.answer.prompt:
-                self._memory = ActionClient(self, Generate, self.config.answer.memory)
-            self._navigate = ActionServer(
-                self,
-                Navigate,
-                "navigate",
-                self._execute,
-                cancel_callback=self._on_cancel,
-                goal_service_qos_profile=REQUESTS,
-                result_service_qos_profile=REQUESTS,
-                cancel_service_qos_profile=REQUESTS,
-                result_timeout=RESULT_S,
+                self._memory = action_client(self, Generate, self.config.answer.memory)
+            self._navigate = action_server(
+                self, Navigate, "navigate", self._execute, self._on_cancel
             )
 
     def activate(self) -> None:
@@ -356,7 +341,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         finally:
             self._run = None
             if run_.recall is not None:
-                run_.recall.call_off()
+                run_.recall.cancel()
             self._instructions.publish(String())
         result.steps = mission.steps
         result.distance_travelled, result.angle_turned = mission.distance, mission.angle
@@ -383,7 +368,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         if self._run is not None:
             raise Busy("another instruction is being followed", remedy="cancel it or wait")
         config = self.config.mission
-        check_instruction(request.instruction, config)
+        check_instruction(request.instruction)
         least, most = DEADLINE_LIMITS_S
         if request.deadline_s != 0.0 and not least <= request.deadline_s <= most:
             raise InvalidInput(
@@ -606,7 +591,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         if self._output is None or ends:  # else somebody else's velocities would meet our zeros
             self._send(mission.velocity, 0.0 if ends else spacing)
         if run_.generation is not None and not mission.answering:
-            run_.generation.call_off()
+            run_.generation.cancel()
             run_.generation = None
         if ends:
             run_.over.set_result(None)

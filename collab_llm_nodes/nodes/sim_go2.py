@@ -33,10 +33,14 @@ from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import COMMAND, REQUESTS, STATE
-from collab_llm_nodes.ros.strangers import MOTION_TOPICS, Strangers
+from collab_llm_nodes.ros.strangers import LOOK_S, MOTION_TOPICS, Strangers
 from collab_llm_nodes.sim.renderer import Renderer, to_jpeg
 from collab_llm_nodes.sim.robot import Base
 from collab_llm_nodes.sim.rooms import Pose, Room, make_room
+
+LOCKSTEP_S = 1.0
+"""Without a command for this long the simulator steps even in lockstep, machine's time [s]: else a
+navigator that has ended would stop time for all."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,6 @@ class SimConfig:
     camera_rate: float = setting(10.0, "Frames per simulated second.", low=0.1, high=100.0)
     real_time_factor: float = setting(1.0, "Simulated seconds per second.", low=0.01, high=1000.0)
     lockstep: bool = setting(False, "While moving, one step per received command.")
-    lockstep_timeout: float = setting(
-        1.0, "Without a command for this long, lockstep steps anyway [s].", low=0.01, high=10.0
-    )
     watchdog: float = setting(
         0.5, "Older commands are dropped, simulated time [s].", low=0.05, high=10.0
     )
@@ -87,10 +88,11 @@ class SimGo2(ManagedNode[SimConfig]):
         self._jpeg = b""
         owners = {"cmd_vel": MOTION_TOPICS["cmd_vel"]}
         self._strangers = Strangers(self, owners, self._on_strangers)
+        self._looks = self.create_timer(LOOK_S, self._strangers.look, clock=STEADY)
 
     def stop(self) -> None:
         super().stop()
-        self._strangers.close()
+        self.destroy_timer(self._looks)
 
     # Lifecycle.
 
@@ -217,7 +219,7 @@ class SimGo2(ManagedNode[SimConfig]):
     @guarded
     def _on_pacer(self) -> None:
         waits = self.config.lockstep and any(self._command)  # a stop needs no further command
-        if not waits or wall() - self._stepped_at >= self.config.lockstep_timeout:
+        if not waits or wall() - self._stepped_at >= LOCKSTEP_S:
             self._step()
 
     def _moving(self) -> bool:

@@ -90,7 +90,7 @@ def run_ask(
     """
     settings = Recording(bag, (), _parameters(question.config), "")
     mission = settings.settings(MissionConfig, "navigator", "mission")
-    check_instruction(question.instruction, mission)
+    check_instruction(question.instruction)
     asked = asked_thing(question.instruction, mission)
     models = models.named(settings)
     answers: list[dict[str, Any]] = []

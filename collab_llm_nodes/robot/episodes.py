@@ -1,7 +1,7 @@
 """Sentences about what the robot saw and did, in documents that it can be asked about later.
 
-    At 10:32 on 2026-11-23, a red ball was seen 2.0 m ahead of (1.0, 2.0), near (3.0, 2.0).
-    At 10:33 on 2026-11-23, the robot moved forward 40 cm, to (1.4, 2.0).
+    At 10:32 on 2026-11-23, seen from (1.0, 2.0): the red ball is near.
+    At 10:33 on 2026-11-23, the robot did: move forward 40 cm, at (1.4, 2.0).
 
 The last sighting of a thing is a document of its own, which the next one replaces: retrieval knows
 words, not time.
@@ -30,8 +30,6 @@ from collab_llm_nodes.robot.grammar import ParsedAction
 _MOST_CHARACTERS = 200
 _EPISODE = re.compile(r"episode \d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2} \d+")
 _SIGHTING = re.compile(r"last sighting of .+")
-_AHEAD = math.radians(30)
-_BEHIND = math.radians(150)
 
 
 @dataclass(frozen=True)
@@ -42,16 +40,9 @@ class EpisodeConfig:
         60.0, "An episode is written when its first sentence is this old [s].", low=0.1, high=86400
     )
     sentences: int = setting(64, "Sentences of an episode at most.", low=1, high=10_000)
-    repeat_s: float = setting(
-        20.0, "A thing that has not moved is noted again after this time [s].", low=0.0, high=86400
-    )
-    moved_m: float = setting(
-        0.5, "A thing farther than this from where it was noted has moved [m].", low=0.0, high=1000
-    )
     things: int = setting(
         1000,
-        "Things whose last place and sighting are held; when there are a tenth more sightings, the"
-        " oldest go.",
+        "Things whose last sighting is kept; when there are a tenth more, the oldest go.",
         low=1,
         high=1e6,
     )
@@ -64,13 +55,6 @@ class EpisodeConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-
-
-@dataclass(frozen=True)
-class _Sighting:
-    stamp: float
-    x: float
-    y: float
 
 
 class EpisodeLog:
@@ -87,39 +71,6 @@ class EpisodeLog:
         self._sentences: list[str] = []
         self._begun = 0.0
         self._number = 0
-        self._last: dict[str, _Sighting] = {}
-
-    def saw(self, thing: str, distance: float, bearing: float, pose: Pose2D, stamp: float) -> bool:
-        """Note that a thing was seen; return False if it was noted a moment ago at this place.
-
-        Args:
-            thing: with its article, such as "a red ball".
-            distance: from the robot [m].
-            bearing: from its heading [rad, + = left].
-
-        Raises:
-            InvalidInput: no name, or numbers that are not finite.
-        """
-        thing = _plain(thing, "thing")
-        _check_finite(distance=distance, bearing=bearing, stamp=stamp, **vars(pose))
-        x = pose.x + distance * math.cos(pose.yaw + bearing)
-        y = pose.y + distance * math.sin(pose.yaw + bearing)
-        last = self._last.pop(thing, None)
-        known = (
-            last is not None
-            and stamp - last.stamp < self._config.repeat_s
-            and math.hypot(x - last.x, y - last.y) <= self._config.moved_m
-        )
-        self._last[thing] = last if known and last is not None else _Sighting(stamp, x, y)
-        while len(self._last) > self._config.things:
-            del self._last[next(iter(self._last))]
-        if not known:
-            self._note(
-                f"{thing} was seen {distance:.1f} m {_side(bearing)}"
-                f" ({pose.x:.1f}, {pose.y:.1f}), near ({x:.1f}, {y:.1f})",
-                stamp,
-            )
-        return not known
 
     def said(self, text: str, pose: Pose2D, stamp: float) -> None:
         """Note what a model said about the camera's picture.
@@ -147,7 +98,7 @@ class EpisodeLog:
         return Document(f"last sighting of {thing}", f"{sentence}\n")
 
     def did(self, action: ParsedAction, pose: Pose2D, stamp: float) -> None:
-        """Note a step that was executed, and where the robot stood behind it.
+        """Note a step that was executed, and where the robot stood after it.
 
         Raises:
             InvalidInput: numbers that are not finite.
@@ -239,16 +190,6 @@ def store_of(folder: str, robot: str, world: str) -> str:
 def is_episode(name: str) -> bool:
     """Return True for the name of an episode."""
     return bool(_EPISODE.fullmatch(name))
-
-
-def _side(bearing: float) -> str:
-    """Return the words for a bearing, to stand before the robot's place."""
-    bearing = math.remainder(bearing, math.tau)
-    if abs(bearing) <= _AHEAD:
-        return "ahead of"
-    if abs(bearing) >= _BEHIND:
-        return "behind"
-    return "to the left of" if bearing > 0 else "to the right of"
 
 
 def _plain(text: str, field: str) -> str:

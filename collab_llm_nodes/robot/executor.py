@@ -42,6 +42,11 @@ class Velocity:
 
 ZERO = Velocity()
 
+_HEADING_GAIN = 1.0
+"""Correction of heading drift while going forward [1/s]: slow against the robot's own control."""
+LINEAR_SPEED, ANGULAR_SPEED = 0.2, 0.5
+"""Default top speeds [m/s, rad/s], those of a first run. ``motion_guard`` has the same defaults."""
+
 
 class Outcome(Enum):
     """End of a step; RUNNING while it has not ended, IDLE before the first."""
@@ -65,8 +70,12 @@ class Outcome(Enum):
 class ExecutorConfig:
     """Limits of motion. The defaults suit a Go2 indoors."""
 
-    linear_speed: float = fixed(0.5, "Top speed [m/s].", low=0.05, high=2.0)
-    angular_speed: float = fixed(0.8, "Top turn rate [rad/s].", low=0.1, high=3.0)
+    linear_speed: float = fixed(
+        LINEAR_SPEED, "Top speed of a step [m/s]; motion_guard may allow less.", low=0.05, high=2.0
+    )
+    angular_speed: float = fixed(
+        ANGULAR_SPEED, "Top turn rate of a step [rad/s].", low=0.1, high=3.0
+    )
     linear_acceleration: float = fixed(1.0, "Acceleration and braking [m/s^2].", low=0.1, high=5.0)
     angular_acceleration: float = fixed(
         3.0, "Acceleration and braking of turns [rad/s^2].", low=0.2, high=10.0
@@ -85,9 +94,6 @@ class ExecutorConfig:
     )
     distance_tolerance: float = fixed(0.01, "A step this close is done [m].", low=0.001, high=0.2)
     angle_tolerance: float = fixed(0.015, "A turn this close is done [rad].", low=0.001, high=0.2)
-    heading_gain: float = fixed(
-        1.0, "Correction of heading drift while going forward [1/s]; 0 = none.", low=0.0, high=5.0
-    )
     allowance_base: float = fixed(2.0, "Time every step is granted [s].", low=0.1, high=60.0)
     allowance_factor: float = fixed(
         3.0, "Further time, times that of the ideal motion.", low=1.0, high=20.0
@@ -298,7 +304,7 @@ class StepExecutor:
         c = self.config
         most = 0.5 * self._share * c.angular_speed * min(1.0, self._speed / self._limits().top)
         drift = math.remainder(self._start.yaw - pose.yaw, math.tau)
-        goal = max(-most, min(most, c.heading_gain * drift))
+        goal = max(-most, min(most, _HEADING_GAIN * drift))
         change = c.angular_acceleration * elapsed
         self._steering = max(self._steering - change, min(self._steering + change, goal))
 

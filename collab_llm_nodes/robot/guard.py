@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from collab_llm_nodes.config import check_ranges, fixed
-from collab_llm_nodes.robot.executor import ZERO, Velocity
+from collab_llm_nodes.robot.executor import ANGULAR_SPEED, LINEAR_SPEED, ZERO, Velocity
 from collab_llm_nodes.robot.obstacles import ObstacleConfig
 
 LONGEST_S = 0.5
@@ -115,9 +115,11 @@ class LimitsConfig:
     """The last line: whatever is commanded, the robot gets no more than this."""
 
     linear_speed: float = fixed(
-        0.2, "Top speed [m/s]; the default is for a first run.", low=0.05, high=2.0
+        LINEAR_SPEED, "Top speed [m/s]; the default is for a first run.", low=0.05, high=2.0
     )
-    angular_speed: float = fixed(0.5, "Top turn rate [rad/s], likewise.", low=0.1, high=3.0)
+    angular_speed: float = fixed(
+        ANGULAR_SPEED, "Top turn rate [rad/s], likewise.", low=0.1, high=3.0
+    )
     least_linear_speed: float = fixed(
         0.1,
         "Where speed is reduced (draft_only, an obstacle ahead), no lower than this [m/s]: legged"

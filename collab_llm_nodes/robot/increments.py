@@ -2,7 +2,7 @@
 
 The robot's service ``obstacles_avoid`` takes "0.75 m ahead" (Move, mode 1), walks it, and stops
 before what is in the way ahead. It must be switched on, and told to listen to programs instead of
-the remote control (the vendor's order, ``unitree.Avoidance``); afterwards the remote control gets
+the remote control (in the vendor's order, ``sport.Avoidance``); afterwards the remote control gets
 it back. It does not say when it has arrived: odometry does (``DelegatedSteps``).
 """
 

@@ -52,7 +52,14 @@ DEADLINE_LIMITS_S = (1.0, 86_400.0)
 """Least and greatest time for a mission."""
 
 MAX_INSTRUCTION = 500
-"""Longest instruction [characters], unless ``MissionConfig`` says otherwise."""
+"""Longest instruction [characters]."""
+
+OBSERVATION_S = 5.0
+"""Longest wait for the first camera frame; later ones have ``refusal_timeout``."""
+PARSER_S = 2.0
+"""Longest wait for the action after its answer: reading a text takes milliseconds."""
+ODOMETRY_S = 2.0
+"""Odometry older than this measures no step; a running step ends sooner (``executor.watchdog``)."""
 
 
 @dataclass(frozen=True)
@@ -92,20 +99,8 @@ class MissionConfig:
         low=DEADLINE_LIMITS_S[0],
         high=DEADLINE_LIMITS_S[1],
     )
-    max_instruction: int = fixed(
-        MAX_INSTRUCTION, "Longest instruction [characters].", low=1, high=10_000
-    )
-    observation_timeout: float = fixed(
-        5.0, "Wait for a camera frame, machine's time [s].", low=0.1, high=600.0
-    )
     answer_timeout: float = fixed(
         20.0, "Wait for the model's answer, machine's time [s].", low=0.1, high=600.0
-    )
-    parser_timeout: float = fixed(
-        2.0, "Wait for the action after the answer, machine's time [s].", low=0.1, high=60.0
-    )
-    odometry_timeout: float = fixed(
-        2.0, "Longest silence of odometry, machine's time [s].", low=0.1, high=60.0
     )
     settle: float = fixed(
         0.1, "Rest before the next frame counts, robot's time [s].", low=0.0, high=5.0
@@ -219,7 +214,7 @@ _REMEMBERED_S = 3.0
 """Time for which a pose is kept, for pictures that come late."""
 
 
-def check_instruction(instruction: str, config: MissionConfig) -> None:
+def check_instruction(instruction: str) -> None:
     """Refuse what is no instruction.
 
     Raises:
@@ -235,11 +230,11 @@ def check_instruction(instruction: str, config: MissionConfig) -> None:
         )
     if not any(character.isalnum() for character in instruction):
         raise InvalidInput("empty", field="instruction", remedy="say where to go")
-    if len(instruction) > config.max_instruction:
+    if len(instruction) > MAX_INSTRUCTION:
         raise InvalidInput(
             f"{len(instruction)} characters",
             field="instruction",
-            remedy=f"at most {config.max_instruction}",
+            remedy=f"at most {MAX_INSTRUCTION}",
         )
 
 
@@ -390,7 +385,7 @@ class Mission:
         if not self._permission.allowed:
             self._look_again(now, wall)
             return False
-        if self._pose is None or wall - self._pose_seen > self.config.odometry_timeout:
+        if self._pose is None or wall - self._pose_seen > ODOMETRY_S:
             self._end_without_odometry("no fresh odometry to measure a step with")
             return False
         if self.phase is Phase.ACT:  # the step under way ends here
@@ -477,7 +472,7 @@ class Mission:
             return
         self._listen_to_the_guard(now, wall)
         refused = 0.0 if self._permission.allowed else wall - self._refused_since
-        patience = c.refusal_timeout if self._sees else c.observation_timeout
+        patience = c.refusal_timeout if self._sees else OBSERVATION_S
         link_lost = self._permission.link_lost
         if wall > self._deadline:
             self.end("DEADLINE_EXCEEDED", f"not done within {c.deadline:g} s")
@@ -495,12 +490,12 @@ class Mission:
                 late = f"no answer within {c.answer_timeout:g} s"
                 self.on_failure("DEADLINE_EXCEEDED", late, now, wall)
         elif self.phase is Phase.THINK and not self._answering:
-            if wall - self._answer_ended > c.parser_timeout:
+            if wall - self._answer_ended > PARSER_S:
                 silent = "the answer is there, but no navigation_action about it"
                 self.on_failure("UNAVAILABLE", silent, now, wall)
         elif self.phase is Phase.ACT:
-            if wall - self._pose_seen > c.odometry_timeout:
-                self._end_without_odometry(f"odometry silent for {c.odometry_timeout:g} s")
+            if wall - self._pose_seen > ODOMETRY_S:
+                self._end_without_odometry(f"odometry silent for {ODOMETRY_S:g} s")
                 return
             self.velocity = self._executor.tick(now)
             self._after_step(now, wall)

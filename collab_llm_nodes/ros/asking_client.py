@@ -6,7 +6,6 @@ from array import array
 from typing import Any
 
 from builtin_interfaces.msg import Time as TimeMsg
-from rclpy.action import ActionClient
 from rclpy.qos import QoSProfile
 from sensor_msgs.msg import CompressedImage
 
@@ -14,7 +13,8 @@ from collab_llm.action import Generate
 from collab_llm.msg import Observation
 from collab_llm_nodes.ros.client import GraphClient
 from collab_llm_nodes.ros.convert import raise_for
-from collab_llm_nodes.ros.qos import REQUESTS, RESULT
+from collab_llm_nodes.ros.goals import action_client
+from collab_llm_nodes.ros.qos import RESULT
 
 
 class AskingClient(GraphClient):
@@ -26,9 +26,7 @@ class AskingClient(GraphClient):
         self._observation: Observation | None = None
         self._pictures = self.node.create_publisher(CompressedImage, "image/compressed", pictures)
         self.node.create_subscription(Observation, "observation", self._on_observation, RESULT)
-        self._generate = ActionClient(
-            self.node, Generate, "edge_cloud/generate", goal_service_qos_profile=REQUESTS
-        )
+        self._generate = action_client(self.node, Generate, "edge_cloud/generate")
 
     def forget(self) -> None:
         """Forget the last picture; ``changed`` is held."""

@@ -37,6 +37,12 @@ TOPICS = {"image": "image", "compressed": "image/compressed"}
 MULTICAST = "230.1.1.1:1720"
 """Address to which the Go2 sends its front camera."""
 
+START_GRACE_S = 10.0
+"""Absence of the first frame that is no error yet: drivers and simulators start slowly [s]."""
+RETRY_S = (0.5, 10.0)
+"""First and longest pause before a source is opened again: a camera that restarts is back soon, and
+one that is unplugged must not fill the log [s]."""
+
 _NEEDS_URL = {
     "v4l2": "a device: /dev/video0, or 0",
     "rtsp": "rtsp://host/path, or another URL that FFmpeg opens",
@@ -80,14 +86,6 @@ class CameraConfig:
     silent_after: float = fixed(
         1.0, "No frame for this long is reported, machine's time [s].", low=0.05, high=600.0
     )
-    start_grace: float = fixed(
-        10.0,
-        "Wait for the first frame for this long before its absence is an error [s].",
-        low=0.0,
-        high=600.0,
-    )
-    retry_first: float = setting(0.5, "First pause before opening again [s].", low=0.01, high=60.0)
-    retry_most: float = setting(10.0, "Longest such pause [s].", low=0.01, high=600.0)
     open_timeout: float = setting(
         5.0, "rtsp: opening or reading may take this [s].", low=0.1, high=120.0
     )
@@ -202,7 +200,7 @@ class Grabber:
 
     def _run(self) -> None:
         c = self._config
-        pause = c.retry_first
+        pause = RETRY_S[0]
         while not self._stopped.is_set():
             frames = 0
             try:
@@ -221,7 +219,7 @@ class Grabber:
                     continue
                 self.error = f"the {c.source} has ended"
                 return
-            pause = c.retry_first if frames else min(2 * pause, c.retry_most)
+            pause = RETRY_S[0] if frames else min(2 * pause, RETRY_S[1])
             if self._stopped.wait(pause):
                 return
             self.reconnects += 1
@@ -463,7 +461,7 @@ class Videohub:
         self._requests = Requests(_ANSWER_S)
         self._services = Services(node, self._requests, (Api.GET_IMAGE,), self._on_answer)
         self._asked: TimeMsg | None = None  # an answer is waited for since
-        self._due, self._pause = 0.0, node.config.retry_first
+        self._due, self._pause = 0.0, RETRY_S[0]
         self._timer = node.create_timer(_ANSWER_S, self._tick, clock=STEADY)
         self._wake()
 
@@ -493,10 +491,10 @@ class Videohub:
             self.error = str(answer)
             self.reconnects += 1
             self._due = wall() + self._pause
-            self._pause = min(2 * self._pause, c.retry_most)
+            self._pause = min(2 * self._pause, RETRY_S[1])
             self._wake()
             return
-        self.error, self._pause = "", c.retry_first
+        self.error, self._pause = "", RETRY_S[0]
         self._wake()
         jpeg = lambda: read_compressed(binary, c.quality, c.max_width)  # noqa: E731
         self._on_frame(Frame(stamp, c.frame_id, jpeg))

@@ -90,16 +90,16 @@ class GraphClient:
             if not given_up.is_set():
                 sent.append(SentGoal(self.node, client, goal, take))
 
-        def call_off() -> None:
+        def cancel() -> None:
             given_up.set()  # tasks need not come in the order in which they were made
             for each in sent:
-                each.call_off()
+                each.cancel()
 
         self._executor.create_task(send)
         try:
             self.wait(lambda: ended, deadline_s, what)
         except DeadlineExceeded:
-            self._executor.create_task(call_off)
+            self._executor.create_task(cancel)
             with contextlib.suppress(DeadlineExceeded):
                 self.wait(lambda: ended, _CALLED_OFF_S, "the cancellation")
             raise

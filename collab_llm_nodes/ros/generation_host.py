@@ -26,7 +26,7 @@ from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
 
-from rclpy.action import ActionServer, CancelResponse
+from rclpy.action import CancelResponse
 from rclpy.action.server import ServerGoalHandle
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.task import Future
@@ -70,7 +70,7 @@ from collab_llm_nodes.ros.convert import (
     sampling_from,
     status_of,
 )
-from collab_llm_nodes.ros.goals import RESULT_S, drop_contents
+from collab_llm_nodes.ros.goals import action_server, drop_contents
 from collab_llm_nodes.ros.health import AnswerLimits, Answers, Level, Status
 from collab_llm_nodes.ros.managed_node import ManagedNode
 from collab_llm_nodes.ros.qos import REQUESTS, RESULT
@@ -175,17 +175,7 @@ class GenerationHost:
         self._texts = node.create_publisher(GeneratedText, "generated_text", RESULT)
         self._watching = node.create_timer(_WATCH_S, self._watch, clock=STEADY)
         self.action = f"{entry.name}/generate"
-        self._action = ActionServer(
-            node,
-            Generate,
-            self.action,
-            self._execute,
-            cancel_callback=self._on_cancel,
-            goal_service_qos_profile=REQUESTS,
-            result_service_qos_profile=REQUESTS,
-            cancel_service_qos_profile=REQUESTS,
-            result_timeout=RESULT_S,
-        )
+        self._action = action_server(node, Generate, self.action, self._execute, self._on_cancel)
         # An awaiting service callback occupies its callback group: in the node's own, exclusive
         # one it would block the very responses that its answer may wait for.
         self.group = ReentrantCallbackGroup()

@@ -446,7 +446,7 @@ def test_velocities_of_a_stranger_beside_the_guard_move_nothing(graph: Any) -> N
 
 
 def test_locked_joints_are_unlocked_and_it_walks(graph: Any) -> None:
-    stage = Stage(graph, {"unlock_pause": 0.3}, machine=LOCKED)
+    stage = Stage(graph, {}, machine=LOCKED)
     stage.wait(stage.says(DiagnosticStatus.WARN, "LOCKED"))
     stage.walks()
     assert stage.count(1002) >= 1
@@ -463,7 +463,7 @@ def test_a_robot_in_damping_is_reported_and_left_alone(graph: Any) -> None:
 
 
 def test_a_deaf_robot_is_reported_by_its_measured_velocity(graph: Any) -> None:
-    stage = Stage(graph, {"deaf_after": 0.4, "unlock_pause": 0.3}, deaf_until=math.inf)
+    stage = Stage(graph, {}, deaf_until=math.inf)
     stage.drive(0.4)
     stage.wait(stage.says(DiagnosticStatus.ERROR, "DEAF"))
     stage.wait(lambda: stage.count(1002))

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from driving import CONFIG, DT, Drive
+from driving import CONFIG, DT, INDOORS, Drive
 
 from collab_llm_nodes.robot.executor import ZERO
 from collab_llm_nodes.robot.mission import MissionConfig, Phase
@@ -143,7 +143,7 @@ def test_a_picture_that_comes_late_counts_from_where_it_was_taken() -> None:
 
 def drive_ahead(way: float, latency: float, overlap: float) -> tuple[float, int]:
     """Seconds for ``way`` in steps of 75 cm with answers that take ``latency``; stops on it."""
-    drive = Drive(MissionConfig(overlap=overlap))
+    drive = Drive(MissionConfig(overlap=overlap, executor=INDOORS))
     begun, stops, last, asked = drive.now, 0, 0.0, math.inf
     while drive.pose.x < way:
         drive.run(DT)

@@ -40,6 +40,7 @@ from collab_llm_nodes.nodes.motion_guard import MotionGuard
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser, ParserConfig
 from collab_llm_nodes.nodes.navigator import Navigator
 from collab_llm_nodes.nodes.predraft_cache import PreDraftCacheNode
+from collab_llm_nodes.robot import mission
 from collab_llm_nodes.ros.health import Level
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
 from collab_llm_nodes.ros.qos import CAMERA, COMMAND, RESULT, STATE
@@ -164,9 +165,11 @@ def test_texts_without_an_action_are_told(ros_graph: Any, reports: Reports) -> N
     assert values["UNREADABLE"] == "2"
 
 
-def test_missions_that_fail_are_told(ros_graph: Any, reports: Reports) -> None:
-    impatient = {"mission.observation_timeout": 0.1, "require_guard": False}
-    start(ros_graph, Navigator, **{"diagnostics.recent": 2.0, **impatient})
+def test_missions_that_fail_are_reported(
+    ros_graph: Any, reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mission, "OBSERVATION_S", 0.1)
+    start(ros_graph, Navigator, **{"diagnostics.recent": 2.0, "require_guard": False})
     client = ActionClient(reports.user, Navigate, "navigate")
     ros_graph.wait_for(client.server_is_ready)
     goal = ros_graph.ask(client.send_goal_async, Navigate.Goal(instruction="go"))

@@ -44,6 +44,16 @@ class Api(Enum):
 WALKING = (Api.BALANCE_STAND, Api.STOP_MOVE, Api.MOVE)
 AVOIDANCE = (Api.AVOID_SWITCH_SET, Api.AVOID_SWITCH_GET, Api.AVOID_MOVE, Api.AVOID_REMOTE)
 
+REQUEST_S = 0.5
+"""Longest wait for the robot's answer [s]; it takes some 20 ms over its network."""
+UNLOCK_PAUSE_S = 1.0
+"""Time from one BalanceStand to the next: it takes about as long to stand [s]."""
+DEAF_S, DEAF_SHARE = 0.8, 0.2
+"""A robot is deaf if it moves by less than this share of its command for so long [s]: it takes up
+to 0.5 s to start walking."""
+LATERAL_SPEED = 0.4
+"""Top speed sideways [m/s]. ``motion_guard`` passes no such velocity on; others may send one."""
+
 NO_ANSWER = 3104
 
 CODES = {
@@ -202,13 +212,13 @@ class SportState:
     def stands(self) -> bool:
         return self.speed < 0.05 and abs(self.turn) < 0.1
 
-    def obeys(self, command: Command, share: float) -> bool:
-        """It moves by at least ``share`` of ``command``, or too little is asked to tell."""
+    def obeys(self, command: Command) -> bool:
+        """Return True if it moves by ``DEAF_SHARE`` of ``command``, or ``command`` is tiny."""
         wanted, turn = math.hypot(command.x, command.y), abs(command.yaw)
         if wanted < 0.08 and turn < 0.15:
             return True
-        walks = wanted >= 0.08 and self.speed >= share * wanted
-        return walks or (turn >= 0.15 and abs(self.turn) >= share * turn)
+        walks = wanted >= 0.08 and self.speed >= DEAF_SHARE * wanted
+        return walks or (turn >= 0.15 and abs(self.turn) >= DEAF_SHARE * turn)
 
 
 @dataclass(frozen=True)
@@ -262,27 +272,14 @@ class Go2Config:
     state_timeout: float = fixed(
         0.4, "Without a word from the robot for this long it is stopped [s].", low=0.05, high=0.5
     )
-    request_timeout: float = fixed(
-        0.5, "Longest wait for the robot's answer [s].", low=0.05, high=5.0
-    )
     stop_repeat: float = fixed(
         0.1, "StopMove is sent again after this time until it is obeyed [s].", low=0.02, high=0.5
     )
     unlock: bool = fixed(
         True, "Send BalanceStand when a motion is wanted and the joints are locked."
     )
-    unlock_pause: float = fixed(
-        1.0, "Time from one BalanceStand to the next [s].", low=0.2, high=10.0
-    )
     unlock_tries: int = fixed(8, "BalanceStand at most this often for one motion.", low=1, high=50)
-    deaf_after: float = fixed(
-        0.8, "Commanded for this long without moving, the robot is deaf [s].", low=0.3, high=10.0
-    )
-    deaf_share: float = fixed(
-        0.2, "Less than this share of the commanded speed is not moving.", low=0.02, high=0.9
-    )
     linear_speed: float = fixed(1.0, "Never faster, ahead or back [m/s].", low=0.05, high=2.5)
-    lateral_speed: float = fixed(0.4, "Never faster sideways [m/s].", low=0.0, high=1.0)
     angular_speed: float = fixed(1.5, "Never turns faster [rad/s].", low=0.1, high=4.0)
 
     def __post_init__(self) -> None:
@@ -320,7 +317,7 @@ class Go2:
     def __init__(self, config: Go2Config) -> None:
         self.config = config
         self._avoids = Api.AVOID_MOVE in config.functions
-        self.requests = Requests(config.request_timeout)
+        self.requests = Requests(REQUEST_S)
         self.phase = Phase.STANDING
         self.refusing = False
         self._halted = True
@@ -382,7 +379,7 @@ class Go2:
             return self._begin_stop(now)
         if state.stance is Stance.READY or self.phase is Phase.MOVING:
             self._overruled = state.stance is Stance.LOCKED
-        if self.phase is Phase.MOVING and state.obeys(self._sent, self.config.deaf_share):
+        if self.phase is Phase.MOVING and state.obeys(self._sent):
             self._obeyed_at = now
             if not state.stands:
                 self._deaf = False
@@ -473,7 +470,7 @@ class Go2:
         return calls + (self._stop(now) if self.refusing else self._move(now))
 
     def _notice_deafness(self, now: float) -> None:
-        if self.phase is Phase.MOVING and now - self._obeyed_at > self.config.deaf_after:
+        if self.phase is Phase.MOVING and now - self._obeyed_at > DEAF_S:
             self._deaf = True
 
     def _move(self, now: float) -> list[Call]:
@@ -482,7 +479,7 @@ class Go2:
         c, command = self.config, self._command
         command = Command(
             _clamp(command.x, c.linear_speed),
-            _clamp(command.y, c.lateral_speed),
+            _clamp(command.y, LATERAL_SPEED),
             _clamp(command.yaw, c.angular_speed),
         )
         # A change goes out sooner, but a flood of commands is not passed on.
@@ -501,9 +498,9 @@ class Go2:
 
     def _unlock(self, now: float) -> list[Call]:
         """BalanceStand and a pause; then a robot that is deaf, not locked, is tried again."""
-        if self.phase is Phase.UNLOCKING and now - self._unlocked_at < self.config.unlock_pause:
+        if self.phase is Phase.UNLOCKING and now - self._unlocked_at < UNLOCK_PAUSE_S:
             return []
-        trying = self.phase is Phase.MOVING and now - self._obeyed_at <= self.config.deaf_after
+        trying = self.phase is Phase.MOVING and now - self._obeyed_at <= DEAF_S
         if self._state.stance is Stance.READY and (trying or self.phase is Phase.UNLOCKING):
             return self._move(now)
         if self._tries >= self.config.unlock_tries:
