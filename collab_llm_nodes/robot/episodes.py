@@ -1,4 +1,4 @@
-"""Sentences about what the robot saw and did, in documents that it can be asked about later.
+"""Sentences about what the robot saw and did, in documents for later questions.
 
     At 10:32 on 2026-11-23, seen from (1.0, 2.0): the red ball is near.
     At 10:33 on 2026-11-23, the robot did: move forward 40 cm, at (1.4, 2.0).
@@ -34,7 +34,7 @@ _SIGHTING = re.compile(r"last sighting of .+")
 
 @dataclass(frozen=True)
 class EpisodeConfig:
-    """Lengths of episodes, and what is not worth a sentence."""
+    """Lengths of episodes, and how many are kept."""
 
     episode_s: float = setting(
         60.0, "An episode is written when its first sentence is this old [s].", low=0.1, high=86400
@@ -58,7 +58,7 @@ class EpisodeConfig:
 
 
 class EpisodeLog:
-    """Sentences of the episode under way. Not for two threads at a time.
+    """Sentences of the episode under way. Not thread-safe.
 
     Stamps are seconds since 1970, poses are those of the robot in its map or odometry frame.
 
@@ -73,7 +73,7 @@ class EpisodeLog:
         self._number = 0
 
     def said(self, text: str, pose: Pose2D, stamp: float) -> None:
-        """Note what a model said about the camera's picture.
+        """Record a model's words about the camera's picture.
 
         Raises:
             InvalidInput: no text, or numbers that are not finite.
@@ -86,7 +86,7 @@ class EpisodeLog:
 
         Args:
             thing: its name without an article, such as "red ball".
-            text: what a model said about it.
+            text: a model's words about it.
 
         Raises:
             InvalidInput: no name or text, or numbers that are not finite.
@@ -98,7 +98,7 @@ class EpisodeLog:
         return Document(f"last sighting of {thing}", f"{sentence}\n")
 
     def did(self, action: ParsedAction, pose: Pose2D, stamp: float) -> None:
-        """Note a step that was executed, and where the robot stood after it.
+        """Record a step that was executed, and where the robot stood after it.
 
         Raises:
             InvalidInput: numbers that are not finite.
@@ -107,13 +107,13 @@ class EpisodeLog:
         self._note(f"the robot did: {action.phrase}, at ({pose.x:.1f}, {pose.y:.1f})", stamp)
 
     def take(self, now: float, *, all_of_it: bool = False) -> Document | None:
-        """Return the episode under way if it is to be written now, and begin another.
+        """Return the episode under way if it is due, and begin another.
 
         Call it after each sentence and from time to time.
 
         Args:
             now: seconds since 1970.
-            all_of_it: the robot stops: what there is must be written.
+            all_of_it: the robot stops, so the episode is due.
         """
         old = now - self._begun >= self._config.episode_s
         full = len(self._sentences) >= self._config.sentences
@@ -157,10 +157,10 @@ class Memory(Protocol):
 
 
 def remember(memory: Memory, document: Document, most: int) -> list[str]:
-    """Write an episode or a last sighting, and return the names of the old ones that go for it.
+    """Write an episode or a last sighting; return the names of the old ones deleted.
 
-    They go when there are a tenth more of its kind than ``most``: a deletion rewrites the index.
-    Other documents are left alone.
+    They are deleted when there are a tenth more of their kind than ``most``, since a deletion
+    rewrites the index. Other documents are left alone.
     """
     memory.add(document.name, document.content, replacing=True)
     kind = _EPISODE if is_episode(document.name) else _SIGHTING
@@ -177,7 +177,7 @@ def store_of(folder: str, robot: str, world: str) -> str:
     """Return the folder of the documents of a robot in a world.
 
     ``folder`` itself for the only robot, in the real world; else one beside it, such as
-    ``private.fleet.robot1.simulated-room-3``: what one robot sees is not where another finds it.
+    ``private.fleet.robot1.simulated-room-3``, since what one robot sees is nothing to another.
 
     Args:
         robot: its namespace, such as "/fleet/robot1".

@@ -1,4 +1,4 @@
-"""Takes the place of camera and navigator: shows a picture and has it asked about."""
+"""Client in place of camera and navigator: publishes a picture and asks about it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from collab_llm_nodes.ros.qos import RESULT
 
 
 class AskingClient(GraphClient):
-    """One question at a time; messages about other pictures do not count (``about_it``)."""
+    """Asks one question at a time; messages about other pictures do not count (``about_it``)."""
 
     def __init__(self, name: str, pictures: QoSProfile) -> None:
         super().__init__(name)
@@ -29,17 +29,17 @@ class AskingClient(GraphClient):
         self._generate = action_client(self.node, Generate, "edge_cloud/generate")
 
     def forget(self) -> None:
-        """Forget the last picture; ``changed`` is held."""
+        """Override to forget the last picture; ``changed`` is held."""
 
     def observed(self, msg: Observation) -> None:
-        """The camera node has shown the picture to all; ``changed`` is held."""
+        """Override to take the observation of the picture; ``changed`` is held."""
 
     def about_it(self, msg: Any) -> bool:
-        """``msg`` is about the picture shown last."""
+        """Return True if ``msg`` is about the picture shown last."""
         return bool(msg.header.stamp == self._stamp)
 
     def connected(self) -> bool:
-        """The question would be heard, and its action told."""
+        """Return True once all nodes between question and action are connected."""
         return (
             self._generate.server_is_ready()
             and self._pictures.get_subscription_count() > 0
@@ -50,10 +50,10 @@ class AskingClient(GraphClient):
         )
 
     def show(self, jpeg: bytes, deadline_s: float) -> Observation:
-        """Publish a picture stamped now; the observation that comes of it.
+        """Publish a picture stamped now; return its observation.
 
         Raises:
-            DeadlineExceeded: it does not come.
+            DeadlineExceeded: there is none in time.
         """
         picture = CompressedImage(format="jpeg", data=array("B", jpeg))
         picture.header.stamp = self._next_stamp()
@@ -64,10 +64,10 @@ class AskingClient(GraphClient):
         return observation
 
     def answer(self, goal: Generate.Goal, spare_s: float) -> Generate.Result:
-        """The result of ``goal``, ``spare_s`` after its own deadline at the latest.
+        """Return the result of ``goal``, ``spare_s`` after its own deadline at the latest.
 
         Raises:
-            DeadlineExceeded: it is not there.
+            DeadlineExceeded: there is none in time.
             CollabError: the answer failed.
         """
         deadline_s = goal.deadline_s + spare_s
@@ -76,7 +76,7 @@ class AskingClient(GraphClient):
         return result
 
     def _next_stamp(self) -> TimeMsg:
-        """Return the stamp of the next picture, and forget what was heard of the last one."""
+        """Return the stamp of the next picture, and forget the last one."""
         with self.changed:
             self._observation = None
             self.forget()

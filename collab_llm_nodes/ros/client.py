@@ -1,6 +1,6 @@
-"""Client of a running graph, with deadlines, that demo, benchmarks and replay share.
+"""Client of a running graph, with deadlines; demo, benchmarks and replay share it.
 
-Not a node of the robot. The caller's thread waits; callbacks run in the executor's.
+The caller's thread waits; callbacks run in the executor's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collab_llm_nodes.errors import DeadlineExceeded, Unavailable
 from collab_llm_nodes.ros.goals import SentGoal
 
 Self = TypeVar("Self", bound="GraphClient")
-_CALLED_OFF_S = 10.0
+_CANCEL_S = 10.0
 
 
 class GraphClient:
@@ -28,7 +28,7 @@ class GraphClient:
 
     Attributes:
         node: for publishers, subscriptions and clients; made in the constructor of a subclass.
-        changed: held by callbacks while they change what ``wait`` looks at, and notified then.
+        changed: lock and condition of the state that ``wait`` checks; callbacks notify it.
     """
 
     def __init__(self, name: str) -> None:
@@ -53,11 +53,11 @@ class GraphClient:
     def result(self, call: Callable[[], Any], deadline_s: float, what: str) -> Any:
         """Return the result of the future that ``call`` makes.
 
-        It is made in the executor's thread: rclpy's action client, which has no lock, would not
-        know of a request whose answer comes at once.
+        ``call`` runs in the executor's thread: rclpy's action client has no lock, and would miss an
+        answer that arrives at once.
 
         Raises:
-            DeadlineExceeded: ``what`` was waited for in vain.
+            DeadlineExceeded: ``what`` did not arrive in time.
         """
         results: list[Any] = []
 
@@ -71,11 +71,11 @@ class GraphClient:
         return results[0]
 
     def carry_out(self, client: ActionClient, goal: Any, deadline_s: float, what: str) -> Any:
-        """The result of ``goal``, which is called off if that is not there in time.
+        """Return the result of ``goal``, which is cancelled if it is late.
 
         Raises:
-            DeadlineExceeded: ``what`` was waited for in vain.
-            Unavailable: the server refused the goal, or does not know it any more.
+            DeadlineExceeded: ``what`` did not arrive in time.
+            Unavailable: the server refused the goal, or lost it.
         """
         ended: list[Any] = []
         sent: list[SentGoal] = []
@@ -91,7 +91,7 @@ class GraphClient:
                 sent.append(SentGoal(self.node, client, goal, take))
 
         def cancel() -> None:
-            given_up.set()  # tasks need not come in the order in which they were made
+            given_up.set()  # tasks may run in another order
             for each in sent:
                 each.cancel()
 
@@ -101,19 +101,19 @@ class GraphClient:
         except DeadlineExceeded:
             self._executor.create_task(cancel)
             with contextlib.suppress(DeadlineExceeded):
-                self.wait(lambda: ended, _CALLED_OFF_S, "the cancellation")
+                self.wait(lambda: ended, _CANCEL_S, "the cancellation")
             raise
         if ended[0] is None:
             refused = "refused it" if sent[0].refused else "was restarted"
-            told = f"no {what}: {type(goal).__qualname__}: the server {refused}"
-            raise Unavailable(told, remedy="see the log of the node")
+            words = f"no {what}: {type(goal).__qualname__}: the server {refused}"
+            raise Unavailable(words, remedy="see the log of the node")
         return ended[0]
 
     def wait(self, condition: Callable[[], Any], deadline_s: float, what: str) -> None:
         """Wait until ``condition()`` is true.
 
         Raises:
-            DeadlineExceeded: ``what`` was waited for in vain.
+            DeadlineExceeded: ``what`` did not arrive in time.
         """
         due = time.monotonic() + deadline_s
         with self.changed:
@@ -123,7 +123,7 @@ class GraphClient:
                     raise DeadlineExceeded(
                         f"waited {deadline_s:g} s for {what}", remedy="see the graph's log"
                     )
-                self.changed.wait(min(left, 0.1))  # discovery announces itself to nobody
+                self.changed.wait(min(left, 0.1))  # discovery notifies nothing
 
     def _spin(self) -> None:
         with contextlib.suppress(ExternalShutdownException):

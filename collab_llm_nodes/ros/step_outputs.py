@@ -15,9 +15,9 @@ from rclpy.node import Node
 
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.robot.executor import Outcome
+from collab_llm_nodes.robot.go2.increments import Increments
 from collab_llm_nodes.robot.go2.sport import AVOIDANCE, Answer, Api
 from collab_llm_nodes.robot.grammar import Kind, ParsedAction
-from collab_llm_nodes.robot.increments import Increments
 from collab_llm_nodes.robot.steps import StepOutput
 from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.goals import SentGoal, action_client
@@ -50,7 +50,7 @@ class Nav2Output:
                 remedy="apt install ros-$ROS_DISTRO-nav2-msgs, or output: velocity",
             ) from error
         self.outcome, self.message = Outcome.IDLE, ""
-        self.tells_the_end = True
+        self.reports_the_end = True
         self._forward, self._turn = DriveOnHeading, Spin
         self._node = node
         self._clients = {
@@ -116,7 +116,7 @@ _ERRORS = {
     "INVALID_INPUT": Outcome.FAILED,
     "UNKNOWN": Outcome.FAILED,
 }
-"""nav2's error codes by name; their numbers differ between the two actions."""
+"""nav2's error codes by name; the numbers differ between the two actions."""
 
 
 def _outcome(status: int, result: Any) -> Outcome:
@@ -136,13 +136,13 @@ def _words(result: Any) -> str:
 
 
 class IncrementsOutput:
-    """The Go2's obstacle avoidance; see ``robot/increments.py``.
+    """The Go2's obstacle avoidance; see ``robot/go2/increments.py``.
 
     Raises:
         ConfigError: the robot's package unitree_api is missing.
     """
 
-    tells_the_end = False
+    reports_the_end = False
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -168,7 +168,7 @@ class IncrementsOutput:
         self._services.send(self._machine.cancel(wall()))
 
     def close(self) -> None:
-        """Stop, and let go of the topics."""
+        """Stop, and free the topics."""
         self.cancel()
         self._node.destroy_timer(self._ticker)
         self._services.destroy()
@@ -188,5 +188,5 @@ OUTPUTS: dict[str, Callable[[Node], Output]] = {
 
 
 def make_output(name: str, node: Node) -> Output | None:
-    """None for "velocity", which the navigator is itself."""
+    """Return the output of that name; None for "velocity", which the navigator is itself."""
     return OUTPUTS[name](node) if name in OUTPUTS else None

@@ -117,6 +117,8 @@ def test_it_drives_a_robot_and_stops_it(graph: Any) -> None:
     stage = Stage(graph, {})
     assert stage.count(1003) >= 1  # it begins with a stop
     stage.walks()
+    ticks = stage.driver._clock_timer
+    assert ticks.timer_period_ns == 20_000_000
     stage.drive(0.0, 0.0, 0.5)
     stage.wait(lambda: stage.server.velocity[2] > 0.45 and abs(stage.server.velocity[0]) < 0.01)
     stops = stage.count(1003)
@@ -124,6 +126,7 @@ def test_it_drives_a_robot_and_stops_it(graph: Any) -> None:
     stage.wait(lambda: stage.count(1003) > stops)
     stage.wait(stage.stands)
     stage.wait(lambda: stage.driver._go2.phase.value == "standing")
+    stage.wait(lambda: ticks.timer_period_ns == 100_000_000)  # at rest it wakes less often
     numbers = {(s, n) for s, n, _ in stage.server.log}
     assert numbers == {("sport", 1003), ("sport", 1008)}
     assert max(stage.server.ids.values()) == 1  # every number once

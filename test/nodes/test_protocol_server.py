@@ -22,7 +22,7 @@ from collab_llm.srv import CollectiveGenerate
 from collab_llm_nodes.nodes import generate_router  # noqa: F401  its default is today's registry
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser
 from collab_llm_nodes.protocols import registry
-from collab_llm_nodes.ros.spelling import warn_of_misspelt_nodes
+from collab_llm_nodes.ros.parameters import warn_of_misspelt_nodes
 
 pytestmark = pytest.mark.ros
 

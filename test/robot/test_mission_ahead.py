@@ -47,7 +47,7 @@ def test_it_does_not_look_ahead_unless_told_to() -> None:
 def test_the_same_motion_goes_on_without_a_pause_from_where_the_picture_was_taken() -> None:
     drive = looking_ahead("move forward 75 cm")
     assert 0.25 < drive.pose.x < 0.75  # late in the step
-    assert drive.mission.told == ["move forward 75 cm"]
+    assert drive.mission.prompt_history == ["move forward 75 cm"]
     taken = drive.pose.x
     before = drive.mission.velocity.linear
     drive.run(0.2)

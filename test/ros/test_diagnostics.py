@@ -130,7 +130,7 @@ def test_motion_that_nobody_carries_out_is_told(ros_graph: Any, reports: Reports
     ros_graph.node("recorder").create_subscription(Twist, "wheels", lambda _: None, 1)
     ros_graph.wait_for(lambda: reports.user.count_subscribers("wheels") == 1)
     reports._arrays.clear()
-    reports.wait("motion_guard: node", Level.WARN, "nobody takes cmd_vel")
+    reports.wait("motion_guard: node", Level.WARN, "no node takes cmd_vel")
     reports.user.create_subscription(Twist, "wheels", lambda _: None, 1)
     values = reports.wait("motion_guard: node", Level.WARN, "nothing stops the robot before")
     assert values["obstacle_stop"] == "none"

@@ -25,7 +25,7 @@ from collab_llm_nodes.nodes.motion_guard import MotionGuard
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser, ParserConfig
 from collab_llm_nodes.ros.domain import on_fast_dds
 from collab_llm_nodes.ros.managed_node import ManagedNode
-from collab_llm_nodes.ros.spelling import warn_of_misspelt_nodes
+from collab_llm_nodes.ros.parameters import warn_of_misspelt_nodes
 
 pytestmark = pytest.mark.ros
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collab_llm_nodes.ros.repeats import Repeats
+from collab_llm_nodes.ros.logs import Repeats
 
 
 def test_a_line_is_logged_once_a_second_whatever_is_logged_beside_it() -> None:
