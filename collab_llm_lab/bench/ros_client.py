@@ -22,7 +22,7 @@ from collab_llm.action import Generate
 from collab_llm.msg import GeneratedText, NavigationAction, Observation
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.prompt import Prompt
-from collab_llm_nodes.ros.asking_client import AskingClient
+from collab_llm_nodes.ros.client import AskingClient
 from collab_llm_nodes.ros.goals import action_client
 from collab_llm_nodes.ros.qos import CAMERA, RESULT
 

@@ -81,8 +81,8 @@ class GenerateRouterConfig:
     )
     max_goals: int = setting(
         64,
-        "Goals under way at a time, those for motion and all others counted apart; more are refused"
-        " as BUSY.",
+        "Most goals at a time, those for motion and all others counted apart; more are refused as"
+        " BUSY.",
         low=1,
         high=4096,
     )
@@ -141,7 +141,7 @@ class _Server:
 
 @dataclass(eq=False)
 class _Passage:
-    """One goal on its way through.
+    """One goal that is passed on.
 
     Attributes:
         due: the router's own deadline; that of the server is ``grace_s`` earlier.

@@ -144,12 +144,12 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
         self._avoids: bool | None = None  # as published last
         self._transforms: Publisher | None = None
         self._peers = Peers(
-            self, DRIVER, self._on_stop_of_peer, self._on_peers, self._drivers_elsewhere
+            self, DRIVER, self._on_stop_of_peer, self._on_graph, self._drivers_elsewhere
         )
         # The velocities, too: a foreign one has not passed the guard.
         guards = {topic: MOTION_TOPICS[topic] for topic in ("cmd_vel", "motion_state")}
         topics = {**guards, **GO2_TOPICS, self.config.state_topic: NAMELESS}
-        self._strangers = Strangers(self, topics, self._on_strangers)
+        self._strangers = Strangers(self, topics, self._on_graph)
         self._looks = self.create_timer(LOOK_S, self._read_graph, clock=STEADY)
 
     def stop(self) -> None:
@@ -209,9 +209,8 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
         self._alignment, self._robot, self._reported = ClockAlignment(), None, ""
         self._avoids = None
         self._peers.look()
-        calls = self._go2.on_peers(self._peers.trouble, wall())  # `configure` has made a new one
-        calls += self._go2.on_strangers(self._strangers.trouble, wall())
-        self._send(calls + self._go2.begin(wall()))
+        self._pass_graph_on()  # to the new state machine that `configure` has made
+        self._send(self._go2.begin(wall()))
 
     def deactivate(self) -> None:
         self._send(self._go2.halt(wall()))
@@ -279,13 +278,13 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
         self._peers.look()
         self._strangers.look()
 
-    def _on_peers(self) -> None:
+    def _on_graph(self) -> None:
         if self.active:
-            self._send(self._go2.on_peers(self._peers.trouble, wall()))
+            self._pass_graph_on()
 
-    def _on_strangers(self) -> None:
-        if self.active:
-            self._send(self._go2.on_strangers(self._strangers.trouble, wall()))
+    def _pass_graph_on(self) -> None:
+        self._send(self._go2.on_peers(self._peers.trouble, wall()))
+        self._send(self._go2.on_strangers(self._strangers.trouble, wall()))
 
     def _drivers_elsewhere(self) -> list[str]:
         """Return drivers in other namespaces that send requests to the same robot."""

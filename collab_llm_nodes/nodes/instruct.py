@@ -11,12 +11,14 @@ instruction at a time is announced, so that a confirmation is for the one shown.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import rclpy
@@ -270,11 +272,8 @@ def instruct(instruction: str, *, confirm: bool = False) -> int:
 
 def stop(**node_arguments: Any) -> int:
     """Cancel any instruction: return 0 confirmed by the navigator, 1 not, 2 no navigator."""
-    node = Node("instruct", **node_arguments)
-    executor = SingleThreadedExecutor(context=node.context)
-    executor.add_node(node)
-    cancels = node.create_client(CancelGoal, "navigate/_action/cancel_goal")
-    try:
+    with _spinnable(**node_arguments) as (node, executor):
+        cancels = node.create_client(CancelGoal, "navigate/_action/cancel_goal")
         if not cancels.wait_for_service(NAVIGATOR_DEADLINE_S):
             print("UNAVAILABLE: no navigator; the emergency stop needs none", file=sys.stderr)
             return 2
@@ -287,18 +286,12 @@ def stop(**node_arguments: Any) -> int:
                 return 0
         print("UNAVAILABLE: the navigator does not answer", file=sys.stderr)
         return 1
-    finally:
-        executor.shutdown()
-        node.destroy_node()
 
 
 def confirm(**node_arguments: Any) -> int:
     """Confirm the pending instruction: return 0 it is followed now, 1 not, 2 none is pending."""
-    node = Node("instruct", **node_arguments)
-    executor = SingleThreadedExecutor(context=node.context)
-    executor.add_node(node)
-    confirms = node.create_client(Trigger, "confirm_instruction", qos_profile=REQUESTS)
-    try:
+    with _spinnable(**node_arguments) as (node, executor):
+        confirms = node.create_client(Trigger, "confirm_instruction", qos_profile=REQUESTS)
         if not confirms.wait_for_service(NAVIGATOR_DEADLINE_S):
             print("no instruction waits for a confirmation", file=sys.stderr)
             return 2
@@ -310,6 +303,16 @@ def confirm(**node_arguments: Any) -> int:
         why = asked.result().message if asked.done() else "no answer"
         print(f"not confirmed: {printable(why)}", file=sys.stderr)
         return 1
+
+
+@contextlib.contextmanager
+def _spinnable(**node_arguments: Any) -> Iterator[tuple[Node, SingleThreadedExecutor]]:
+    """Yield a node for a single request, and its executor."""
+    node = Node("instruct", **node_arguments)
+    executor = SingleThreadedExecutor(context=node.context)
+    executor.add_node(node)
+    try:
+        yield node, executor
     finally:
         executor.shutdown()
         node.destroy_node()

@@ -139,9 +139,9 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
                 f"the emergency stop is still set, by {pressed}: reset it", once=True
             )
             self._publish_state()
-        self._peers = Peers(self, GUARD, self._on_stop_of_peer, self._on_peers)
+        self._strangers = Strangers(self, MOTION_TOPICS, self._on_graph)
+        self._peers = Peers(self, GUARD, self._on_stop_of_peer, self._on_graph)
         self._peers.publish(bool(pressed))
-        self._strangers = Strangers(self, MOTION_TOPICS, self._on_strangers)
         self._looks = self.create_timer(LOOK_S, self._read_graph, clock=STEADY)
 
     def stop(self) -> None:
@@ -345,14 +345,8 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         self._peers.look()
         self._strangers.look()
 
-    def _on_peers(self) -> None:
+    def _on_graph(self) -> None:
         self._guard.on_peers(self._peers.trouble, self._peers.unconfirmed, wall())
-        if self.active:
-            self._follow_up()
-        else:
-            self._publish_state()
-
-    def _on_strangers(self) -> None:
         self._guard.on_strangers(self._strangers.trouble)
         if self.active:
             self._follow_up()

@@ -12,7 +12,7 @@ from collab_llm_nodes.replay.compare import Reply
 from collab_llm_nodes.replay.recording import Action, Step
 from collab_llm_nodes.replay.replayers import ANSWER_DEADLINE_S
 from collab_llm_nodes.robot.grammar import Code, Kind
-from collab_llm_nodes.ros.asking_client import AskingClient
+from collab_llm_nodes.ros.client import AskingClient
 from collab_llm_nodes.ros.convert import figures_from
 from collab_llm_nodes.ros.qos import COMMAND, RESULT, STATE
 

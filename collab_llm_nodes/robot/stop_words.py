@@ -70,41 +70,16 @@ STOP_WORDS = (
     *("keinen schritt weiter", "genug", "schluss", "bleibe stehen", "hör auf"),
     *("arrête", "arrêtez", "arrête toi", "arrêtez vous", "attends", "ne bouge pas"),  # French
     *("stoppe", "stoppez", "ne bougez pas"),
-    *(
-        "para",
-        "alto",
-        "detente",
-        "espera",
-        "no te muevas",
-        "quieto",
-        "basta",
-        "deténgase",
-    ),  # Spanish
+    *("para", "alto", "detente", "espera", "no te muevas", "quieto", "basta"),  # Spanish
+    "deténgase",
     *("ferma", "fermo", "fermati", "aspetta", "non muoverti", "fermatevi"),  # Italian
     *("pare", "parar", "não se mexa"),  # Portuguese
     *("stój", "stać", "zatrzymaj się", "stanna", "stoppa", "dur"),  # Polish, Swedish, Turkish
     *("стоп", "стой", "стоять", "остановись", "не двигайся"),  # Russian
-    *(
-        "停",
-        "停止",
-        "停下",
-        "停下来",
-        "停车",
-        "站住",
-        "别动",
-        "不要动",
-        "请停",
-        "请停下",
-    ),  # Chinese
-    *(
-        "止まれ",
-        "止まって",
-        "止まってください",
-        "とまれ",
-        "やめて",
-        "ストップ",
-        "動くな",
-    ),  # Japanese
+    *("停", "停止", "停下", "停下来", "停车", "站住", "别动", "不要动"),  # Chinese
+    *("请停", "请停下"),
+    *("止まれ", "止まって", "止まってください", "とまれ", "やめて"),  # Japanese
+    *("ストップ", "動くな"),
     *("멈춰", "멈추세요", "정지", "그만"),  # Korean
     *("रुको", "रुकिए", "रुक जाओ", "توقف", "قف"),  # Hindi, Arabic
     *("berhenti", "berhentilah", "jangan bergerak", "henti"),  # Indonesian, Malay

@@ -294,7 +294,7 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
                 raise ConfigError(f"{self.get_name()} did not start", remedy="see the log above")
 
     def stop(self) -> None:
-        """Deactivate and clean up from whatever state; safe to call twice."""
+        """Deactivate and clean up from any state; safe to call twice."""
         if self.active:
             self.trigger_deactivate()
         if self._state_machine.current_state[1] == "inactive":

@@ -60,7 +60,7 @@ def flatten(defaults: Any, prefix: str) -> list[tuple[str, dataclasses.Field[Any
     flat = []
     for each in dataclasses.fields(defaults):
         if each.metadata.get("secret"):
-            continue  # parameters can be read by everybody in the graph
+            continue  # any node in the graph can read parameters
         default = getattr(defaults, each.name)
         if dataclasses.is_dataclass(default):
             flat += flatten(default, f"{prefix}{each.name}.")
@@ -75,7 +75,7 @@ def _descriptor(of: dataclasses.Field[Any], default: Any) -> ParameterDescriptor
     descriptor = ParameterDescriptor(
         description=facts.get("doc", ""),
         read_only=facts.get("read_only", False),
-        # An empty or absent default tells rclpy no type; from_mapping checks the value instead.
+        # An empty or absent default has no type for rclpy; from_mapping checks the value instead.
         dynamic_typing=default is None or default == [],
     )
     if facts.get("choices"):
@@ -119,7 +119,7 @@ def read(node: Node, config_type: type[C], changes: dict[str, Any]) -> C:
 
 
 def refuse_unknown(node: Node) -> None:
-    """Refuse a parameter that a file or ``-p`` sets and nobody declares, such as a misspelt limit.
+    """Refuse an undeclared parameter of a file or ``-p``, such as a misspelt limit.
 
     rclpy would ignore it.
 

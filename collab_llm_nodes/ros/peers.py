@@ -130,7 +130,7 @@ class Peers:
             return ""
         missing = sorted(map(str, self._heard.keys() - self._stopped))
         if self._locked and all(peer.kind != self._kind for peer in self._heard):
-            missing.append(self._locked)  # the graph does not show who did
+            missing.append(self._locked)  # the graph does not show its holder
         return "; ".join(missing)
 
     def publish(self, stopped: bool, *, again: bool = False) -> None:

@@ -1,8 +1,8 @@
 """Rooms drawn from an integer seed: size, things on the floor, the one to find, where to start.
 
 Lengths are metres, angles radians (+ = left, counter-clockwise). A room spans
-``[0, width] x [0, depth]``. Things of one shape have one size, so their apparent size tells
-how far they are.
+``[0, width] x [0, depth]``. Things of one shape have one size, so their apparent size
+shows their distance.
 """
 
 from __future__ import annotations

@@ -122,5 +122,5 @@ def test_its_node_may_be_misspelt(
     warn_of_misspelt_nodes([node], ["x", "--ros-args", "--params-file", str(file)])
     told = capfd.readouterr().err
     assert told.count("WARN") == 1
-    assert "nobody reads the parameters of ekho_server; did you mean echo_server?" in told
+    assert "no node reads the parameters of ekho_server; did you mean echo_server?" in told
     node.destroy_node()

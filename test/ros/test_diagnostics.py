@@ -420,9 +420,9 @@ def test_calls_of_services_are_published_as_the_parameter_says(ros_graph: Any) -
 
 # Said once: in a transition, which is somebody's wish; on a change; as the last word. All the rest
 # can repeat at the rate of a topic or of requests. Debug lines are for those who ask for them.
-ONCE = {"configure", "activate", "_transition", "_spin", "_tell_ready"}
-ONCE |= {"spelling.py warn_of_misspelt_nodes"}
-ONCE |= {"managed_node.py warn_of"}  # once a second by what it says (repeats.py)
+ONCE = {"configure", "activate", "_transition", "_spin", "_log_readiness"}
+ONCE |= {"parameters.py warn_of_misspelt_nodes"}
+ONCE |= {"managed_node.py warn_of"}  # once a second by its words (Repeats)
 ONCE |= {"endpoints.py look"}  # while it lasts
 ONCE |= {"dragon_server.py _with_own_store"}
 ONCE |= {"camera_ingest.py _on_skipped"}  # for each file
