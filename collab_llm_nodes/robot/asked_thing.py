@@ -62,8 +62,10 @@ _ANY_QUALITY = {"nearest", "closest", "other", "same", "nice", "particular"}
 """Words before a name that do not describe the thing."""
 _ANYTHING = {"thing", "object", "item", "something", "anything"}
 """Names of every thing: "the red thing"."""
+_NAMELESS = FUNCTION_WORDS | {
+    "some", "way", "cm", "m", "meter", "meters", "metre", "metres", "feet",
+}
 # fmt: on
-_NAMELESS = FUNCTION_WORDS | set("some way cm m meter meters metre metres feet".split())
 _NEGATIONS = {"no", "not", "cannot", "nothing", "can't", "isn't", "aren't", "don't"}
 _CLAUSE_ENDS = {"but", "so", "then", "hence", "thus", "therefore"}
 

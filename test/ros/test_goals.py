@@ -167,7 +167,8 @@ def test_a_burst_of_answers_waits_for_a_busy_client(ros_graph: Any) -> None:
         goal.succeed()
         return Navigate.Result()
 
-    action_server(ros_graph.node("navigator"), Navigate, "navigate", follow, lambda goal: goal)
+    server = ros_graph.node("navigator")
+    action_server(server, Navigate, "navigate", follow, lambda goal: CancelResponse.ACCEPT)
     with contextlib.ExitStack() as stack:
         node = Node("client", context=ros_graph.context)
         stack.callback(node.destroy_node)
