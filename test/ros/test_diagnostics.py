@@ -257,7 +257,7 @@ def test_qos_is_overridden_by_parameter(ros_graph: Any) -> None:
         source="compressed",
         **{f"{prefix}.reliability": "reliable", f"{prefix}.depth": 3},
     )
-    qos = camera._heard.qos_profile
+    (qos,) = (s.qos_profile for s in camera.subscriptions if s.topic_name == "/image/compressed")
     assert (qos.reliability, qos.depth) == (ReliabilityPolicy.RELIABLE, 3)
     assert (CAMERA.reliability, CAMERA.depth) == (ReliabilityPolicy.BEST_EFFORT, 1), "of the others"
 
