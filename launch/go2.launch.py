@@ -49,7 +49,7 @@ ARGUMENTS = {
     "bags": ("bags", "Where record:=true puts its bags, each named by date and time."),
 }
 FLAGS = {
-    "composed": ("true", "Two processes: what thinks, what moves; else one for each node."),
+    "composed": ("true", "Two processes, graph and motion; else one for each node."),
     "dry_run": (
         "false",
         "Show what the robot would do; it is never moved (docs/safety.md, A dry run).",
@@ -64,14 +64,14 @@ FLAGS = {
     ),
     "confirm": (
         "true",
-        "Follow `instruction` only once somebody confirms it: instruct --go, or the dashboard.",
+        "Follow `instruction` only once it is confirmed: by instruct --go, or the dashboard.",
     ),
 }
 CHOICES = {
     "driver": (
         "go2",
-        "Who carries cmd_vel out: go2_driver, sim_go2 (see sim.launch.py), or a node of somebody"
-        " else's.",
+        "Driver that executes cmd_vel: go2_driver, sim_go2 (see sim.launch.py), or none: of another"
+        " package.",
         list(DRIVERS),
     ),
     "on_exit": (
@@ -102,7 +102,7 @@ def generate_launch_description() -> LaunchDescription:
 
 
 def _nodes(context: LaunchContext) -> list[Node]:
-    """The nodes; a function, because file names and overrides need the arguments' values."""
+    """Return the nodes; file names and overrides need the arguments' values."""
 
     def value(name: str) -> str:
         return str(LaunchConfiguration(name).perform(context))
@@ -126,8 +126,8 @@ def _nodes(context: LaunchContext) -> list[Node]:
         ros_arguments = [*common["ros_arguments"], *rights]
         return Node(executable=executable, **{**common, "ros_arguments": ros_arguments, **more})
 
-    # Either way the guard and the driver are not in the process of the models: a crash there must
-    # not keep the robot moving. A robot without one of its processes does not go on by itself.
+    # Guard and driver are never in the process of the models: a crash there must not keep the robot
+    # moving. A robot without one of its processes does not go on by itself.
     respawn = {"respawn": True, "respawn_delay": RESPAWN_DELAY_S}
     restarted: dict[str, Any] = respawn if value("on_exit") == "respawn" else {}
     needed = restarted or {"on_exit": Shutdown(reason="a process of the robot ended")}
@@ -169,16 +169,16 @@ def _protocols(value: Callable[[str], str]) -> list[str]:
 
 
 def _names(value: Callable[[str], str]) -> list[str]:
-    """The names of all nodes that may be started."""
+    """Return the names of all nodes that may be started."""
     servers = [f"{protocol}_server" for protocol in _protocols(value)]
     moving = ("motion_guard", "go2_driver", "motion_watchdog", "sim_go2")
     return [*NODES, *servers, *moving, *EXTRAS.values()]
 
 
 def _log_levels(value: Callable[[str], str]) -> list[str]:
-    """ROS arguments that set the level of our own nodes' loggers; rcl and DDS have theirs.
+    """Return the ROS arguments that set the level of our own nodes' loggers.
 
-    None for the level that loggers have anyway: launch repeats all arguments when a process ends.
+    None for the default level, since launch prints all arguments when a process ends.
     """
     if value("log_level") == CHOICES["log_level"][0]:
         return []
@@ -188,7 +188,7 @@ def _log_levels(value: Callable[[str], str]) -> list[str]:
 
 
 def _file(argument: str, value: str, config: Path) -> str:
-    """The file at ``value``, or of that name in ``config``."""
+    """Return the file at ``value``, or of that name in ``config``."""
     for file in (Path(value), config / value):
         if file.is_file():
             return str(file)
@@ -197,7 +197,7 @@ def _file(argument: str, value: str, config: Path) -> str:
 
 
 def _room(value: Callable[[str], str], files: list[str]) -> str:
-    """The simulator's room: ``seed``, or what the parameter files say of it."""
+    """Return the simulator's room, by ``seed`` or the parameter files."""
     seed = value("seed")
     for file in files:
         for name, node in (yaml.safe_load(Path(file).read_text()) or {}).items():
@@ -207,10 +207,10 @@ def _room(value: Callable[[str], str], files: list[str]) -> str:
 
 
 def _overrides(value: Callable[[str], str], share: Path, files: list[str]) -> str:
-    """A parameter file with what the arguments say; it goes when this process does.
+    """Write the arguments into a parameter file, deleted at the end; return its path.
 
-    Names are spelt out because an exact name wins over the wildcards of the other files, while a
-    later wildcard would not; on the command line (``-p node:name:=value``) no namespace can be.
+    Names are complete because they win over the wildcards of the other files, as a later wildcard
+    would not; on the command line (``-p node:name:=value``) a namespace is impossible.
     """
     space = f"/{value('namespace').strip('/')}".rstrip("/")
     nodes: dict[str, dict[str, Any]] = {

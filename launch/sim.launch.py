@@ -4,7 +4,7 @@
     ros2 launch collab_llm sim.launch.py instruction:="find the red ball"
     ros2 launch collab_llm sim.launch.py start_verifier:=false verifier:=cloud:50551
 
-The instruction must name what is in the room: `ros2 topic echo --once /ground_truth/room` tells.
+The instruction must name a thing in the room: `ros2 topic echo --once /ground_truth/room`.
 
 A simulated robot's velocities must not reach a real one: what is started here talks to nodes on
 this machine only (ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST), unless `discovery:=SUBNET` says
@@ -41,7 +41,7 @@ ROBOT = {
     ),
     "composed": (
         "true",
-        "Two processes: what thinks, what moves; else one for each node.",
+        "Two processes, graph and motion; else one for each node.",
         BOOLEAN,
     ),
     "on_exit": (
@@ -71,7 +71,7 @@ ROBOT = {
     ),
     "confirm": (
         "false",
-        "Follow `instruction` only once somebody confirms it: instruct --go, or the dashboard.",
+        "Follow `instruction` only once it is confirmed: by instruct --go, or the dashboard.",
         BOOLEAN,
     ),
 }
@@ -83,14 +83,14 @@ OTHERS = {
     "start_verifier": ("true", "Start one; false: use one that runs elsewhere.", BOOLEAN),
     "discovery": (
         "LOCALHOST",
-        "Whom the nodes find: LOCALHOST, or SUBNET for other machines as well.",
+        "Range of discovery: LOCALHOST, or SUBNET for other machines as well.",
         ["LOCALHOST", "SUBNET", "SYSTEM_DEFAULT"],
     ),
 }
 
 
 def generate_launch_description() -> LaunchDescription:
-    """The verifier and the robot side, with the simulator in place of the robot."""
+    """Launch the verifier and the robot side, with the simulator in place of the robot."""
     launch = PathJoinSubstitution([FindPackageShare("collab_llm"), "launch"])
     verifier = IncludeLaunchDescription(
         PathJoinSubstitution([launch, "verifier.launch.py"]),
@@ -110,5 +110,5 @@ def generate_launch_description() -> LaunchDescription:
         )
         for name, (default, text, *choices) in (ROBOT | VERIFIER | OTHERS).items()
     ]
-    # The robot first: what is wrong with its files is said before a verifier is started.
+    # The robot first: faults of its files are reported before a verifier is started.
     return LaunchDescription([*declared, GroupAction([confine, robot, verifier])])

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from certificates import Certificates
+from domains import hold_domain
 from grpc_alive import pytest_runtest_logreport  # noqa: F401  hook
 from hypothesis import settings
 from time_limits import (  # noqa: F401  hooks
@@ -25,7 +26,7 @@ from time_limits import (  # noqa: F401  hooks
     pytest_timeout_set_timer,
 )
 
-from collab_llm_nodes.ros.domain import own_domain, stay_on_this_machine
+from collab_llm_nodes.ros.domain import stay_on_this_machine
 
 if TYPE_CHECKING:
     from rclpy.context import Context
@@ -177,13 +178,13 @@ def ros_context(monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
 
     if len(_contexts) >= _MANY_CONTEXTS:
         gc.collect()
-    with own_domain(next(_next_domain)) as domain_id:
-        monkeypatch.setenv("ROS_DOMAIN_ID", str(domain_id))
-        context = Context()
-        _contexts.add(context)
-        context.init(domain_id=domain_id)
-        yield context
-        context.try_shutdown()
+    context = Context()
+    domain_id = hold_domain(context, next(_next_domain))
+    monkeypatch.setenv("ROS_DOMAIN_ID", str(domain_id))
+    _contexts.add(context)
+    context.init(domain_id=domain_id)
+    yield context
+    context.try_shutdown()
 
 
 @pytest.fixture

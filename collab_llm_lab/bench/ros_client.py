@@ -14,7 +14,6 @@ from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray
 from rcl_interfaces.srv import SetParameters
-from rclpy.action import ActionClient
 from rclpy.parameter import Parameter
 from rclpy.time import Time
 from sensor_msgs.msg import CompressedImage
@@ -23,8 +22,9 @@ from collab_llm.action import Generate
 from collab_llm.msg import GeneratedText, NavigationAction, Observation
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.prompt import Prompt
-from collab_llm_nodes.ros.asking_client import AskingClient
-from collab_llm_nodes.ros.qos import CAMERA, REQUESTS, RESULT
+from collab_llm_nodes.ros.client import AskingClient
+from collab_llm_nodes.ros.goals import action_client
+from collab_llm_nodes.ros.qos import CAMERA, RESULT
 
 ANSWER_DEADLINE_S = 20.0
 
@@ -53,9 +53,7 @@ class BenchClient(AskingClient):
 
     def __init__(self) -> None:
         super().__init__("bench_client", CAMERA)
-        self._router = ActionClient(
-            self.node, Generate, "generate", goal_service_qos_profile=REQUESTS
-        )
+        self._router = action_client(self.node, Generate, "generate")
         self._totals: list[float] = []  # metrics.total_s after each round of the present answer
         self._ages: dict[str, float] = {}
         self._health: dict[str, dict[str, str]] = {}

@@ -17,7 +17,6 @@ from geometry_msgs.msg import PoseStamped
 from rcl_interfaces.msg import Parameter as ParameterMsg
 from rcl_interfaces.msg import ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
-from rclpy.action import ActionClient
 
 from collab_llm.action import Generate, Navigate
 from collab_llm.msg import (
@@ -35,6 +34,7 @@ from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 from collab_llm_nodes.robot.episodes import is_episode
 from collab_llm_nodes.ros.client import GraphClient
 from collab_llm_nodes.ros.convert import figures_from, raise_for
+from collab_llm_nodes.ros.goals import action_client
 from collab_llm_nodes.ros.qos import COMMAND, RESULT, STATE
 from collab_llm_nodes.sim.rooms import Pose, Room
 
@@ -102,11 +102,11 @@ class DemoClient(GraphClient):
         subscribe(GeneratedText, "generated_text", self._on_text, RESULT)
         subscribe(NavigationAction, "navigation_action", self._on_action, RESULT)
         self._parameters = self.node.create_client(SetParameters, "sim_go2/set_parameters")
-        self._navigate = ActionClient(self.node, Navigate, "navigate")
+        self._navigate = action_client(self.node, Navigate, "navigate")
         self._recalled: dict[str, GeneratedText] = {}  # answers of the memory, by session
         self._found: dict[str, DragonRetrieval] = {}
         subscribe(DragonRetrieval, "dragon/retrieval", self._on_found, RESULT)
-        self._recall = ActionClient(self.node, Generate, "dragon/generate")
+        self._recall = action_client(self.node, Generate, "dragon/generate")
         self._index = self.node.create_client(DragonIndex, "dragon_index")
 
     def wait_for_graph(self, deadline_s: float, alive: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ from collab_llm_nodes.cli.output import console, fail, requiring_ros, write_json
 from collab_llm_nodes.errors import CollabError, ConfigError
 
 app = typer.Typer()
-bag_app = typer.Typer(help="Do something with bags.", no_args_is_help=True)
+bag_app = typer.Typer(help="Read bags.", no_args_is_help=True)
 
 
 @app.command()
@@ -22,7 +22,8 @@ def record(
     out: Annotated[Path, typer.Option(help="Folder for the bags.", file_okay=False)] = Path("bags"),
     storage: Annotated[str, typer.Option(help="mcap or sqlite3.")] = "mcap",
     topics: Annotated[
-        list[str] | None, typer.Option("--topic", help="Instead of the usual ones; repeat.")
+        list[str] | None,
+        typer.Option("--topic", help="Record this topic instead of the usual ones; repeat."),
     ] = None,
     namespace: Annotated[str, typer.Option(help="Of the robot's nodes.")] = "",
     max_size: Annotated[
@@ -101,8 +102,8 @@ def replay(
 ) -> None:
     """Ask what was asked in a recorded drive again and compare, action by action.
 
-    Exits with 0 if all actions are the same, 1 if one differs, 2 if it cannot be told. With --ask,
-    prints what the models answer to the pictures, and the actions; exits with 0.
+    Exits with 0 if all actions are the same, 1 if one differs, 2 if that is unknown. With --ask,
+    prints the models' answers to the pictures, and the actions; exits with 0.
     """
     from collab_llm_nodes.assets import config_file
     from collab_llm_nodes.replay.asking import Question, run_ask
@@ -147,7 +148,7 @@ def replay(
 
 
 def _refuse_given(options: dict[str, object], remedy: str) -> None:
-    """Refuse options that would change nothing here.
+    """Refuse options without an effect here.
 
     Raises:
         ConfigError: one is not None.
@@ -168,14 +169,14 @@ def log(
         typer.Option("--place", help="NAME=X1,Y1,X2,Y2: a part of the map [m]; repeat."),
     ] = None,
     days: Annotated[
-        float, typer.Option(help="Tell of so many days until now; 0 = of all.", min=0.0)
+        float, typer.Option(help="Only of the last so many days; 0 = all.", min=0.0)
     ] = 0.0,
     namespace: Annotated[
         str | None, typer.Option(help="Of the robot, if the bags hold several.")
     ] = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Tell what bags hold in words: what was asked, seen, decided and done, when and where."""
+    """Write what bags hold in words: questions, sightings, decisions, actions, times and places."""
     from collab_llm_nodes.replay.log import Place, bags_in, write_log
 
     known = [Place.read(place) for place in places or ()]

@@ -1,4 +1,4 @@
-"""Camera frames from wherever they come, as JPEG observations: the newest only, stamped at capture.
+"""Camera frames of any source as JPEG observations: the newest only, stamped at capture.
 
 Sources: an image topic, raw or compressed, or one of ``cameras.py``: the Go2's own camera, V4L2,
 RTSP, a file, a folder of pictures, a GStreamer pipeline. A frame that cannot be used is counted and
@@ -17,7 +17,14 @@ from sensor_msgs.msg import CompressedImage, Image
 
 from collab_llm.msg import Observation
 from collab_llm_nodes.errors import InvalidInput
-from collab_llm_nodes.ros.cameras import TOPICS, CameraConfig, Frame, Grabber, Videohub
+from collab_llm_nodes.ros.cameras import (
+    START_GRACE_S,
+    TOPICS,
+    CameraConfig,
+    Frame,
+    Grabber,
+    Videohub,
+)
 from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.health import Level, TopicLimits
 from collab_llm_nodes.ros.images import Jpeg, encode_jpeg, read_compressed, to_rgb
@@ -39,12 +46,12 @@ class CameraIngest(ManagedNode[CameraConfig]):
         self._complaint = ""  # about the last frame
         self._counts = {"published": 0, "dropped": 0, "rejected": 0}
         self._camera: Grabber | Videohub | None = None
-        self._heard: Any = None
+        self._images: Any = None  # subscription
 
     def configure(self) -> None:
         self._observations = self.create_publisher(Observation, "observation", RESULT)
         self._watch = self.create_timer(
-            min(0.2, self.config.silent_after / 2), self._watch_silence, clock=STEADY
+            min(0.5, self.config.silent_after / 2), self._watch_silence, clock=STEADY
         )
 
     def activate(self) -> None:
@@ -53,9 +60,9 @@ class CameraIngest(ManagedNode[CameraConfig]):
         self._seen, self._silent, self._complaint = wall(), False, ""
         self._started = False
         if self.config.source == "image":
-            self._heard = self.create_subscription(Image, "image", self._on_image, CAMERA)
+            self._images = self.create_subscription(Image, "image", self._on_image, CAMERA)
         elif self.config.source == "compressed":
-            self._heard = self.create_subscription(
+            self._images = self.create_subscription(
                 CompressedImage, "image/compressed", self._on_compressed, CAMERA
             )
         elif self.config.source == "videohub":
@@ -69,9 +76,9 @@ class CameraIngest(ManagedNode[CameraConfig]):
             )
 
     def deactivate(self) -> None:
-        if self._heard is not None:
-            self.destroy_subscription(self._heard)
-            self._heard = None
+        if self._images is not None:
+            self.destroy_subscription(self._images)
+            self._images = None
         if self._camera is not None:
             self._camera.stop()
             self._camera = None
@@ -102,7 +109,7 @@ class CameraIngest(ManagedNode[CameraConfig]):
         return level, message, values
 
     def expected(self) -> dict[str, TopicLimits]:
-        """The traffic that is expected at the output, whatever the source."""
+        """Return the limits of the output."""
         return {"observation": self.config.health}
 
     # Frames in.
@@ -126,7 +133,7 @@ class CameraIngest(ManagedNode[CameraConfig]):
 
     @guarded
     def _on_grabbed(self) -> None:
-        """The grabber's thread has a new frame."""
+        """Take a new frame of the grabber's thread."""
         frame = self._camera.take() if isinstance(self._camera, Grabber) else None
         if frame is not None:
             self._accept(frame)
@@ -141,8 +148,8 @@ class CameraIngest(ManagedNode[CameraConfig]):
         self.get_logger().warning(f"skipped {fault}")
 
     def _accept(self, frame: Frame) -> None:
-        """Publish ``frame``, unless it comes too soon after the last one or cannot be used."""
-        if frame.stamp == TimeMsg():  # a driver that does not stamp: reception is the best guess
+        """Publish ``frame``, unless it is too soon after the last one or cannot be used."""
+        if frame.stamp == TimeMsg():  # an unstamped frame counts as taken now
             frame.stamp = self.get_clock().now().to_msg()
         rate = self.config.max_rate
         try:
@@ -165,7 +172,7 @@ class CameraIngest(ManagedNode[CameraConfig]):
         self._publish(frame, jpeg)
 
     def _complain(self, complaint: str) -> None:
-        """About the last frame; "" when it was good. A change is reported at once."""
+        """Set the fault of the last frame, "" if it was good; report a change at once."""
         changes = bool(complaint) != bool(self._complaint)
         self._complaint = complaint
         if changes:
@@ -194,7 +201,7 @@ class CameraIngest(ManagedNode[CameraConfig]):
     def _watch_silence(self) -> None:
         limit = self.config.silent_after
         if not self._started and not (self._camera is not None and self._camera.error):
-            limit = max(limit, self.config.start_grace)  # drivers and simulators start slowly
+            limit = max(limit, START_GRACE_S)
         silent = wall() - self._seen > limit
         if silent == self._silent:
             return
@@ -203,11 +210,10 @@ class CameraIngest(ManagedNode[CameraConfig]):
         if silent:
             self.get_logger().error(self.diagnose()[1], throttle_duration_sec=1.0)
         else:
-            told = f"frames from {self._source()} again"
-            self.get_logger().info(told, throttle_duration_sec=1.0)
+            self.get_logger().info(f"frames from {self._source()} again", throttle_duration_sec=1.0)
 
     def _dropped(self) -> int:
-        """Frames left out: too soon after another, or superseded before they came here."""
+        """Return the number of frames left out: too soon after another, or superseded."""
         return self._counts["dropped"] + (self._camera.dropped if self._camera else 0)
 
     def _source(self) -> str:

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 from action_msgs.srv import CancelGoal
 from diagnostic_msgs.msg import DiagnosticArray
 from nav_msgs.msg import Odometry
-from rclpy.action import ActionClient
 from rclpy.parameter import Parameter
 from rclpy.task import Future as RosFuture
 from std_msgs.msg import Bool, String
@@ -75,7 +74,7 @@ from collab_llm_nodes.errors import CollabError, ConfigError
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
 from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.convert import code_of, figures_from
-from collab_llm_nodes.ros.goals import SentGoal
+from collab_llm_nodes.ros.goals import SentGoal, action_client
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import CAMERA, COMMAND, REQUESTS, RESULT, STATE
@@ -189,9 +188,9 @@ class Dashboard(ManagedNode[DashboardConfig]):
         self._stops = self.create_publisher(Bool, "emergency_stop", COMMAND)
         self._resets = self.create_client(Trigger, "reset_emergency_stop", qos_profile=REQUESTS)
         self._confirms = self.create_client(Trigger, "confirm_instruction", qos_profile=REQUESTS)
-        self._navigate = ActionClient(self, Navigate, "navigate")
+        self._navigate = action_client(self, Navigate, "navigate")
         self._answering = {
-            protocol: ActionClient(self, Generate, f"{protocol}/generate")
+            protocol: action_client(self, Generate, f"{protocol}/generate")
             for protocol in (_MEMORY, _DOCUMENTS)
         }
         # Cancels goals of others as well; only the sender of a goal has its handle.
@@ -474,7 +473,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
             asked = self._cancels.call_async(CancelGoal.Request())  # no goal named: all
             asked.add_done_callback(partial(self._on_cancelled, self._goals))
             if self._sent is not None and self._view.goal.state in ("sent", "running"):
-                self._sent.call_off()  # it may be on its way yet
+                self._sent.cancel()  # it may be on its way yet
                 self._view.goal = replace(self._view.goal, state="cancelling")
 
     def _on_cancelled(self, number: int, answered: RosFuture) -> None:

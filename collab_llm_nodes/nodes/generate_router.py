@@ -1,9 +1,8 @@
 """One address for all protocols: passes goals of ``generate`` on to ``<protocol>/generate``.
 
-Feedback, cancellations and the result are copied as they are, so a caller sees what the protocol's
-own server says. The router adds what only somebody in between can: a typed error for a protocol
-that it does not know, for a server that is not there, and for one that dies during a goal. The
-navigator does not go through it.
+Feedback, cancellations and the result are copied unchanged. The router adds typed errors for an
+unknown protocol, for a server that is not there, and for one that dies during a goal. The navigator
+does not use it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from action_msgs.msg import GoalStatus
-from rclpy.action import ActionClient, ActionServer, CancelResponse
+from rclpy.action import ActionClient, CancelResponse
 from rclpy.action.server import ServerGoalHandle
 from rclpy.task import Future
 
@@ -31,19 +30,28 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.ros.clock import STEADY
-from collab_llm_nodes.ros.convert import MAX_DEADLINE_S, deadline_from, status_of
-from collab_llm_nodes.ros.goals import RESULT_S, SentGoal, ask_for_life, drop_contents
+from collab_llm_nodes.ros.convert import deadline_from, status_of
+from collab_llm_nodes.ros.goals import (
+    SentGoal,
+    action_client,
+    action_server,
+    ask_for_life,
+    drop_contents,
+)
 from collab_llm_nodes.ros.health import Level
 from collab_llm_nodes.ros.managed_node import ManagedNode
 from collab_llm_nodes.ros.program import run
-from collab_llm_nodes.ros.qos import REQUESTS, RESULT
+from collab_llm_nodes.ros.qos import RESULT
 
 _WATCH_S = 0.05
-"""Period at which deadlines and servers are looked at [s]."""
+"""Period at which deadlines and servers are checked [s]."""
 _PROBE_S = 1.0
 """A server that has been silent for so long is asked for a sign of life."""
+_LONGEST_S = 3600.0
+"""Longest wait for the result of a goal without a deadline, which its server chooses: as long as
+any server may be configured to take."""
 _GONE_S = 0.5
-"""A server that has left the graph may have sent the result before; it arrives within this."""
+"""Grace period for the result of a server that has left the graph."""
 
 
 @dataclass(frozen=True)
@@ -57,30 +65,24 @@ class GenerateRouterConfig:
         read_only=True,
     )
     discovery_s: float = setting(
-        2.0, "Wait for a protocol's server that is not there at most [s].", low=0.1, high=60.0
+        2.0, "Longest wait for a protocol's server that is not there [s].", low=0.1, high=60.0
     )
     silence_s: float = setting(
         5.0,
-        "A server that gives no sign of life for so long while it serves a goal is lost [s].",
+        "A server without a sign of life for so long during a goal is lost [s].",
         low=1.5,
         high=600.0,
     )
     grace_s: float = setting(
         1.0,
-        "A server may be so much later than a goal's deadline, or than a cancellation [s].",
+        "Grace period of a server after a goal's deadline, or a cancellation [s].",
         low=0.0,
         high=60.0,
     )
-    longest_s: float = setting(
-        3600.0,
-        "Wait for a result at most, when the goal leaves the deadline to its server [s].",
-        low=1.0,
-        high=MAX_DEADLINE_S,
-    )
     max_goals: int = setting(
         64,
-        "Goals under way at a time, those for motion and all others counted apart; more are refused"
-        " as BUSY.",
+        "Most goals at a time, those for motion and all others counted apart; more are refused as"
+        " BUSY.",
         low=1,
         high=4096,
     )
@@ -98,7 +100,7 @@ class GenerateRouterConfig:
 
 @dataclass(eq=False)
 class _Server:
-    """One protocol's server, as it shows itself from here."""
+    """One protocol's server, and its signs of life."""
 
     protocol: str
     client: ActionClient
@@ -107,7 +109,7 @@ class _Server:
     probe: Future | None = None
 
     def look(self, now: float, silence_s: float) -> str:
-        """Return why the server is lost, or nothing; ask it for a sign of life now and then."""
+        """Return why the server is lost, or ""; probe a silent one."""
         if self.client.server_is_ready():
             self.seen_at = now
         elif now - self.seen_at > _GONE_S:
@@ -120,12 +122,12 @@ class _Server:
         return ""
 
     def forgive(self, now: float, stall_s: float) -> None:
-        """Do not count it as silence that this process heard nobody for ``stall_s``."""
+        """Do not count a stall of this process as silence of the server."""
         self.heard_at = min(now, self.heard_at + stall_s)
         self.seen_at = min(now, self.seen_at + stall_s)
 
     def expect(self, now: float) -> None:
-        """Begin to wait for signs of life: the server had no reason to give any before."""
+        """Begin to expect signs of life, of which the server had no reason to give any before."""
         self.heard_at = self.seen_at = now
         if self.probe is not None:
             probe, self.probe = self.probe, None
@@ -139,12 +141,12 @@ class _Server:
 
 @dataclass(eq=False)
 class _Passage:
-    """One goal on its way through.
+    """One goal that is passed on.
 
     Attributes:
         due: the router's own deadline; that of the server is ``grace_s`` earlier.
         sent: the goal as it went to the server; None before.
-        over: done with the server's result, or with the error that takes its place.
+        over: done with the server's result, or with an error in its place.
     """
 
     goal: ServerGoalHandle
@@ -158,7 +160,7 @@ class _Passage:
     cancelled: bool = False
 
     def end(self, outcome: Any) -> None:
-        """Take the first outcome; whatever comes later does not count."""
+        """Take the first outcome; later ones do not count."""
         if not self.over.done():
             self.over.set_result(outcome)
 
@@ -168,10 +170,10 @@ class _Passage:
         if self.sent is None:
             self.end(Cancelled("the caller gave the goal up"))
         else:
-            self.sent.call_off()
+            self.sent.cancel()
 
     def on_feedback(self, message: Any) -> None:
-        """Copy what the server tells to the caller."""
+        """Copy the server's feedback to the caller."""
         self.server.heard_at = time.monotonic()
         if not self.over.done():
             self.last = message.feedback
@@ -209,23 +211,19 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
 
     def configure(self) -> None:
         self._watching = self.create_timer(_WATCH_S, self._watch, clock=STEADY)
-        self._action = ActionServer(
+        self._action = action_server(
             self,
             Generate,
             "generate",
             self._execute,
-            cancel_callback=self._on_cancel,
-            goal_service_qos_profile=REQUESTS,
-            result_service_qos_profile=REQUESTS,
-            cancel_service_qos_profile=REQUESTS,
+            self._on_cancel,
             feedback_pub_qos_profile=RESULT,
-            result_timeout=RESULT_S,
         )
 
     def deactivate(self) -> None:
         for passage in list(self._passages.values()):
             if passage.sent is not None:
-                passage.sent.call_off()
+                passage.sent.cancel()
             passage.end(Inactive("generate_router was deactivated", remedy="activate it"))
 
     def cleanup(self) -> None:
@@ -245,7 +243,7 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
         timer = self.create_timer(0.02, retire, clock=STEADY)
 
     def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
-        """Miss a server only if it was there before, or no other is: few graphs serve all."""
+        """Warn of a missing server only if it was there before, or no other is there."""
         level, message, _ = super().diagnose()
         protocols = self.config.protocols
         there = {p for p in protocols if self.count_publishers(f"{p}/generate/_action/status")}
@@ -263,7 +261,7 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
         }
         return level, message, values
 
-    # Goals. All are accepted, because a refusal cannot say why.
+    # Goals. All are accepted, because a refusal carries no reason.
 
     async def _execute(self, goal: ServerGoalHandle) -> Generate.Result:
         key = bytes(goal.goal_id.uuid)
@@ -325,7 +323,7 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
         return CancelResponse.ACCEPT
 
     def _admit(self, goal: ServerGoalHandle) -> _Passage:
-        """Check what the router itself must know of a goal; raises CollabError."""
+        """Return the passage of a goal that the router accepts; raises CollabError."""
         request, now = goal.request, time.monotonic()
         if not self.active:
             raise Inactive("generate_router is not active", remedy="activate it (lifecycle)")
@@ -336,24 +334,18 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
         request.protocol = request.protocol or self.config.protocols[0]
         if request.protocol not in self.config.protocols:
             raise registry.unknown(request.protocol, self.config.protocols)
-        allowed_s = deadline_from(request, self.config.longest_s)
+        allowed_s = deadline_from(request, _LONGEST_S)
         server = self._server(request.protocol)
         return _Passage(goal, server, now, now + allowed_s + self.config.grace_s)
 
     def _server(self, protocol: str) -> _Server:
-        """Return a protocol's server; from the first goal on, for a client hears all feedback.
+        """Return a protocol's server, whose client is made by its first goal.
 
-        The feedback of goals that go past the router would be most of its work.
+        A client receives the feedback of all goals, even of those that bypass the router.
         """
         if protocol not in self._servers:
-            client = ActionClient(
-                self,
-                Generate,
-                f"{protocol}/generate",
-                goal_service_qos_profile=REQUESTS,
-                result_service_qos_profile=REQUESTS,
-                cancel_service_qos_profile=REQUESTS,
-                feedback_sub_qos_profile=RESULT,
+            client = action_client(
+                self, Generate, f"{protocol}/generate", feedback_sub_qos_profile=RESULT
             )
             self._servers[protocol] = _Server(protocol, client)
         return self._servers[protocol]
@@ -376,8 +368,7 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
         return [each for each in self._passages.values() if each is not passage]
 
     def _watch(self) -> None:
-        """Look after the goals under way. One timer for all: rclpy keeps something of each timer
-        that was ever made."""
+        """Check the goals under way. One timer for all, since rclpy leaks memory with each."""
         if not self._passages:
             self._watching.cancel()  # until the next one
         now, config = time.monotonic(), self.config
@@ -396,13 +387,13 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
                     passage.end(_lost(passage.server, "is not there"))
                 continue
             if why := lost[passage.server]:
-                passage.sent.call_off()  # it may be only out of reach
+                passage.sent.cancel()  # the server may be only out of reach
                 passage.end(_lost(passage.server, why))
             elif now >= passage.due:
-                passage.sent.call_off()
+                passage.sent.cancel()
                 passage.end(_late(passage))
             elif now - passage.asked_again > config.silence_s:
-                passage.asked_again = now  # one that was restarted does not know the goal
+                passage.asked_again = now  # a restarted server does not know the goal
                 passage.sent.ask_again()
 
 

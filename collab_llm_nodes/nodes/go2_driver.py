@@ -1,12 +1,11 @@
 """Drives a Unitree Go2: ``cmd_vel`` to the robot's own requests, its state to ``odom`` and ``imu``.
 
-The decisions are those of ``robot/go2/sport.py``. Whatever ends this node - deactivation, a
-signal, an exception - stops the robot first. Its own watchdog stops a robot whose ``cmd_vel`` falls
-silent; an emergency stop of ``motion_guard`` is obeyed whoever moves the robot. It does not move a
-robot that has another driver or two guards (``ros/peers.py``), or while somebody else publishes
-velocities or requests (``ros/strangers.py``). Run it in another
-process than the models (``nodes/motion.py``). Should this process itself be killed, the robot would
-hold its last velocity for one second; ``motion_watchdog`` stops it sooner.
+``robot/go2/sport.py`` decides. Deactivation, a signal or an exception stops the robot first. So do
+a silent ``cmd_vel`` and an emergency stop of ``motion_guard``. The driver does not move a robot
+that has another driver or two guards (``ros/peers.py``), or while a foreign node publishes
+velocities or requests (``ros/strangers.py``). Run it in another process than the models
+(``nodes/motion.py``). If this process is killed, the robot holds its last velocity for one second;
+``motion_watchdog`` stops it sooner.
 """
 
 from __future__ import annotations
@@ -36,16 +35,24 @@ from collab_llm_nodes.robot.go2.sport import (
     Command,
     Go2,
     Go2Config,
+    Phase,
     SportState,
     Trouble,
 )
-from collab_llm_nodes.ros.clock import STEADY, wall
+from collab_llm_nodes.ros.clock import STEADY, set_period, wall
 from collab_llm_nodes.ros.health import Level, TopicLimits
 from collab_llm_nodes.ros.managed_node import ManagedNode
+from collab_llm_nodes.ros.motion_inputs import twist_of
 from collab_llm_nodes.ros.peers import DRIVER, Peers
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import BUTTON, CAMERA, COMMAND, RESULT, STATE
-from collab_llm_nodes.ros.strangers import GO2_TOPICS, MOTION_TOPICS, NAMELESS, Strangers
+from collab_llm_nodes.ros.strangers import (
+    GO2_TOPICS,
+    LOOK_S,
+    MOTION_TOPICS,
+    NAMELESS,
+    Strangers,
+)
 from collab_llm_nodes.ros.unitree import (
     STATE_TOPIC,
     Services,
@@ -55,7 +62,8 @@ from collab_llm_nodes.ros.unitree import (
     yaw_of,
 )
 
-_TICK_S = 0.02
+_TICK_S, _REST_TICK_S = 0.02, 0.1
+"""Period of the driver's decisions without an event, and while the robot is at rest."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +80,14 @@ class Go2DriverConfig(Go2Config):
     )
     stamps: str = fixed(
         "aligned",
-        "Stamps of odom and imu: aligned = when the robot measured, by our clock; receive = when"
-        " the message came; robot = as the robot's clock says.",
+        "Stamps of odom and imu: aligned = time of measurement by our clock; receive = time of"
+        " reception; robot = time of measurement by the robot's clock.",
         choices=("aligned", "receive", "robot"),
     )
     velocity_frame: str = fixed(
         "body",
-        "Frame of the velocity that the robot reports; firmware differs. odom = that of its"
-        " position; it is turned into the body's.",
+        "Frame of the velocity that the robot reports, which depends on its firmware; odom is"
+        " turned into body.",
         choices=("body", "odom"),
     )
     odom_frame: str = fixed("odom", "Frame of the odometry's poses.")
@@ -101,8 +109,10 @@ class Go2DriverConfig(Go2Config):
 
 
 def _stopping(callback: Callable[..., None]) -> Callable[..., None]:
-    """Runs in every lifecycle state, since a stop goes on after deactivation. An exception stops
-    the robot before it is reported."""
+    """Guard a callback in every lifecycle state; an exception stops the robot first.
+
+    A stop goes on after deactivation.
+    """
 
     @functools.wraps(callback)
     def call(self: Go2Driver, *args: Any) -> None:
@@ -130,25 +140,25 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
         self._published_at = -math.inf
         self._robot: SportState | None = None
         self._emergency = False
-        self._told = ""
+        self._reported = ""  # code of the last trouble
         self._avoids: bool | None = None  # as published last
         self._transforms: Publisher | None = None
         self._peers = Peers(
-            self, DRIVER, self._on_stop_of_peer, self._on_peers, self._drivers_elsewhere
+            self, DRIVER, self._on_stop_of_peer, self._on_graph, self._drivers_elsewhere
         )
-        # The velocities, too: what a stranger sends comes here without passing the guard.
+        # The velocities, too: a foreign one has not passed the guard.
         guards = {topic: MOTION_TOPICS[topic] for topic in ("cmd_vel", "motion_state")}
         topics = {**guards, **GO2_TOPICS, self.config.state_topic: NAMELESS}
-        self._strangers = Strangers(self, topics, self._on_strangers)
+        self._strangers = Strangers(self, topics, self._on_graph)
+        self._looks = self.create_timer(LOOK_S, self._read_graph, clock=STEADY)
 
     def stop(self) -> None:
         super().stop()
+        self.destroy_timer(self._looks)
         self._peers.close()
-        self._strangers.close()
 
     def destroy_node(self) -> None:
         self._peers.close()
-        self._strangers.close()
         super().destroy_node()
 
     # Lifecycle.
@@ -196,12 +206,11 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
         return publisher
 
     def activate(self) -> None:
-        self._alignment, self._robot, self._told = ClockAlignment(), None, ""
+        self._alignment, self._robot, self._reported = ClockAlignment(), None, ""
         self._avoids = None
         self._peers.look()
-        calls = self._go2.on_peers(self._peers.trouble, wall())  # `configure` has made a new one
-        calls += self._go2.on_strangers(self._strangers.trouble, wall())
-        self._send(calls + self._go2.begin(wall()))
+        self._pass_graph_on()  # to the new state machine that `configure` has made
+        self._send(self._go2.begin(wall()))
 
     def deactivate(self) -> None:
         self._send(self._go2.halt(wall()))
@@ -242,34 +251,40 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
     def _on_command(self, msg: Twist | TwistStamped) -> None:
         if not self.active:
             return
-        twist = msg.twist if isinstance(msg, TwistStamped) else msg
+        twist = twist_of(msg)
         command = Command(twist.linear.x, twist.linear.y, twist.angular.z)
-        # While it lasts, even from a node that publishes cmd_vel beside motion_guard.
+        # Even from a foreign publisher.
         self._send(self._go2.on_command(Command() if self._emergency else command, wall()))
 
     @_stopping
     def _on_motion_state(self, msg: MotionState) -> None:
-        """An emergency stop also ends what did not come by cmd_vel (a step of the robot's own
-        obstacle avoidance, the remote control), once."""
+        """Stop once at an emergency stop, even a motion that is not by ``cmd_vel``.
+
+        Such as an increment of the obstacle avoidance, or the remote control's.
+        """
         self._set_emergency(msg.emergency_stop)
 
     def _on_stop_of_peer(self) -> None:
-        """Stop without waiting for the guard's state, which also ends the stop."""
+        """Stop without waiting for the guard's state."""
         self._set_emergency(True)
 
     def _set_emergency(self, pressed: bool) -> None:
         before, self._emergency = self._emergency, pressed
         if pressed and not before and self.active:
             self._send(self._go2.begin(wall()))
-        self._peers.tell(pressed)
+        self._peers.publish(pressed)
 
-    def _on_peers(self) -> None:
-        if self.active:
-            self._send(self._go2.on_peers(self._peers.trouble, wall()))
+    def _read_graph(self) -> None:
+        self._peers.look()
+        self._strangers.look()
 
-    def _on_strangers(self) -> None:
+    def _on_graph(self) -> None:
         if self.active:
-            self._send(self._go2.on_strangers(self._strangers.trouble, wall()))
+            self._pass_graph_on()
+
+    def _pass_graph_on(self) -> None:
+        self._send(self._go2.on_peers(self._peers.trouble, wall()))
+        self._send(self._go2.on_strangers(self._strangers.trouble, wall()))
 
     def _drivers_elsewhere(self) -> list[str]:
         """Return drivers in other namespaces that send requests to the same robot."""
@@ -321,17 +336,19 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
             joy.buttons = array("i", (msg.keys >> bit & 1 for bit in range(16)))
             self._joy.publish(joy)
 
-    # What follows.
+    # Consequences.
 
     def _send(self, calls: list[Call]) -> None:
         if calls:
             self._api.send(calls)
+        rests = self._go2.phase is Phase.STANDING
+        set_period(self._clock_timer, _REST_TICK_S if rests else _TICK_S)
 
     def _report(self, trouble: Trouble) -> None:
-        """A motion that is commanded and not carried out is said at once, and when it goes on."""
-        if trouble.code == self._told:
+        """Report the beginning and end of a trouble that prevents a commanded motion."""
+        if trouble.code == self._reported:
             return
-        self._told = trouble.code
+        self._reported = trouble.code
         self.report_health()
         if trouble:
             self.get_logger().error(
@@ -350,7 +367,7 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
         return TimeMsg(sec=nanoseconds // 10**9, nanosec=nanoseconds % 10**9)
 
     def _publish(self, msg: Any, ahead: float, left: float, stamp: TimeMsg) -> None:
-        """Odometry and IMU: REP 103 units and axes, REP 105 frames."""
+        """Publish odometry and IMU, in REP 103 units and axes and REP 105 frames."""
         c, inertial = self.config, msg.imu_state
         orientation = _quaternion(inertial.quaternion)
         odometry = Odometry(child_frame_id=c.base_frame)
@@ -370,14 +387,14 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
         self._imu.publish(imu)
         if self._transforms is not None:
             transform = TransformStamped(header=odometry.header, child_frame_id=c.base_frame)
-            way = transform.transform.translation
-            way.x, way.y, way.z = position.x, position.y, position.z
+            place = transform.transform.translation
+            place.x, place.y, place.z = position.x, position.y, position.z
             transform.transform.rotation = orientation
             self._transforms.publish(self._transform_type(transforms=[transform]))
 
 
 def _quaternion(wxyz: Any) -> Quaternion:
-    """The vendor's order is w, x, y, z; ROS's is x, y, z, w."""
+    """Return the vendor's quaternion, whose order is w, x, y, z."""
     w, x, y, z = map(float, wxyz)
     return Quaternion(x=x, y=y, z=z, w=w)
 

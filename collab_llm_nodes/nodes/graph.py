@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collab_llm_nodes.ros.program import run
 
-NODES = (  # named, not imported: models take seconds to import, which --help need not
+NODES = (  # names, since models take seconds to import
     "camera_ingest:CameraIngest",
     "cloud_verifier_bridge:CloudVerifierBridge",
     "draft_vlm:DraftVlm",

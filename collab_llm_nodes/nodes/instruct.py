@@ -1,23 +1,24 @@
 """``ros2 run collab_llm instruct "find the red ball"``: give one instruction and watch it.
 
 A client of the action ``navigate``, for people and launch files. Ctrl-C cancels the mission.
-``instruct stop`` cancels whatever is being followed, whoever gave it, without waiting for models.
+``instruct stop`` cancels any instruction that is being followed, without waiting for models.
 
-Models may take minutes to load, and nobody may look at the robot then. With ``--confirm`` it
+Models may take minutes to load, with no one watching the robot at the end. With ``--confirm`` it
 announces on ``pending_instruction`` and ``speech`` that all is ready, and sends the goal only once
-somebody has confirmed it: by the dashboard, ``instruct --go``, or the service
-``confirm_instruction``. One instruction at a time is announced, so that a confirmation means the
-one that people were shown.
+it is confirmed: by the dashboard, ``instruct --go``, or the service ``confirm_instruction``. One
+instruction at a time is announced, so that a confirmation is for the one shown.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import rclpy
@@ -37,7 +38,7 @@ from collab_llm.msg import LinkState, Status
 from collab_llm_nodes.errors import ConfigError, printable
 from collab_llm_nodes.robot.stop_words import asks_to_stop
 from collab_llm_nodes.ros.clock import STEADY
-from collab_llm_nodes.ros.goals import SentGoal
+from collab_llm_nodes.ros.goals import SentGoal, action_client
 from collab_llm_nodes.ros.program import (
     argument_parser,
     command_for,
@@ -47,37 +48,37 @@ from collab_llm_nodes.ros.program import (
 from collab_llm_nodes.ros.qos import REQUESTS, RESULT, STATE
 
 START_DEADLINE_S = 300.0
-"""Wait for the nodes and the verifier at most; models of many gigabytes may have to be loaded."""
+"""Longest wait for nodes and verifier, which may have to load models of many gigabytes."""
 LOST_S = 5.0
-"""A navigator that is not there for so long does not come back."""
+"""A navigator that is gone for so long is lost."""
 ASK_AGAIN_S = 1.0
-"""The answer to a question about parameters may get lost, see goals.py."""
+"""Period of requests for parameters, whose answers may get lost (goals.py)."""
 CONFIRM_DEADLINE_S = 600.0
-"""Wait for a confirmation at most; people come back from what they did while the models loaded."""
+"""Longest wait for a confirmation."""
 TURN_S = (1.0, 2.0)
-"""No other instruction waits for so long before one offers its confirmation; a random time between
-these, so that of several one is the first."""
+"""Time without another pending instruction before one offers its confirmation; random between
+these, so that one of several is the first."""
 SETTLE_S = 0.5
-"""Time from that offer to the announcement: others' offers are seen by then."""
+"""Time from that offer to the announcement, by which others' offers are discovered."""
 CANCEL_DEADLINE_S = 5.0
 NAVIGATOR_DEADLINE_S = 5.0
-"""Longest wait for a navigator that is to be told to stop, and for a confirmation to be taken."""
+"""Longest wait for a navigator that is to stop, and for the answer to a confirmation."""
 
 
 class _Client:
     """One goal, followed to its end by callbacks in the spinning thread.
 
     Args:
-        confirm: send it only once somebody confirms it.
+        confirm: send it only once it is confirmed.
 
     Attributes:
-        ended: nothing more is to be expected.
+        ended: set when there is a result, or none is to be expected.
         result: of the goal; None if it has none.
         goal: None until it is sent.
-        missing: what has to be there before the goal is sent, and is not yet.
+        missing: requirements of the goal that are not met yet.
         seen_at: when the navigator was there last; until the goal is sent, the start, or the
-            announcement that it can be confirmed [s, time.monotonic].
-        announced: all was there, and people were asked to confirm.
+            announcement [s, time.monotonic].
+        announced: the confirmation was asked for.
     """
 
     def __init__(self, instruction: str, *, confirm: bool = False, **node_arguments: Any) -> None:
@@ -87,7 +88,7 @@ class _Client:
         self.missing: list[str] = []
         self.seen_at = time.monotonic()
         self.node = Node("instruct", **node_arguments)
-        self._action = ActionClient(self.node, Navigate, "navigate")
+        self._action = action_client(self.node, Navigate, "navigate")
         self._parameters = self.node.create_client(GetParameters, "navigator/get_parameters")
         self._asked_at = -math.inf
         self._action_asked = ""
@@ -112,10 +113,10 @@ class _Client:
         if self.goal is None:
             self.ended.set()
         else:
-            self.goal.call_off()
+            self.goal.cancel()
 
     def _look(self) -> None:
-        """Send once all is there; a navigator that was away is asked what it still knows."""
+        """Send the goal once all is there; request the result again from a restarted navigator."""
         was, self._present = self._present, self._action.server_is_ready()
         if self.goal is None:
             self._send_when_complete()
@@ -126,10 +127,7 @@ class _Client:
             self.goal.ask_again()
 
     def _send_when_complete(self) -> None:
-        """Send the goal once the whole graph is there.
-
-        In separate processes the navigator is up long before the models are loaded.
-        """
+        """Send the goal once the whole graph is there, which may be long after the navigator."""
         there = {"the action navigate (navigator)": self._present}
         if self._answers is None:
             there["the navigator's parameter answer.action"] = False
@@ -154,8 +152,8 @@ class _Client:
     def _is_alone(self) -> bool:
         """Offer the confirmation unless another instruction does; return True if none does.
 
-        A confirmation does not say what it confirms. Instructions that offer it at the same time
-        all withdraw their offer, and try again after a random time.
+        A confirmation does not name its instruction. Those that offer it at the same time all
+        withdraw their offer, and try again after a random time.
         """
         now, offers = time.monotonic(), self._pending is not None
         others = self.node.count_publishers("pending_instruction") > offers
@@ -196,7 +194,7 @@ class _Client:
         self._speech.publish(String(data=said))
 
     def _on_confirmed(self, _: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        """Send the goal now, or never because of this confirmation."""
+        """Send the goal now; a later confirmation is needed if that is impossible."""
         if self.announced and self._unconfirmed:
             self._unconfirmed = False
             self._send_when_complete()
@@ -213,7 +211,7 @@ class _Client:
         return response
 
     def _ask_navigator(self) -> None:
-        """Ask which action it asks, and by which protocol; again while no answer comes."""
+        """Request the names of the model's action and protocol; repeat until answered."""
         now = time.monotonic()
         if self._parameters.service_is_ready() and now - self._asked_at > ASK_AGAIN_S:
             self._asked_at = now
@@ -229,10 +227,10 @@ class _Client:
 
     def _on_parameters(self, asked: Future) -> None:
         values = [value.string_value for value in asked.result().values]
-        if self._answers is None and len(values) == 2 and values[0]:  # else it is not ours
+        if self._answers is None and len(values) == 2 and values[0]:  # else another navigator
             action, protocol = values
             self._action_asked = printable(action)
-            self._answers = ActionClient(self.node, Generate, action)
+            self._answers = action_client(self.node, Generate, action)
             self._needs_link = "edge_cloud" in (protocol, *action.split("/"))
 
     def _on_link(self, link: LinkState) -> None:
@@ -247,7 +245,7 @@ class _Client:
 
 
 def instruct(instruction: str, *, confirm: bool = False) -> int:
-    """Send ``instruction`` and wait for the end: 0 arrived, 1 ended otherwise, 2 not sent."""
+    """Send ``instruction`` and wait: return 0 arrived, 1 ended otherwise, 2 not sent."""
     interrupted, finished = threading.Event(), threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: interrupted.set())
@@ -273,12 +271,9 @@ def instruct(instruction: str, *, confirm: bool = False) -> int:
 
 
 def stop(**node_arguments: Any) -> int:
-    """Cancel whatever is being followed: 0 the navigator has confirmed it, 1 not, 2 not there."""
-    node = Node("instruct", **node_arguments)
-    executor = SingleThreadedExecutor(context=node.context)
-    executor.add_node(node)
-    cancels = node.create_client(CancelGoal, "navigate/_action/cancel_goal")
-    try:
+    """Cancel any instruction: return 0 confirmed by the navigator, 1 not, 2 no navigator."""
+    with _spinnable(**node_arguments) as (node, executor):
+        cancels = node.create_client(CancelGoal, "navigate/_action/cancel_goal")
         if not cancels.wait_for_service(NAVIGATOR_DEADLINE_S):
             print("UNAVAILABLE: no navigator; the emergency stop needs none", file=sys.stderr)
             return 2
@@ -291,18 +286,12 @@ def stop(**node_arguments: Any) -> int:
                 return 0
         print("UNAVAILABLE: the navigator does not answer", file=sys.stderr)
         return 1
-    finally:
-        executor.shutdown()
-        node.destroy_node()
 
 
 def confirm(**node_arguments: Any) -> int:
-    """Confirm the instruction that waits for it: 0 it is followed now, 1 not, 2 none waits."""
-    node = Node("instruct", **node_arguments)
-    executor = SingleThreadedExecutor(context=node.context)
-    executor.add_node(node)
-    confirms = node.create_client(Trigger, "confirm_instruction", qos_profile=REQUESTS)
-    try:
+    """Confirm the pending instruction: return 0 it is followed now, 1 not, 2 none is pending."""
+    with _spinnable(**node_arguments) as (node, executor):
+        confirms = node.create_client(Trigger, "confirm_instruction", qos_profile=REQUESTS)
         if not confirms.wait_for_service(NAVIGATOR_DEADLINE_S):
             print("no instruction waits for a confirmation", file=sys.stderr)
             return 2
@@ -314,13 +303,23 @@ def confirm(**node_arguments: Any) -> int:
         why = asked.result().message if asked.done() else "no answer"
         print(f"not confirmed: {printable(why)}", file=sys.stderr)
         return 1
+
+
+@contextlib.contextmanager
+def _spinnable(**node_arguments: Any) -> Iterator[tuple[Node, SingleThreadedExecutor]]:
+    """Yield a node for a single request, and its executor."""
+    node = Node("instruct", **node_arguments)
+    executor = SingleThreadedExecutor(context=node.context)
+    executor.add_node(node)
+    try:
+        yield node, executor
     finally:
         executor.shutdown()
         node.destroy_node()
 
 
 def _report(client: _Client, interrupted: bool) -> int:
-    """Say how it ended; the exit status."""
+    """Print how it ended; return the exit status."""
     result = client.result
     if result is not None:
         arrived = result.status.code == Status.OK
@@ -352,7 +351,7 @@ def main() -> int:
     parser = argument_parser(__doc__ or "")
     parser.add_argument("words", nargs="*", help='the instruction: "find the red ball"')
     parser.add_argument(
-        "--confirm", action="store_true", help="announce it, and wait until somebody confirms it"
+        "--confirm", action="store_true", help="announce it, and wait until it is confirmed"
     )
     parser.add_argument("--go", action="store_true", help="confirm the instruction that waits")
     try:

@@ -1,5 +1,4 @@
-"""The robot's path and plans as markers for RViz and Foxglove: ``markers``, in the frame of
-``odom``.
+"""Markers for RViz and Foxglove (topic ``markers``), in the frame of ``odom``.
 
 Path, the direction in which the last action sends the robot, the step under way (the end of a
 drive, the arc of a turn) and, as text, the instruction or why the robot may not move.
@@ -12,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from geometry_msgs.msg import Point, Quaternion
+from geometry_msgs.msg import Point
 from nav_msgs.msg import Odometry
 from std_msgs.msg import ColorRGBA, Header, String
 from visualization_msgs.msg import Marker, MarkerArray
@@ -23,12 +22,12 @@ from collab_llm_nodes.robot.executor import Pose2D
 from collab_llm_nodes.robot.grammar import Kind
 from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
-from collab_llm_nodes.ros.motion_inputs import action_from, pose_from
+from collab_llm_nodes.ros.motion_inputs import action_from, pose_from, quaternion_of
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import CAMERA, RESULT, STATE
 
 _JUMP_M = 1.0
-"""Between two odometry messages: nobody drives so fast; the robot was put elsewhere."""
+"""A larger distance between two odometry messages is no motion: the robot was moved elsewhere."""
 _BLUE = ColorRGBA(r=0.2, g=0.5, b=1.0, a=1.0)
 _ORANGE = ColorRGBA(r=1.0, g=0.6, b=0.1, a=1.0)
 _GREEN = ColorRGBA(r=0.2, g=0.8, b=0.3, a=1.0)
@@ -48,7 +47,7 @@ class MarkersConfig:
         read_only=True,
     )
     path_points: int = setting(
-        500, "Points of the path that are kept; the oldest go.", low=2, high=10_000
+        500, "Points of the path that are kept; older ones are dropped.", low=2, high=10_000
     )
     path_spacing: float = setting(
         0.05, "Distance between points of the path [m].", low=0.001, high=10.0
@@ -68,15 +67,15 @@ class Step:
 
     @property
     def heading(self) -> float:
-        """Return the direction in which it sends the robot [rad]."""
+        """Return the direction of motion [rad]."""
         return self.start.yaw + (self.value if self.kind is Kind.TURN else 0.0)
 
 
 class Picture:
-    """The things to be drawn, without ROS.
+    """State of the markers, without ROS.
 
     Attributes:
-        changed: since ``markers`` was called last.
+        changed: since the last call of ``markers``.
     """
 
     def __init__(self) -> None:
@@ -88,7 +87,7 @@ class Picture:
         self.changed = False
 
     def on_pose(self, pose: Pose2D, config: MarkersConfig) -> None:
-        """The robot is there now."""
+        """Take the robot's pose."""
         point = (pose.x, pose.y)
         if self.pose is not None and math.dist((self.pose.x, self.pose.y), point) > _JUMP_M:
             self.path.clear()
@@ -101,14 +100,14 @@ class Picture:
             self.path.popleft()
 
     def on_action(self, kind: Kind, value: float) -> None:
-        """A step begins; a stop, or a text without an action, ends the one before."""
+        """Take an action; a stop, or a text without an action, ends the step before."""
         self.step = None
         if kind in (Kind.FORWARD, Kind.TURN) and self.pose is not None:
             self.step = Step(kind, self.pose, value)
         self.changed = True
 
     def markers(self, header: Header) -> MarkerArray:
-        """All of it; what is not there now is deleted."""
+        """Return all markers, with deletions of those that are gone."""
         self.changed = False
         if self.pose is None:
             return MarkerArray()
@@ -119,7 +118,7 @@ class Picture:
         else:
             arrow = _marker(header, "target_direction", Marker.ARROW, _ORANGE, (0.8, 0.06, 0.06))
             arrow.pose.position = Point(x=x, y=y, z=0.3)
-            arrow.pose.orientation = _quaternion(self.step.heading)
+            arrow.pose.orientation = quaternion_of(self.step.heading)
             markers += [arrow, _step(header, self.step)]
         words = self.halted or self.instruction
         text = _marker(
@@ -131,7 +130,7 @@ class Picture:
 
 
 def _step(header: Header, step: Step) -> Marker:
-    """Return the end of a drive, or the arc that a turn sweeps."""
+    """Return the goal of a drive, or the arc that a turn sweeps."""
     x, y, yaw = step.start.x, step.start.y, step.start.yaw
     if step.kind is Kind.TURN:
         angles = [yaw + step.value * i / 16 for i in range(17)]
@@ -162,12 +161,8 @@ def _gone(header: Header, name: str) -> Marker:
     return Marker(header=header, ns=name, action=Marker.DELETE)
 
 
-def _quaternion(yaw: float) -> Quaternion:
-    return Quaternion(z=math.sin(yaw / 2), w=math.cos(yaw / 2))
-
-
 class Markers(ManagedNode[MarkersConfig]):
-    """See the module docstring. Costs next to nothing while nobody looks."""
+    """See the module docstring."""
 
     def __init__(self, **node_arguments: Any) -> None:
         super().__init__("markers", MarkersConfig, **node_arguments)
@@ -220,7 +215,7 @@ class Markers(ManagedNode[MarkersConfig]):
 
     @guarded
     def _paint(self) -> None:
-        """Publish what has changed; all of it to whoever has just come."""
+        """Publish changed markers; all of them when a subscriber is new."""
         watchers, before = self._markers.get_subscription_count(), self._watchers
         self._watchers = watchers
         if watchers and (self._picture.changed or watchers > before):

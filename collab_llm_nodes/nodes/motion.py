@@ -2,8 +2,8 @@
 
     motion --driver go2 [--ros-args ...]
 
-The models are in another process (``nodes/graph.py``): whatever happens to that one, this one stops
-the robot.
+The models are in another process (``nodes/graph.py``), whose faults do not keep this one from
+stopping the robot.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from collab_llm_nodes.nodes.motion_guard import MotionGuard
 from collab_llm_nodes.ros.program import argument_parser, read_arguments, run
 
 DRIVERS = {"go2": "go2_driver.Go2Driver", "sim": "sim_go2.SimGo2", "none": ""}
-"""Nodes that carry ``cmd_vel`` out; none: one of somebody else's."""
+"""Nodes that execute ``cmd_vel``; none: a driver of another package."""
 
 
 def main() -> int:
     """Run the guard and the driver that ``--driver`` names."""
     parser = argument_parser(__doc__ or "")
-    parser.add_argument(
-        "--driver", choices=DRIVERS, required=True, help="who carries cmd_vel out; none: another's"
-    )
+    help_ = "node that executes cmd_vel; none: of another package"
+    parser.add_argument("--driver", choices=DRIVERS, required=True, help=help_)
     try:
         driver = DRIVERS[read_arguments(parser).driver]
     except ConfigError as error:
@@ -32,7 +31,7 @@ def main() -> int:
         return 1
     nodes: list[type] = [MotionGuard]
     if driver:
-        module, name = driver.split(".")  # what is not wanted need not be installed
+        module, name = driver.split(".")  # other drivers need not be installed
         nodes.insert(0, getattr(import_module(f"collab_llm_nodes.nodes.{module}"), name))
     return run(*nodes, args=sys.argv)
 

@@ -1,16 +1,15 @@
 """The only node that publishes ``cmd_vel``: passes velocities on while motion is safe, else zero.
 
-The decisions are those of ``robot/guard.py``; here its events come from topics. Whoever drives
-publishes on ``cmd_vel_nav``; each velocity is passed on at once, within the limits, or refused. In
-between the guard looks at the clock, every ``period`` while the robot moves, and stops what has
-lost its ground.
+``robot/guard.py`` decides; this node feeds it from topics. Commands are published on
+``cmd_vel_nav``; each velocity is passed on at once, within the limits, or refused. The guard also
+checks every ``period``, while the robot moves, that its reasons to move still hold.
 
 The emergency stop works in every lifecycle state: service ``emergency_stop``, topic
 ``emergency_stop`` (true), a joystick button. It is passed on to all guards and drivers of the robot
 (``ros/peers.py``). Only the service ``reset_emergency_stop`` clears it; without ``latch_folder`` so
 does the end of this process.
-Run this node in another process than the models (``nodes/motion.py``): what happens to them must
-not keep it from stopping the robot.
+Run this node in another process than the models (``nodes/motion.py``), whose faults must not keep
+it from stopping the robot.
 """
 
 from __future__ import annotations
@@ -37,14 +36,21 @@ from collab_llm_nodes.robot.guard import UNWATCHED, Guard, GuardConfig, GuardSta
 from collab_llm_nodes.robot.latch import Latch
 from collab_llm_nodes.robot.obstacles import gap_in_scan, gap_of_range
 from collab_llm_nodes.robot.stamps import Stamps
-from collab_llm_nodes.ros.clock import STEADY, wall
+from collab_llm_nodes.ros.clock import STEADY, set_period, wall
 from collab_llm_nodes.ros.health import Level
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
-from collab_llm_nodes.ros.motion_inputs import check_range, check_scan, pose_from, seconds_of
+from collab_llm_nodes.ros.motion_inputs import (
+    check_range,
+    check_scan,
+    pose_from,
+    seconds_of,
+    twist_of,
+    velocity_message,
+)
 from collab_llm_nodes.ros.peers import GUARD, Peers
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import BUTTON, CAMERA, COMMAND, REQUESTS, RESULT, STATE
-from collab_llm_nodes.ros.strangers import MOTION_TOPICS, Strangers
+from collab_llm_nodes.ros.strangers import LOOK_S, MOTION_TOPICS, Strangers
 
 _REST = (0.02, 0.05)
 """Odometry's velocities of a robot at rest are below these [m/s, rad/s]."""
@@ -62,7 +68,7 @@ class MotionGuardConfig(GuardConfig):
 
     period: float = fixed(
         0.02,
-        "While the robot moves, the clock is looked at, and a stop repeated, this often [s].",
+        "Period of checks while the robot moves, and of repeated stops [s].",
         low=0.005,
         high=0.05,
     )
@@ -75,7 +81,7 @@ class MotionGuardConfig(GuardConfig):
     )
     latch_folder: str = fixed(
         "",
-        "Where a pressed emergency stop is kept beyond the end of this process; empty: nowhere.",
+        "Folder that keeps a pressed emergency stop across restarts; empty: none.",
     )
 
     def __post_init__(self) -> None:
@@ -84,7 +90,7 @@ class MotionGuardConfig(GuardConfig):
 
 
 def _stopping(callback: Callable[..., None]) -> Callable[..., None]:
-    """Guard a callback like ``guarded``; an unforeseen error stops the robot first."""
+    """Guard a callback like ``guarded``; an unexpected error stops the robot first."""
 
     @guarded
     @functools.wraps(callback)
@@ -92,8 +98,8 @@ def _stopping(callback: Callable[..., None]) -> Callable[..., None]:
         try:
             callback(self, *args)
         except CollabError:
-            raise  # a message that cannot be used is no sign of life: its silence is noticed
-        except Exception:  # raised again: `guarded` tells it
+            raise  # an unusable message is no sign of life: the guard notices the silence
+        except Exception:  # `guarded` reports it
             self._publish(self._guard.on_halt(wall()))
             raise
 
@@ -103,49 +109,49 @@ def _stopping(callback: Callable[..., None]) -> Callable[..., None]:
 class MotionGuard(ManagedNode[MotionGuardConfig]):
     """See the module docstring."""
 
-    shares_memory = False  # a stop must not wait for what a killed process has left
+    shares_memory = False  # a stop must not wait for locks of a killed process
 
     def __init__(self, **node_arguments: Any) -> None:
         super().__init__("motion_guard", MotionGuardConfig, **node_arguments)
         self._guard = Guard(self.config)
         self._stamps = {source: Stamps() for source in Source}
-        self._told: GuardState | None = None
-        self._told_at = -math.inf
-        self._unwatched_at = math.inf  # when the log says that nothing watches for obstacles
-        # From the start and to the end, whatever the lifecycle state: a stop must not be missed.
+        self._published: GuardState | None = None
+        self._published_at = -math.inf
+        self._unwatched_at = math.inf  # when to warn that nothing watches for obstacles
+        # In every lifecycle state: a stop must not be missed.
         self._states = self.create_publisher(MotionState, "motion_state", STATE)
-        for qos in (RESULT, BUTTON):  # whoever presses, reliably or not; twice does no harm
+        for qos in (RESULT, BUTTON):  # reliable publishers and others; twice does no harm
             self.create_subscription(Bool, "emergency_stop", self._on_emergency_topic, qos)
         self.create_subscription(Joy, "joy", self._on_joy, BUTTON)
         for name, callback in (
             ("emergency_stop", self._on_emergency_service),
             ("reset_emergency_stop", self._on_reset),
         ):
-            # Of its own group: the answer to a stop is awaited, and the node must go on meanwhile.
+            # A group of its own: the answer to a stop is awaited while the node goes on.
             group = ReentrantCallbackGroup()
             self.create_service(Trigger, name, callback, qos_profile=REQUESTS, callback_group=group)
         self._latch = Latch(
-            self.config.latch_folder, self.get_fully_qualified_name(), self._cannot_keep
+            self.config.latch_folder, self.get_fully_qualified_name(), self._on_latch_error
         )
         if pressed := self._latch.read():
             self._guard.on_emergency(pressed, wall())
             self.get_logger().warning(
-                f"the emergency stop is set still, by {pressed}: reset it", once=True
+                f"the emergency stop is still set, by {pressed}: reset it", once=True
             )
-            self._tell()
-        self._peers = Peers(self, GUARD, self._on_stop_of_peer, self._on_peers)
-        self._peers.tell(bool(pressed))
-        self._strangers = Strangers(self, MOTION_TOPICS, self._on_strangers)
+            self._publish_state()
+        self._strangers = Strangers(self, MOTION_TOPICS, self._on_graph)
+        self._peers = Peers(self, GUARD, self._on_stop_of_peer, self._on_graph)
+        self._peers.publish(bool(pressed))
+        self._looks = self.create_timer(LOOK_S, self._read_graph, clock=STEADY)
 
     def stop(self) -> None:
         super().stop()
+        self.destroy_timer(self._looks)
         self._peers.close()
-        self._strangers.close()
         self._latch.close()
 
     def destroy_node(self) -> None:
         self._peers.close()
-        self._strangers.close()
         super().destroy_node()
 
     def configure(self) -> None:
@@ -176,7 +182,7 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
 
     def deactivate(self) -> None:
         self._publish(self._guard.on_halt(wall()))
-        self._tell()
+        self._publish_state()
 
     def cleanup(self) -> None:
         self.destroy_timer(self._clock_timer)
@@ -201,7 +207,7 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         elif self.active and not state.allowed:
             level, message = Level.WARN, state.text
         elif self.active and not self._drivers():
-            level, message = Level.WARN, "nobody takes cmd_vel: start the robot's driver"
+            level, message = Level.WARN, "no node takes cmd_vel: start the robot's driver"
         elif self.active and state.text:
             level, message = Level.WARN, state.text
         if self._latch.error:
@@ -211,7 +217,7 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         return level, message, values
 
     def _drivers(self) -> int:
-        """Return the nodes that take ``cmd_vel``, by any name, and do not only record it."""
+        """Return the number of nodes that take ``cmd_vel``, the recorder excepted."""
         takers = self.get_subscriptions_info_by_topic(self._commands.topic_name)
         return sum(taker.node_name != "recorder" for taker in takers)
 
@@ -219,9 +225,9 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
 
     @_stopping
     def _on_command(self, msg: Twist | TwistStamped) -> None:
-        twist = msg.twist if isinstance(msg, TwistStamped) else msg
+        twist = twist_of(msg)
         stamped = isinstance(msg, TwistStamped) and msg.header.stamp != TimeMsg()
-        try:  # most leave the stamp empty
+        try:  # most stamps are empty
             age = self._age(Source.COMMAND, msg.header) if stamped else 0.0
         except InvalidInput:
             self._publish(self._guard.on_command(math.nan, 0.0, self.seconds(), wall()))
@@ -235,7 +241,7 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
 
     @_stopping
     def _on_odometry(self, msg: Odometry) -> None:
-        pose_from(msg)  # odometry that nobody can use is none
+        pose_from(msg)  # unusable odometry is none
         v = msg.twist.twist
         stands = math.hypot(v.linear.x, v.linear.y) < _REST[0] and abs(v.angular.z) < _REST[1]
         self._guard.on_odometry(self._age(Source.ODOMETRY, msg.header), stands, wall())
@@ -256,7 +262,7 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
     def _on_scan(self, msg: LaserScan) -> None:
         check_scan(msg)
         if all(map(math.isnan, msg.ranges)) or not msg.range_max > 0.0:
-            return  # REP 117: no measurement; or a driver that says that nothing is one
+            return  # REP 117: no measurement; or a driver without valid ranges
         limits = (msg.range_min, msg.range_max)
         gap = gap_in_scan(
             msg.ranges, msg.angle_min, msg.angle_increment, limits, self.config.obstacle
@@ -283,7 +289,7 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         self._follow_up()
         self._warn_unwatched()
         if not self._guard.watches(wall()):
-            self._look_every(_STATE_PERIOD_S)
+            set_period(self._clock_timer, _STATE_PERIOD_S)
 
     # The emergency stop: in any lifecycle state, hence not guarded.
 
@@ -317,49 +323,47 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         if response.success:
             response.message = self._not_kept()
             self._latch.clear()
-            self._peers.tell(False)
-        self._tell()
+            self._peers.publish(False)
+        self._publish_state()
         return response
 
-    def _emergency(self, who: str, *, held: bool = False, passed_on: bool = False) -> None:
+    def _emergency(self, source: str, *, held: bool = False, passed_on: bool = False) -> None:
         set_before = self._guard.state(wall()).emergency_stop
-        self._guard.on_emergency(who, wall(), held=held)
+        self._guard.on_emergency(source, wall(), held=held)
         before = self._guard.velocity
         if self.active:
             self._tick()
-        if not set_before:  # a button that is held says so again
-            self._latch.set(who)
-        self._peers.tell(True, again=not passed_on)
+        if not set_before:  # a held button repeats
+            self._latch.set(source)
+        self._peers.publish(True, again=not passed_on)
         if self.active:
             self._report(before)
         else:
-            self._tell()
+            self._publish_state()
 
-    def _on_peers(self) -> None:
+    def _read_graph(self) -> None:
+        self._peers.look()
+        self._strangers.look()
+
+    def _on_graph(self) -> None:
         self._guard.on_peers(self._peers.trouble, self._peers.unconfirmed, wall())
-        if self.active:
-            self._follow_up()
-        else:
-            self._tell()
-
-    def _on_strangers(self) -> None:
         self._guard.on_strangers(self._strangers.trouble)
         if self.active:
             self._follow_up()
         else:
-            self._tell()
+            self._publish_state()
 
     def _not_kept(self) -> str:
-        """Answer the service before the state reaches the disk."""
+        """Return the last fault of the latch, since services do not wait for the disk."""
         error = self._latch.error
         return f" (a restart may not know: latch_folder: {error})" if error else ""
 
-    def _cannot_keep(self, error: str) -> None:
+    def _on_latch_error(self, error: str) -> None:
         self.get_logger().error(
             f"an emergency stop cannot be kept: latch_folder: {error}", throttle_duration_sec=1.0
         )
 
-    # What follows.
+    # Consequences.
 
     def _follow_up(self) -> None:
         before = self._guard.velocity
@@ -372,21 +376,21 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
             self._publish(velocity)
 
     def _report(self, before: Velocity) -> None:
-        """Say what changed; a motion that was cut short is worth a line of the log."""
+        """Publish a changed state; log a motion that was cut short."""
         now = wall()
         state = self._guard.state(now)
-        told = self._told
-        changed = told is None or (
+        last = self._published
+        changed = last is None or (
             (state.allowed, state.reasons, state.speed_limit)
-            != (told.allowed, told.reasons, told.speed_limit)
+            != (last.allowed, last.reasons, last.speed_limit)
         )
-        if changed or now - self._told_at >= _STATE_PERIOD_S:
-            self._tell()
+        if changed or now - self._published_at >= _STATE_PERIOD_S:
+            self._publish_state()
         if before != ZERO and state.velocity == ZERO and state.reasons:
             self.get_logger().warning(f"stopped: {state.text}", throttle_duration_sec=0.5)
 
     def _warn_unwatched(self) -> None:
-        """Say once that nothing watches for obstacles, each time that this begins."""
+        """Log once that nothing watches for obstacles, each time that this begins."""
         now = wall()
         if self._guard.watchers(now):
             self._unwatched_at = now + _PATIENCE_S
@@ -394,7 +398,7 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
             self._unwatched_at = math.inf
             self.get_logger().warning(UNWATCHED, throttle_duration_sec=10.0)
 
-    def _tell(self) -> None:
+    def _publish_state(self) -> None:
         now = wall()
         state = self._guard.state(now)
         msg = MotionState(
@@ -408,30 +412,17 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         )
         msg.header.stamp = self.get_clock().now().to_msg()
         self._states.publish(msg)
-        self._told, self._told_at = state, now
-
-    def _look_every(self, seconds: float) -> None:
-        """Set the clock's period; the next look comes after the first one."""
-        period = int(seconds * 1e9)
-        if self._clock_timer.timer_period_ns != period:
-            self._clock_timer.timer_period_ns = period
-            self._clock_timer.reset()
+        self._published, self._published_at = state, now
 
     def _publish(self, velocity: Velocity) -> None:
         if velocity != ZERO:
-            self._look_every(self.config.period)
-        twist = Twist()
-        twist.linear.x, twist.angular.z = velocity.linear, velocity.angular
-        if self.config.stamped:
-            stamped = TwistStamped(twist=twist)
-            stamped.header.stamp = self.get_clock().now().to_msg()
-            stamped.header.frame_id = self.config.base_frame
-            self._commands.publish(stamped)
-        else:
-            self._commands.publish(twist)
+            set_period(self._clock_timer, self.config.period)
+        stamp = self.get_clock().now().to_msg()
+        frame, stamped = self.config.base_frame, self.config.stamped
+        self._commands.publish(velocity_message(velocity, stamp, frame, stamped=stamped))
 
     def _age(self, source: Source, header: Header) -> float:
-        """Return how old a message of ``source`` is [s]; the guard learns what is wrong with it."""
+        """Return the age of a message of ``source`` [s]; pass a fault of its stamp to the guard."""
         now, limit = self.seconds(), self._guard.config.freshness.max_age
         stamp = seconds_of(header.stamp, f"{source.value}.header.stamp")
         trouble = self._stamps[source].trouble(stamp, now, limit) if limit else ""

@@ -1,8 +1,8 @@
 """Stops a Go2 whose driver was killed: a process that can send StopMove and nothing else.
 
-It hears the velocities that are sent to the robot. When these break off without a stop, it sends
-StopMove after 0.4 s, and again for two seconds (``robot/go2/watchdog.py``); at once if it is itself
-told to end. Who sends the velocities does not matter to it.
+It subscribes to the velocities sent to the robot, by any node. When these break off without a
+stop, it sends StopMove after 0.4 s, and again for two seconds (``robot/go2/watchdog.py``); at once
+if it is itself shut down.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class MotionWatchdog(ManagedNode[MotionWatchdogConfig]):
             self._ticks.reset()
 
     def _tick(self) -> None:
-        """Not guarded: a stop goes on after deactivation."""
+        """Send the stop that is due. Not guarded: a stop goes on after deactivation."""
         if stops := self._watchdog.tick(wall()):
             self._send(stops)
             self.get_logger().error(

@@ -1,13 +1,12 @@
-"""Model text to one safe motion step, once the answer is complete.
+"""Parses a model's text into one safe motion step, once the answer is complete.
 
-``generated_text`` in, ``navigation_action`` out. Only texts that are meant for motion are read
-(``for_motion``); answers to other questions are nobody's order. Nothing is executed here: the
-navigator decides whether the action is the one it waits for. Text that is too old, unverified (by
-policy), failed or unreadable becomes an action of kind NONE with the code that says why.
+``generated_text`` in, ``navigation_action`` out. Only texts for motion are read (``for_motion``).
+Nothing is executed here: the navigator decides whether it waits for the action. Text that is too
+old, unverified (by policy), failed or unreadable becomes an action of kind NONE with a code.
 
-With ``streaming`` a motion is reported as soon as its sentence is: one round of verification
-sooner. If the answer then goes on with words that contradict it, the report is taken back, but the
-robot has moved meanwhile.
+With ``streaming`` a motion is published as soon as its sentence is complete, one round of
+verification sooner. If the rest of the answer contradicts it, it is taken back, but the robot has
+moved meanwhile.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from collab_llm_nodes.ros.qos import RESULT
 _SESSIONS = 16
 """Answers remembered at a time; older ones can no longer be about a fresh frame."""
 _AHEAD_S = 1.0
-"""Clocks differ: a frame may be stamped so much later than now."""
+"""Tolerance for clocks that differ: a frame may be stamped so much later than now."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,8 @@ class ParserConfig:
     )
     unverified: str = fixed(
         "refuse",
-        "Text that the target has not verified: refuse it, or let it pass, and the navigator acts"
-        " on it slowly and in part (mission.unverified).",
+        "Text that the target has not verified: refuse, or slow = the navigator acts on it slowly"
+        " and in part (mission.unverified).",
         choices=("refuse", "slow"),
     )
     streaming: bool = fixed(
@@ -95,7 +94,7 @@ class NavigationActionParser(ManagedNode[ParserConfig]):
         self.destroy_publisher(self._actions)
 
     def details(self, now: float) -> list[Status]:
-        """Report the fate of the texts."""
+        """Return how the texts were read."""
         return [self._health.status(self.config.health)]
 
     @guarded
@@ -115,18 +114,18 @@ class NavigationActionParser(ManagedNode[ParserConfig]):
             del self._readings[msg.session_id]
             final = self._judge(parser.finish(), msg)
             if reading.reported is None or final.code is not Code.OK:
-                self._publish(final, msg)  # the second time: what was reported is taken back
+                self._publish(final, msg)  # the second time: it takes the first back
         elif parsed is not None and reading.reported is None and self._may_act_early(parsed, msg):
             reading.reported = parsed
             self._publish(parsed, msg)
 
     def _may_act_early(self, parsed: ParsedAction, msg: GeneratedText) -> bool:
-        """A stop gains nothing by being early: the robot stands still while the model thinks."""
+        """Return True for a motion under ``streaming``; an early stop gains nothing."""
         moves = parsed.kind in (Kind.FORWARD, Kind.TURN)
         return self.config.streaming and moves and self._judge(parsed, msg).code is Code.OK
 
     def _judge(self, parsed: ParsedAction, msg: GeneratedText) -> ParsedAction:
-        """``parsed``, or no motion because of what surrounds the text."""
+        """Return ``parsed``, or no motion because of the text's status, verification or age."""
         age = self._age_of(msg)
         reason = ""
         if msg.status.code != StatusMsg.OK:
@@ -164,7 +163,7 @@ class NavigationActionParser(ManagedNode[ParserConfig]):
         )
         self._actions.publish(action)
         self.get_logger().debug(f"answer {msg.session_id[:8]}: read as {parsed.code.name}")
-        # Of a failed answer draft_vlm's client tells more.
+        # The client of draft_vlm logs failed answers.
         if parsed.code not in (Code.OK, Code.FAILED):
             self.get_logger().warning(
                 f"no motion ({parsed.code.name}): {reason}; text {parsed.text[:120]!r}",

@@ -1,23 +1,21 @@
 """Follows one instruction at a time: the action ``navigate``.
 
-The decisions are those of ``robot/mission.py``; here its events come from topics and its
-wishes go out: frames to the model (``edge_cloud/generate``), velocities to ``cmd_vel_nav``,
-progress as feedback. What of them reaches the robot is ``motion_guard``'s to say; ``motion_state``
-tells it.
+``robot/mission.py`` decides; this node feeds it from topics, asks the model about frames
+(``edge_cloud/generate``), and publishes velocities on ``cmd_vel_nav`` and progress as feedback.
+``motion_guard`` decides which velocities reach the robot, and reports it on ``motion_state``.
 
-Which action belongs to which answer: the ``navigation_action`` about the frame asked about (capture
-stamps of asked frames only grow, so an answer that comes after its time matches nothing), of the
-session and with the text that our own generation names in its feedback or result. Others may ask
-about the same frame, and anybody may publish a text as an answer of our session. An action that
-comes before its text is known is kept until then.
+A ``navigation_action`` belongs to an answer by its frame (capture stamps of asked frames only grow,
+so late answers match nothing), by its session, and by a text that our own generation has sent as
+feedback or result: other nodes may ask about the same frame, or publish texts in our session. An
+action that arrives before its text is kept until then.
 
-Where the prompt has a place for it (``{memory}``), the robot's memory is asked about the
-instruction when it comes. Nobody waits: what it says is in the questions to the model after that.
+If the prompt has a place for it (``{memory}``), the robot's memory is asked about a new
+instruction. The mission does not wait: later questions to the model have the memory's answer.
 
-An instruction that only asks to stop ends the one under way, and is done: no model is asked.
+An instruction that only asks to stop ends the one under way; no model is asked.
 
-A goal that cannot be served is accepted all the same, and ends at once with a status that says why:
-ROS has no words for why a goal is refused.
+A goal that cannot be served is accepted, and ends at once with a status, since a refusal in ROS
+carries no reason.
 """
 
 from __future__ import annotations
@@ -60,41 +58,47 @@ from collab_llm_nodes.robot.steps import DelegatedSteps, ShownSteps, Steps
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
 from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.convert import code_of, of_a_request, status_named, status_of
-from collab_llm_nodes.ros.goals import RESULT_S, SentGoal
+from collab_llm_nodes.ros.goals import SentGoal, action_client, action_server
 from collab_llm_nodes.ros.health import Faults, Level, Status, TopicLimits
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
-from collab_llm_nodes.ros.motion_inputs import action_from, permission_from, pose_from, seconds_of
+from collab_llm_nodes.ros.motion_inputs import (
+    action_from,
+    permission_from,
+    pose_from,
+    seconds_of,
+    velocity_message,
+)
 from collab_llm_nodes.ros.program import command_for, run
-from collab_llm_nodes.ros.qos import CAMERA, COMMAND, REQUESTS, RESULT, STATE
+from collab_llm_nodes.ros.qos import CAMERA, COMMAND, RESULT, STATE
 from collab_llm_nodes.ros.step_outputs import OUTPUTS, make_output
 
 _SUCCEEDED = GoalStatus.STATUS_SUCCEEDED
 _LOGGED = 120
 """Characters of an instruction that the log repeats."""
 _LOG_S = 0.1
-"""Goals may come as fast as somebody sends them; of the lines about them, one in this time."""
+"""Period of log lines about goals, which may arrive at any rate."""
 _OF_ANOTHER_TIME_S = 1.0
 """In a dry run a picture stamped further from now, as one from a bag, is stamped anew."""
 _PATIENCE_S = 5.0
-"""Time after the activation from which the log tells what is missing."""
+"""Time after the activation from which the log names missing inputs."""
 
 
 @dataclass(frozen=True)
 class AnswerConfig:
-    """The questions to the model, and who answers them."""
+    """Questions to the model, and the server that answers them."""
 
-    action: str = fixed("edge_cloud/generate", "Action that is asked, of a protocol's own server.")
+    action: str = fixed("edge_cloud/generate", "Action of the protocol's server that answers.")
     protocol: str = fixed("edge_cloud", "Collaboration protocol.")
     prompt: str = fixed(
         DEFAULT_TEMPLATE,
-        "What the model is asked, with {instruction} and {history}; a model that was not trained"
-        " for navigation must be told how to end: 'The next action is ...'. With {memory}, the"
-        " robot's memory is asked first.",
+        "Prompt, with {instruction} and {history}. It must make a model that was not trained for"
+        " navigation end with 'The next action is ...'. With {memory}, the robot's memory is asked"
+        " as well.",
     )
-    memory: str = fixed("dragon/generate", "Action that is asked what the robot remembers.")
+    memory: str = fixed("dragon/generate", "Action of the robot's memory.")
     memory_question: str = fixed(
         "Where did you last see what this is about: {instruction}?",
-        "What the memory is asked, once for each instruction.",
+        "Question to the memory, once for each instruction.",
     )
     temperature: float = setting(0.0, "0 = greedy.", low=0.0, high=10.0)
     top_k: int = setting(0, "0 = off.", low=0)
@@ -111,7 +115,7 @@ class AnswerConfig:
     def __post_init__(self) -> None:
         check_ranges(self)
         if "{instruction}" not in self.prompt:
-            raise ConfigError("lacks {instruction}", field="prompt", remedy="say where it goes")
+            raise ConfigError("lacks {instruction}", field="prompt", remedy="add its placeholder")
 
 
 @dataclass(frozen=True)
@@ -132,22 +136,22 @@ class NavigatorConfig:
     rate: float = fixed(20.0, "Commands per second, robot's clock.", low=1.0, high=200.0)
     output: str = fixed(
         "velocity",
-        "Who carries a step out: velocity = the navigator, by cmd_vel_nav; nav2 = its actions"
-        " drive_on_heading and spin; increments = the Go2's obstacle avoidance; none = nobody: a"
-        " dry run, which shows the steps and needs neither odometry nor motion_guard.",
+        "Executor of the steps: velocity = the navigator, by cmd_vel_nav; nav2 = its actions"
+        " drive_on_heading and spin; increments = the Go2's obstacle avoidance; none = a dry run,"
+        " which shows the steps and needs neither odometry nor motion_guard.",
         choices=("velocity", *OUTPUTS, "none"),
     )
     require_guard: bool = fixed(
         True,
-        "No motion unless motion_guard says so. False: where another node takes cmd_vel_nav.",
+        "No motion unless motion_guard allows it. False: where another node takes cmd_vel_nav.",
     )
     stamped: bool = fixed(False, "cmd_vel_nav is a TwistStamped (newer navigation stacks).")
     base_frame: str = fixed("base_link", "Frame of stamped commands.")
     stop_words: tuple[str, ...] = fixed(
-        STOP_WORDS, "Instructions that end the one under way, and are not asked about."
+        STOP_WORDS, "Instructions that cancel the one under way, without asking a model."
     )
     odometry_max_age: float = fixed(
-        1.0, "Older odometry is ignored [s]; 0 = stamps are not looked at.", low=0.0, high=60.0
+        1.0, "Older odometry is ignored [s]; 0 = stamps are not checked.", low=0.0, high=60.0
     )
 
     def __post_init__(self) -> None:
@@ -165,17 +169,17 @@ class _Run:
     number: int = 0  # of the generation asked for last
     generation: SentGoal | None = None
     stamp: TimeMsg = field(default_factory=TimeMsg)  # capture time of the frame asked about
-    told: set[tuple[str, str]] = field(default_factory=set)  # session and texts of the answer
-    acting: tuple[TimeMsg, str] | None = None  # frame and session of the action carried out last
-    early: list[tuple[NavigationAction, ParsedAction]] = field(default_factory=list)  # not yet told
+    texts: set[tuple[str, str]] = field(default_factory=set)  # session and texts of the answer
+    acting: tuple[TimeMsg, str] | None = None  # frame and session of the last executed action
+    early: list[tuple[NavigationAction, ParsedAction]] = field(default_factory=list)  # text to come
     metrics: GenerationMetrics = field(default_factory=GenerationMetrics)
     recall: SentGoal | None = None  # the question to the memory, while it is open
-    memory: str = ""  # what the memory said
-    phase: Phase = Phase.OBSERVE  # that the log has told
+    memory: str = ""  # its answer
+    phase: Phase = Phase.OBSERVE  # as logged last
 
 
 def _stopping(callback: Callable[..., None]) -> Callable[..., None]:
-    """Guard a callback; an unforeseen error stops the robot first, and ends the goal."""
+    """Guard a callback; an unexpected error stops the robot first, and ends the goal."""
 
     @guarded
     @wraps(callback)
@@ -183,7 +187,7 @@ def _stopping(callback: Callable[..., None]) -> Callable[..., None]:
         try:
             callback(self, *args)
         except CollabError:
-            raise  # a message that cannot be used, and is not: its silence is noticed
+            raise  # an unusable message; the mission notices the silence
         except Exception as error:
             if self._run is not None:
                 self._run.mission.end("INTERNAL", f"{type(error).__name__}: {error}")
@@ -210,7 +214,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         self._failed = Faults()  # missions, by the code of their end
         self._followed = 0
         self._sees = False  # a camera frame has come since the activation
-        self._missing: list[str] = []  # of what a goal needs, as far as the log has told
+        self._missing: list[str] = []  # inputs that a goal needs, as logged last
         self._generate: ActionClient | None = None
         self._memory: ActionClient | None = None
         self._navigate: ActionServer | None = None
@@ -231,29 +235,14 @@ class Navigator(ManagedNode[NavigatorConfig]):
             self.create_timer(1.0 / self.config.rate, self._tick),
             self.create_timer(0.1, self._tick, clock=STEADY),  # the robot's clock may stand still
         ]
-        self._getting_ready = self.create_timer(0.2, self._tell_ready, clock=STEADY)
+        self._getting_ready = self.create_timer(0.2, self._log_readiness, clock=STEADY)
         if self._navigate is None:
             self._instructions = self.create_publisher(String, "instruction", STATE)
-            self._generate = ActionClient(
-                self,
-                Generate,
-                self.config.answer.action,
-                goal_service_qos_profile=REQUESTS,
-                result_service_qos_profile=REQUESTS,
-                cancel_service_qos_profile=REQUESTS,
-            )
+            self._generate = action_client(self, Generate, self.config.answer.action)
             if MEMORY in self.config.answer.prompt:
-                self._memory = ActionClient(self, Generate, self.config.answer.memory)
-            self._navigate = ActionServer(
-                self,
-                Navigate,
-                "navigate",
-                self._execute,
-                cancel_callback=self._on_cancel,
-                goal_service_qos_profile=REQUESTS,
-                result_service_qos_profile=REQUESTS,
-                cancel_service_qos_profile=REQUESTS,
-                result_timeout=RESULT_S,
+                self._memory = action_client(self, Generate, self.config.answer.memory)
+            self._navigate = action_server(
+                self, Navigate, "navigate", self._execute, self._on_cancel
             )
 
     def activate(self) -> None:
@@ -268,8 +257,11 @@ class Navigator(ManagedNode[NavigatorConfig]):
         self._send(ZERO, 0.0)
 
     def cleanup(self) -> None:
-        """The two actions and ``instruction`` stay: over them go the end and the result of a goal
-        that was ended just now, and the cancellation of a generation accepted only now."""
+        """Free all but the actions and ``instruction``.
+
+        They carry the result of a goal that was ended just now, and the cancellation of a
+        generation that is accepted only now.
+        """
         for timer in (*self._clocks, self._getting_ready):
             self.destroy_timer(timer)
         for subscription in self._subscribed:
@@ -291,15 +283,15 @@ class Navigator(ManagedNode[NavigatorConfig]):
         return {"observation": self.config.health.observation, "odom": self.config.health.odom}
 
     def details(self, now: float) -> list[Status]:
-        """Report the ends of the missions."""
+        """Return how the missions ended."""
         failed = self._failed.recent(now, self.common.diagnostics.recent)
         level = Level.WARN if failed else Level.OK
         message = f"the last one failed: {failed}" if failed else f"{self._followed} followed"
         return [Status("missions", level, message, {"OK": self._followed, **self._failed.counts})]
 
     @guarded
-    def _tell_ready(self) -> None:
-        """Say once when a goal can be served, and what is missing if that takes long."""
+    def _log_readiness(self) -> None:
+        """Log once that a goal can be served, or the missing inputs if that takes long."""
         permission = self._permission[0] if self._permission else None
         why = ", ".join(permission.reasons) if permission else "motion_state"
         allowed = permission is not None and permission.allowed
@@ -318,12 +310,12 @@ class Navigator(ManagedNode[NavigatorConfig]):
             self.get_logger().info(f"{dry}: send a goal ({instruct}, or the action {navigate})")
         elif missing != self._missing and wall() - self._active_since > _PATIENCE_S:
             self._missing = missing
-            told = f"; {self._odometry_trouble}" if self._odometry_trouble else ""
-            self.get_logger().info(f"not ready, waiting for {', '.join(missing)}{told}")
+            fault = f"; {self._odometry_trouble}" if self._odometry_trouble else ""
+            self.get_logger().info(f"not ready, waiting for {', '.join(missing)}{fault}")
 
     @property
     def _answers(self) -> bool:
-        """The server of the model is there."""
+        """Return True while the model's server is there."""
         return self._generate is not None and self._generate.server_is_ready()
 
     # The action.
@@ -340,13 +332,12 @@ class Navigator(ManagedNode[NavigatorConfig]):
             goal.abort()
             return result
         instruction = repr(goal.request.instruction[:_LOGGED])  # a log obeys no control character
-        told = f"goal {_name(goal)}: accepted: {instruction}"
-        self.get_logger().info(told, throttle_duration_sec=_LOG_S)
+        self._log(f"goal {_name(goal)}: accepted: {instruction}")
         run_ = self._run = _Run(goal, mission, Future())
         for timer in self._clocks:
             timer.reset()
         self._instructions.publish(String(data=goal.request.instruction))
-        self._tell_what_is_known(mission)
+        self._initialise(mission)
         self._ask_memory(run_)
         self._follow_up(run_)
         if goal.is_cancel_requested:  # before this coroutine had its first turn
@@ -356,7 +347,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         finally:
             self._run = None
             if run_.recall is not None:
-                run_.recall.call_off()
+                run_.recall.cancel()
             self._instructions.publish(String())
         result.steps = mission.steps
         result.distance_travelled, result.angle_turned = mission.distance, mission.angle
@@ -369,21 +360,20 @@ class Navigator(ManagedNode[NavigatorConfig]):
     def _stop(self, goal: ServerGoalHandle) -> Navigate.Result:
         """End the instruction under way because of ``goal``, in any state of the node."""
         instruction = repr(goal.request.instruction[:_LOGGED])
-        told = f"goal {_name(goal)}: asks to stop: {instruction}"
-        self.get_logger().info(told, throttle_duration_sec=_LOG_S)
+        self._log(f"goal {_name(goal)}: asks to stop: {instruction}")
         if self._run is not None:
             self._cancel(self._run, f"the instruction {instruction} was given")
         goal.succeed()
         return Navigate.Result(pose=self._pose)
 
     def _mission_of(self, request: Navigate.Goal) -> Mission:
-        """The mission that a goal asks for; raises CollabError when it cannot be served."""
+        """Return the mission that a goal asks for; raises CollabError if it cannot be served."""
         if not self.active:
             raise Inactive("the navigator is not active", remedy="activate it (lifecycle)")
         if self._run is not None:
             raise Busy("another instruction is being followed", remedy="cancel it or wait")
         config = self.config.mission
-        check_instruction(request.instruction, config)
+        check_instruction(request.instruction)
         least, most = DEADLINE_LIMITS_S
         if request.deadline_s != 0.0 and not least <= request.deadline_s <= most:
             raise InvalidInput(
@@ -411,8 +401,8 @@ class Navigator(ManagedNode[NavigatorConfig]):
             guarded=self.config.require_guard and not self._dry,
         )
 
-    def _tell_what_is_known(self, mission: Mission) -> None:
-        """Tell a new mission the last words of odometry and motion_guard."""
+    def _initialise(self, mission: Mission) -> None:
+        """Pass the last odometry and permission to a new mission."""
         mission.odometry_trouble = self._odometry_trouble
         if self._dry:
             mission.on_odometry(Pose2D(), self.seconds(), wall())
@@ -431,27 +421,30 @@ class Navigator(ManagedNode[NavigatorConfig]):
         message: str,
         since: float,
     ) -> None:
-        told = message or ("" if code == "OK" else code)
+        words = message or ("" if code == "OK" else code)
         if self._dry:
-            told = f"in a dry run, nothing moved{told and f': {told}'}"
-        result.status = status_named(code, told)
+            words = f"in a dry run, nothing moved{words and f': {words}'}"
+        result.status = status_named(code, words)
         seconds = time.monotonic() - since
-        told = f"goal {_name(goal)}: {code} after {result.steps} steps, {seconds:.1f} s"
-        said = repr(message[:_LOGGED])  # some of it may be the verifier's words
+        line = f"goal {_name(goal)}: {code} after {result.steps} steps, {seconds:.1f} s"
+        cause = repr(message[:_LOGGED])  # some of it may be the verifier's words
         if code == "OK":
             self._followed += 1
-            self.get_logger().info(told, throttle_duration_sec=_LOG_S)
+            self._log(line)
             goal.succeed()
         elif goal.is_cancel_requested:
-            self.get_logger().info(told, throttle_duration_sec=_LOG_S)
+            self._log(line)
             goal.canceled()
-        elif code == "CANCELLED":  # by an instruction to stop: nobody asked to cancel this goal
-            self.get_logger().info(f"{told}: {said}", throttle_duration_sec=_LOG_S)
+        elif code == "CANCELLED":  # by an instruction to stop, not by a cancellation of this goal
+            self._log(f"{line}: {cause}")
             goal.abort()
         else:
             self._failed.add(code, f"{code}: {message}", time.monotonic())
-            self.get_logger().warning(f"{told}: {said}", throttle_duration_sec=_LOG_S)
+            self.get_logger().warning(f"{line}: {cause}", throttle_duration_sec=_LOG_S)
             goal.abort()
+
+    def _log(self, line: str) -> None:
+        self.get_logger().info(line, throttle_duration_sec=_LOG_S)
 
     def _on_cancel(self, goal: ServerGoalHandle) -> CancelResponse:
         run_ = self._run
@@ -473,8 +466,10 @@ class Navigator(ManagedNode[NavigatorConfig]):
             return
         captured, now = seconds_of(msg.header.stamp, "observation.header.stamp"), self.seconds()
         if self._dry and abs(now - captured) > _OF_ANOTHER_TIME_S:
-            told = f"pictures are stamped {now - captured:.1f} s ago: they count as taken now"
-            self.get_logger().warning(f"dry run: {told}", throttle_duration_sec=10.0)
+            self.get_logger().warning(
+                f"dry run: pictures are stamped {now - captured:.1f} s ago and count as new",
+                throttle_duration_sec=10.0,
+            )
             captured, msg.header.stamp = now, self.get_clock().now().to_msg()
             msg.image.header = msg.header
         if run_.mission.on_observation(captured, wall()):
@@ -487,9 +482,9 @@ class Navigator(ManagedNode[NavigatorConfig]):
         try:
             pose, measured = pose_from(msg), self._measured(msg, now)
         except InvalidInput as error:
-            self._tell_odometry_trouble(str(error))
+            self._set_odometry_trouble(str(error))
             raise
-        self._tell_odometry_trouble("")
+        self._set_odometry_trouble("")
         self._pose = PoseStamped(header=msg.header, pose=msg.pose.pose)
         self._odometry = pose, now, wall(), measured
         if self._run is not None and not self._dry:
@@ -507,7 +502,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
             raise InvalidInput(trouble, field="odom", remedy="or set odometry_max_age")
         return measured
 
-    def _tell_odometry_trouble(self, trouble: str) -> None:
+    def _set_odometry_trouble(self, trouble: str) -> None:
         self._odometry_trouble = trouble
         if self._run is not None:
             self._run.mission.odometry_trouble = trouble
@@ -516,14 +511,14 @@ class Navigator(ManagedNode[NavigatorConfig]):
     def _on_motion_state(self, msg: MotionState) -> None:
         try:
             self._take_permission(permission_from(msg))
-        except InvalidInput as error:  # what it forbids counts, what it allows does not
+        except InvalidInput as error:  # its prohibitions count, its permissions do not
             self._take_permission(
                 Permission(False, msg.emergency_stop, ("INVALID_STATE",), str(error), 0.0)
             )
             raise
 
     def _take_permission(self, permission: Permission) -> None:
-        if self._dry:  # what forbids motion does not matter, but an emergency stop ends the goal
+        if self._dry:  # prohibitions do not matter, but an emergency stop ends the goal
             permission = replace(permission, allowed=True, speed_limit=math.inf)
         self._permission = permission, wall()
         if self._run is not None:
@@ -538,22 +533,22 @@ class Navigator(ManagedNode[NavigatorConfig]):
         if _source(msg) != run_.acting and msg.header.stamp != run_.stamp:
             return
         action = action_from(msg)
-        if _source(msg) == run_.acting:  # of which it can only take back a step
+        if _source(msg) == run_.acting:  # it can only take back the step
             self._act(run_, msg, action)
         else:
             run_.early.append((msg, action))
-            self._act_as_told(run_)
+            self._execute_known(run_)
 
-    def _know(self, run_: _Run, session: str, text: str) -> None:
-        """Note what our own generation says: its actions count, and no others."""
-        run_.told.add((session, text))
-        self._act_as_told(run_)
+    def _add_text(self, run_: _Run, session: str, text: str) -> None:
+        """Take a text of our own generation: only actions read from these count."""
+        run_.texts.add((session, text))
+        self._execute_known(run_)
 
-    def _act_as_told(self, run_: _Run) -> None:
-        """Carry out the actions that were read from what our own generation has said."""
+    def _execute_known(self, run_: _Run) -> None:
+        """Execute the actions that were read from texts of our own generation."""
         early, run_.early = run_.early, []
         for msg, action in early:
-            if (msg.session_id, msg.text) in run_.told:
+            if (msg.session_id, msg.text) in run_.texts:
                 self._act(run_, msg, action)
             else:
                 run_.early.append((msg, action))
@@ -565,13 +560,12 @@ class Navigator(ManagedNode[NavigatorConfig]):
         elif mission.on_action(action, self.seconds(), wall(), verified=msg.verified):
             assert mission.action is not None, "a step begins"
             run_.acting = _source(msg)
-            told = f"step {mission.steps} begins: {mission.action.phrase}"
+            step = f"step {mission.steps}: {mission.action.phrase}"
             if self._dry:
-                told = f"dry run, nothing moves: step {mission.steps}: {mission.action.phrase}"
-                self.get_logger().info(told, throttle_duration_sec=_LOG_S)
+                self._log(f"dry run, nothing moves: {step}")
             else:
-                self.get_logger().debug(f"goal {_name(run_.goal)}: {told}")
-            if action.kind is Kind.FORWARD:  # as it is carried out: perhaps less than was read
+                self.get_logger().debug(f"goal {_name(run_.goal)}: {step}")
+            if action.kind is Kind.FORWARD:  # as executed: perhaps less than was read
                 msg.distance = mission.action.value
             else:
                 msg.angle = mission.action.value
@@ -582,12 +576,12 @@ class Navigator(ManagedNode[NavigatorConfig]):
 
     @_stopping
     def _tick(self) -> None:
-        """Deadlines; and the command again when odometry is slower than the rate."""
+        """Check deadlines; repeat the command when odometry is slower than the rate."""
         if self._run is None:  # nothing has a deadline until the next goal
             for timer in self._clocks:
                 timer.cancel()
             return
-        if self._dry:  # it stands still
+        if self._dry:  # the robot stands still
             self._run.mission.on_odometry(Pose2D(), self.seconds(), wall())
         self._run.mission.tick(self.seconds(), wall())
         if self._run.generation is not None and not self._answers:
@@ -597,46 +591,42 @@ class Navigator(ManagedNode[NavigatorConfig]):
         self._follow_up(self._run, 1.5 / self.config.rate)
 
     def _follow_up(self, run_: _Run, spacing: float = 0.0) -> None:
-        """Command what the mission wants after an event, and end what nobody waits for any more."""
+        """Publish the mission's velocity after an event; end a generation that it dropped."""
         mission = run_.mission
         if mission.phase is not run_.phase:
             run_.phase = mission.phase
             self.get_logger().debug(f"goal {_name(run_.goal)}: {mission.phase.value}")
         ends = mission.phase is Phase.ENDED and not run_.over.done()
-        if self._output is None or ends:  # else somebody else's velocities would meet our zeros
+        if self._output is None or ends:  # else our zeros would disturb the output's velocities
             self._send(mission.velocity, 0.0 if ends else spacing)
         if run_.generation is not None and not mission.answering:
-            run_.generation.call_off()
+            run_.generation.cancel()
             run_.generation = None
         if ends:
             run_.over.set_result(None)
 
     def _send(self, velocity: Velocity, spacing: float) -> None:
-        """Publish; the same speed class at most every ``spacing`` s, a stop or a start at once."""
+        """Publish ``velocity``: a stop or a start at once, others at most every ``spacing`` s."""
         now = self.seconds()
         changes = (velocity == ZERO) != (self._sent == ZERO)
         if not changes and 0.0 <= now - self._sent_at < spacing:
             return
         self._sent_at, self._sent = now, velocity
-        twist = Twist()
-        twist.linear.x, twist.angular.z = velocity.linear, velocity.angular
-        if self.config.stamped:
-            stamped = TwistStamped(twist=twist)
-            stamped.header.stamp = self.get_clock().now().to_msg()
-            stamped.header.frame_id = self.config.base_frame
-            self._commands.publish(stamped)
-        else:
-            self._commands.publish(twist)
+        stamp = self.get_clock().now().to_msg()
+        frame, stamped = self.config.base_frame, self.config.stamped
+        self._commands.publish(velocity_message(velocity, stamp, frame, stamped=stamped))
 
     # The memory.
 
     def _ask_memory(self, run_: _Run) -> None:
-        """Ask what the robot remembers about the instruction, if the prompt has a place for it."""
+        """Ask the memory about the instruction, if the prompt has a place for its answer."""
         if self._memory is None:
             return
         if not self._memory.server_is_ready():
-            told = f"the action {self.config.answer.memory} is not there: no memory is told"
-            self.get_logger().warning(told, throttle_duration_sec=10.0)
+            self.get_logger().warning(
+                f"the action {self.config.answer.memory} is not there: no memory is asked",
+                throttle_duration_sec=10.0,
+            )
             return
         question = self.config.answer.memory_question
         goal = Generate.Goal(
@@ -650,27 +640,27 @@ class Navigator(ManagedNode[NavigatorConfig]):
         if result is not None and result.status.code == StatusMsg.OK:
             run_.memory = answer_of(result.text)
         elif run_ is self._run:
-            said = "it does not know of it" if result is None else result.status.message
-            told = f"the memory has no answer: {said}"
-            self.get_logger().warning(told, throttle_duration_sec=_LOG_S)
+            cause = "its server lost the goal" if result is None else result.status.message
+            self.get_logger().warning(
+                f"the memory has no answer: {cause}", throttle_duration_sec=_LOG_S
+            )
 
     # Generations.
 
     def _ask(self, run_: _Run, observation: Observation) -> None:
         run_.number += 1
-        run_.told, run_.early = set(), []
+        run_.texts, run_.early = set(), []
         run_.metrics = GenerationMetrics()
         if not self._answers:
             asked = self.config.answer.action
             self._fail(run_, "UNAVAILABLE", f"the action {asked} is not there: start its server")
             return
         answer, limit = self.config.answer, self.config.mission.answer_timeout
+        history = run_.mission.prompt_history
         goal = Generate.Goal(
             header=observation.header,
             protocol=answer.protocol,
-            prompt=user_text(
-                run_.goal.request.instruction, run_.mission.told, answer.prompt, run_.memory
-            ),
+            prompt=user_text(run_.goal.request.instruction, history, answer.prompt, run_.memory),
             images=[observation.image],
             temperature=answer.temperature,
             top_k=answer.top_k,
@@ -682,18 +672,18 @@ class Navigator(ManagedNode[NavigatorConfig]):
             for_motion=True,
         )
         assert self._generate is not None, "its server is there"
-        told = (partial(f, run_, run_.number) for f in (self._on_answer, self._on_feedback))
-        run_.generation = SentGoal(self, self._generate, goal, *told)
+        callbacks = (partial(f, run_, run_.number) for f in (self._on_answer, self._on_feedback))
+        run_.generation = SentGoal(self, self._generate, goal, *callbacks)
 
     @_stopping
     def _on_feedback(self, run_: _Run, number: int, msg: Any) -> None:
         if number == run_.number:
             run_.metrics = msg.feedback.metrics
-            self._know(run_, msg.feedback.session_id, msg.feedback.text)
+            self._add_text(run_, msg.feedback.session_id, msg.feedback.text)
 
     @_stopping
     def _on_answer(self, run_: _Run, number: int, result: Generate.Result | None) -> None:
-        """Take the end of a generation; None: its server refused it, or has been restarted."""
+        """Take the end of a generation; None: its server refused it, or was restarted."""
         generation = run_.generation
         if number != run_.number or generation is None:
             return
@@ -703,7 +693,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
             self._fail(run_, "UNAVAILABLE", f"the server of {self.config.answer.action} {why}")
         elif result.status.code == StatusMsg.OK and generation.status == _SUCCEEDED:
             run_.metrics = result.metrics
-            self._know(run_, result.session_id, result.text)
+            self._add_text(run_, result.session_id, result.text)
             run_.mission.on_answer_ended(wall())
             self._follow_up(run_)
         else:
@@ -713,7 +703,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         run_.mission.on_answer_ended(wall())
         if run_.mission.awaits_action:
             run_.mission.on_failure(code, message, self.seconds(), wall())
-            if run_.mission.ending is None:  # else its result says so
+            if run_.mission.ending is None:  # else its result has it
                 self.get_logger().warning(
                     f"answer failed, another try: {code}: {message}", throttle_duration_sec=1.0
                 )
@@ -721,7 +711,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
 
 
 def _name(goal: ServerGoalHandle) -> str:
-    """A goal as the log calls it."""
+    """Return the name of a goal in the log."""
     return bytes(goal.goal_id.uuid[:4]).hex()
 
 

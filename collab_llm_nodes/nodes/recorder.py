@@ -1,12 +1,11 @@
-"""Records a drive as a bag: what the robot saw, was told, thought and did.
+"""Records a drive as a bag: pictures, instructions, answers, actions, motion.
 
-Listens only. Messages are stored as they come, without being read; a topic is recorded from the
-moment somebody publishes it, whatever its quality of service. The bag begins with what is needed
-to ask the same questions again (``collab-llm replay``): the parameters of the nodes that ask and
-answer (topic ``recording``).
+It only listens, and stores messages without parsing them. A topic is recorded from its first
+publisher on, whatever its quality of service. The bag also holds the parameters that
+``collab-llm replay`` needs to ask the same questions again (topic ``recording``).
 
-A bag is complete when the node ends or a part is full. Of one that was killed all but the last
-``flush_period`` is there (``collab-llm record --mend``). A full disk ends the recording, not the
+A bag is complete when the node ends or a part is full. That of a killed recorder lacks the last
+``flush_period`` at most (``collab-llm record --mend``). A full disk ends the recording, not the
 node, and is an error on ``/diagnostics``.
 """
 
@@ -68,11 +67,11 @@ TOPICS = (
     "/diagnostics",
 )
 ASKED = ("navigator", "draft_vlm", "navigation_action_parser")
-"""Nodes whose parameters decide what is asked and how an answer is read. They hold no secrets."""
+"""Nodes whose parameters shape questions and the reading of answers. They hold no secrets."""
 INFO = "recording"
 _TYPE = re.compile(r"([a-z][a-z0-9_]*)/msg/([A-Z][A-Za-z0-9]*)")
 _LOOK_S = 0.2
-"""Time between two looks for new topics."""
+"""Period of the search for new topics."""
 _MB = 10**6
 _DEPTH = 1000
 """Messages that wait for the disk, per topic."""
@@ -82,14 +81,14 @@ _DEPTH = 1000
 class RecorderConfig:
     """Parameters of the node."""
 
-    folder: str = setting("bags", "Where bags go; made if it is not there.", read_only=True)
+    folder: str = setting("bags", "Folder of the bags; created if missing.", read_only=True)
     prefix: str = setting(
         "drive", "Name of a bag, before the date and the number of its part.", read_only=True
     )
     storage: str = setting(
         "mcap", "Format; ros2 bag reads both.", choices=tuple(STORAGES), read_only=True
     )
-    topics: tuple[str, ...] = setting(TOPICS, "What is recorded.", read_only=True)
+    topics: tuple[str, ...] = setting(TOPICS, "Topics that are recorded.", read_only=True)
     max_size: float = setting(
         1000.0,
         "A larger bag is closed and another begun [MB], before compression.",
@@ -109,7 +108,7 @@ class RecorderConfig:
     )
     flush_period: float = setting(
         1.0,
-        "So much is lost at most when the process is killed [s].",
+        "Longest time lost when the process is killed [s].",
         low=0.05,
         high=60.0,
         read_only=True,
@@ -118,7 +117,7 @@ class RecorderConfig:
     def __post_init__(self) -> None:
         check_ranges(self)
         if not self.topics:
-            raise ConfigError("empty", field="topics", remedy="name what shall be recorded")
+            raise ConfigError("empty", field="topics", remedy="name topics to record")
         if not re.fullmatch(r"[\w.-]+", self.prefix):
             raise ConfigError(
                 f"{self.prefix!r} is no name", field="prefix", remedy="letters, digits, . _ -"
@@ -142,7 +141,7 @@ class Recorder(ManagedNode[RecorderConfig]):
         super().__init__("recorder", RecorderConfig, **node_arguments)
         self._writer: BagWriter | None = None
         self._heard: dict[str, _Heard] = {}
-        self._refused: set[str] = set()  # topics that cannot be recorded; told once
+        self._refused: set[str] = set()  # topics that cannot be recorded; logged once
         self._asked: dict[str, dict[str, Any]] = {}
         self._askers: dict[str, tuple[Client, Client]] = {}
         self._failure = ""
@@ -232,7 +231,7 @@ class Recorder(ManagedNode[RecorderConfig]):
             size = f"{writer.size / _MB:.1f} MB before compression"
             self.get_logger().info(f"{writer.messages} messages, {size}, in {self.config.folder}")
 
-    # What is recorded.
+    # Topics.
 
     @guarded
     def _look(self) -> None:
@@ -275,7 +274,7 @@ class Recorder(ManagedNode[RecorderConfig]):
             self._write(topic, heard.type_name, data, heard.offered, keep=latched)
 
     def _take_waiting(self) -> None:
-        """Take messages that have had no turn: their publishers believe them received."""
+        """Take the queued messages, which their publishers believe received."""
         waiting = []
         for topic, heard in self._heard.items():
             subscription = heard.subscription
@@ -313,7 +312,7 @@ class Recorder(ManagedNode[RecorderConfig]):
         if free < self.config.min_free:
             self._end(f"only {free:.0f} MB are free (min_free)")
 
-    # The parameters of those who ask and answer.
+    # Parameters.
 
     def _ask_parameters(self, node: str) -> None:
         """Ask a node for its parameters once it is there; later changes are announced."""
@@ -327,7 +326,7 @@ class Recorder(ManagedNode[RecorderConfig]):
         names, values = self._askers[node]
         if not (names.service_is_ready() and values.service_is_ready()):
             return
-        self._asked[node] = {}  # asked; a node that dies over it is not asked again
+        self._asked[node] = {}  # a node that dies before it answers is not asked again
         asked = names.call_async(ListParameters.Request())
         asked.add_done_callback(partial(self._on_names, node, values))
 
@@ -342,7 +341,7 @@ class Recorder(ManagedNode[RecorderConfig]):
         values = answered.result().values
         for name, value in zip(names, values, strict=True):
             self._asked[node][name] = _plain(parameter_value_to_python(value))
-        self._tell_parameters()
+        self._write_parameters()
 
     @guarded
     def _on_parameters(self, event: ParameterEvent) -> None:
@@ -353,26 +352,25 @@ class Recorder(ManagedNode[RecorderConfig]):
         for parameter in (*event.new_parameters, *event.changed_parameters):
             value = parameter_value_to_python(parameter.value)
             self._asked[node][parameter.name] = _plain(value)
-        self._tell_parameters()
+        self._write_parameters()
 
-    def _tell_parameters(self) -> None:
-        told = {node: values for node, values in self._asked.items() if values}
-        info = String(data=json.dumps({"nodes": told}, sort_keys=True))
+    def _write_parameters(self) -> None:
+        known = {node: values for node, values in self._asked.items() if values}
+        info = String(data=json.dumps({"nodes": known}, sort_keys=True))
         topic = self.resolve_topic_name(INFO)
         self._write(topic, "std_msgs/msg/String", serialize_message(info), (), keep=True)
 
 
 def _message_class(type_name: str) -> type:
-    """The class of a message type.
+    """Return the class of a message type.
 
     Raises:
-        ConfigError: it is no message, or its package is not here, or its definition, which goes
-            into the bag.
+        ConfigError: it is no message type, or its package or its definition is not installed.
     """
     parts = _TYPE.fullmatch(type_name)
     if parts is None:
         raise ConfigError(f"{type_name} is no message type", field="topics")
-    definition(type_name)  # before the import: whoever publishes has chosen this name
+    definition(type_name)  # before the import, since any publisher may choose this name
     try:
         found = getattr(import_module(f"{parts[1]}.msg"), parts[2])
     except (ImportError, AttributeError) as error:
@@ -396,7 +394,7 @@ def _fitting(offered: list[QoSProfile]) -> QoSProfile:
 
 
 def _recorded(qos: QoSProfile) -> Qos:
-    """A profile as bags hold it; ROS and rosbags number the policies alike."""
+    """Return a profile as bags hold it; ROS and rosbags number the policies alike."""
     return Qos(
         QosHistory(int(qos.history)),
         qos.depth,

@@ -1,12 +1,12 @@
-"""The simulated Go2: a room, a base and a camera behind the topics of a real robot.
+"""The simulated Go2: a room, a base and a camera with the topics of a real robot.
 
 Publishes ``/clock``, ``odom``, ``image`` and ``image/compressed``; obeys ``cmd_vel`` until it is
-silent for ``watchdog``. ``ground_truth/...`` tells evaluations what the robot itself cannot know.
-Setting the parameter ``seed`` enters another room; the service ``reset`` starts the same one again.
+silent for ``watchdog``. ``ground_truth/...`` is for evaluations. Setting the parameter ``seed``
+enters another room; the service ``reset`` restarts the same one.
 
-Time is the simulator's own and never goes back. It runs ``real_time_factor`` times as fast as
-the machine's. With ``lockstep`` it also advances by one step per received command while the robot
-moves: as fast as the control loop answers, and the same motion on a fast and a slow machine.
+Time is the simulator's own and never goes back. It runs ``real_time_factor`` times as fast as the
+machine's. With ``lockstep`` it advances by one step per command while the robot moves, so that the
+motion is the same on a fast and a slow machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from builtin_interfaces.msg import Time as TimeMsg
-from geometry_msgs.msg import Point, PoseStamped, Quaternion, Twist, TwistStamped
+from geometry_msgs.msg import Point, PoseStamped, Twist, TwistStamped
 from nav_msgs.msg import Odometry
 from rclpy.parameter import Parameter
 from rosgraph_msgs.msg import Clock as ClockMsg
@@ -29,14 +29,19 @@ from collab_llm.msg import Room as RoomMsg
 from collab_llm.msg import RoomThing
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import InvalidInput
-from collab_llm_nodes.ros.clock import STEADY, wall
+from collab_llm_nodes.ros.clock import STEADY, set_period, wall
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
+from collab_llm_nodes.ros.motion_inputs import quaternion_of, twist_of
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import COMMAND, REQUESTS, STATE
-from collab_llm_nodes.ros.strangers import MOTION_TOPICS, Strangers
+from collab_llm_nodes.ros.strangers import LOOK_S, MOTION_TOPICS, Strangers
 from collab_llm_nodes.sim.renderer import Renderer, to_jpeg
 from collab_llm_nodes.sim.robot import Base
 from collab_llm_nodes.sim.rooms import Pose, Room, make_room
+
+LOCKSTEP_S = 1.0
+"""Without a command for this long the simulator steps even in lockstep, machine's time [s]: else a
+navigator that has ended would stop time for all."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +61,6 @@ class SimConfig:
     camera_rate: float = setting(10.0, "Frames per simulated second.", low=0.1, high=100.0)
     real_time_factor: float = setting(1.0, "Simulated seconds per second.", low=0.01, high=1000.0)
     lockstep: bool = setting(False, "While moving, one step per received command.")
-    lockstep_timeout: float = setting(
-        1.0, "Without a command for this long, lockstep steps anyway [s].", low=0.01, high=10.0
-    )
     watchdog: float = setting(
         0.5, "Older commands are dropped, simulated time [s].", low=0.05, high=10.0
     )
@@ -71,7 +73,7 @@ class SimConfig:
 class SimGo2(ManagedNode[SimConfig]):
     """See the module docstring."""
 
-    shares_memory = False  # it stands for a robot, which is another machine
+    shares_memory = False  # a robot is another machine
 
     def __init__(self, **node_arguments: Any) -> None:
         super().__init__("sim_go2", SimConfig, **node_arguments)
@@ -87,10 +89,11 @@ class SimGo2(ManagedNode[SimConfig]):
         self._jpeg = b""
         owners = {"cmd_vel": MOTION_TOPICS["cmd_vel"]}
         self._strangers = Strangers(self, owners, self._on_strangers)
+        self._looks = self.create_timer(LOOK_S, self._strangers.look, clock=STEADY)
 
     def stop(self) -> None:
         super().stop()
-        self._strangers.close()
+        self.destroy_timer(self._looks)
 
     # Lifecycle.
 
@@ -109,8 +112,8 @@ class SimGo2(ManagedNode[SimConfig]):
         self._enter(make_room(self.config.seed))
 
     def activate(self) -> None:
-        """Begin to move; settings made meanwhile take effect now."""
-        self._pacer.timer_period_ns = int(self._pace() * 1e9)
+        """Apply the settings made while inactive."""
+        set_period(self._pacer, self._pace())
         if self._room.seed != self.config.seed:
             self._enter(make_room(self.config.seed))
 
@@ -146,7 +149,7 @@ class SimGo2(ManagedNode[SimConfig]):
 
     @property
     def time(self) -> float:
-        """Simulated time [s]."""
+        """Return the simulated time [s]."""
         return self._steps / self.config.rate
 
     def _apply(self, parameters: list[Parameter]) -> None:
@@ -154,10 +157,10 @@ class SimGo2(ManagedNode[SimConfig]):
         if self.active and any(p.name == "seed" for p in parameters):
             self._enter(make_room(self.config.seed))
         if self.active and any(p.name == "real_time_factor" for p in parameters):
-            self._pacer.timer_period_ns = int(self._pace() * 1e9)
+            set_period(self._pacer, self._pace())
 
     def _pace(self) -> float:
-        """Machine's seconds per step."""
+        """Return the machine's seconds per step."""
         return 1.0 / (self.config.rate * self.config.real_time_factor)
 
     # The room.
@@ -201,7 +204,7 @@ class SimGo2(ManagedNode[SimConfig]):
 
     @guarded
     def _on_command(self, msg: Twist | TwistStamped) -> None:
-        twist = msg.twist if isinstance(msg, TwistStamped) else msg
+        twist = twist_of(msg)
         command = (twist.linear.x, twist.angular.z)
         if not all(map(math.isfinite, command)):
             raise InvalidInput("not finite", field="cmd_vel", remedy="check who publishes it")
@@ -217,14 +220,14 @@ class SimGo2(ManagedNode[SimConfig]):
     @guarded
     def _on_pacer(self) -> None:
         waits = self.config.lockstep and any(self._command)  # a stop needs no further command
-        if not waits or wall() - self._stepped_at >= self.config.lockstep_timeout:
+        if not waits or wall() - self._stepped_at >= LOCKSTEP_S:
             self._step()
 
     def _moving(self) -> bool:
         return any((*self._command, self._base.speed, self._base.turn))
 
     def _step(self) -> None:
-        """One step of the world, and what the sensors say afterwards."""
+        """Advance the world by one step, and publish the sensors' messages."""
         if self.time - self._commanded_at > self.config.watchdog:
             self._command = (0.0, 0.0)
         self._base.step(*self._command, 1.0 / self.config.rate)
@@ -249,18 +252,18 @@ class SimGo2(ManagedNode[SimConfig]):
         odometry.child_frame_id = "base_link"
         odometry.pose.pose.position.x = base.odometry.x
         odometry.pose.pose.position.y = base.odometry.y
-        odometry.pose.pose.orientation = _quaternion(base.odometry.yaw)
+        odometry.pose.pose.orientation = quaternion_of(base.odometry.yaw)
         odometry.twist.twist.linear.x, odometry.twist.twist.angular.z = base.speed, base.turn
         if self._truth.get_subscription_count():
             truth = PoseStamped()
             truth.header.stamp, truth.header.frame_id = stamp, "room"
             truth.pose.position.x, truth.pose.position.y = base.pose.x, base.pose.y
-            truth.pose.orientation = _quaternion(base.pose.yaw)
-            self._truth.publish(truth)  # first: who measures at an odometry message has the truth
+            truth.pose.orientation = quaternion_of(base.pose.yaw)
+            self._truth.publish(truth)  # before odometry, at which evaluations compare
         self._odometry.publish(odometry)
 
     def _publish_frame(self, stamp: TimeMsg) -> None:
-        """Render only what is new and wanted: a picture costs more than all the rest."""
+        """Publish a frame if it is wanted; render only after a change, which is expensive."""
         raw = self._images.get_subscription_count() > 0
         if not raw and self._compressed.get_subscription_count() == 0:
             return
@@ -280,10 +283,6 @@ class SimGo2(ManagedNode[SimConfig]):
             image.header = compressed.header
             image.data = array("B", self._rgb.tobytes())
             self._images.publish(image)
-
-
-def _quaternion(yaw: float) -> Quaternion:
-    return Quaternion(z=math.sin(yaw / 2), w=math.cos(yaw / 2))
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 """``collab-llm replay --ask``: an instruction, asked about the pictures of any bag.
 
-Each picture is asked about by itself, without a history of actions. No navigator takes part, so
-nothing moves; what it would refuse, by the same configuration, is shown as refused.
+Each picture is asked about by itself, without a history of actions. Nothing moves; actions that the
+navigator would refuse by the same configuration are shown as refused.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Question:
     """The question, and the pictures it is about.
 
     Attributes:
-        instruction: what the robot would be told.
+        instruction: the robot's.
         topic: of the pictures; empty: the bag's only one.
-        every_s: time between two pictures that are asked about, at least [s].
+        every_s: least time between two pictures [s].
         config: ROS parameter file.
         namespace: of the robot, where the bag holds several; None: any.
     """
@@ -90,7 +90,7 @@ def run_ask(
     """
     settings = Recording(bag, (), _parameters(question.config), "")
     mission = settings.settings(MissionConfig, "navigator", "mission")
-    check_instruction(question.instruction, mission)
+    check_instruction(question.instruction)
     asked = asked_thing(question.instruction, mission)
     models = models.named(settings)
     answers: list[dict[str, Any]] = []
@@ -125,13 +125,13 @@ def run_ask(
                 except InvalidInput as error:
                     left_out.append(error)
                     answer = {"left_out": str(error)}
-                    told = f"left out: {error}"
+                    words = f"left out: {error}"
                 else:
                     answer = _answer(reply, settings, mission, asked)
                     text = printable(" ".join(reply.text.split()))
-                    told = f'"{text}" -> {answer["action"] or "no action: " + answer["reason"]}'
+                    words = f'"{text}" -> {answer["action"] or "no action: " + answer["reason"]}'
                 answers.append({**_when(picture), **answer})
-                line = f"{picture.time_s:.1f} s: {told}"
+                line = f"{picture.time_s:.1f} s: {words}"
                 console.print(line, highlight=False, soft_wrap=True)
     if not answers:
         raise InvalidInput(f"{topic} is empty", field="image", remedy="name another topic")
@@ -256,7 +256,7 @@ def _picture_topic(bag: Bag, question: Question) -> str:
 
 
 def _sampled(bag: Bag, topic: str, every_s: float) -> Iterator[_Picture]:
-    """Yield pictures that are ``every_s`` apart, at least."""
+    """Yield pictures at least ``every_s`` apart."""
     epoch, before, first, due = 0, None, 0, 0
     for _, stamp, message in bag.messages([topic]):
         if before is None or goes_back(before, stamp):

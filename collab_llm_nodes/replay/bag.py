@@ -3,11 +3,11 @@
 The format is rosbag2's (version 9: Jazzy and newer), so ``ros2 bag`` reads what is written here,
 and what it records is read here. Message definitions travel inside.
 
-A bag may hold topics that are not ours, such as JSON or Protobuf in an mcap file, or types that
-nobody can parse: each topic is read by its own definition, once it is asked for.
+A bag may hold foreign topics, such as JSON or Protobuf in an mcap file, or types that cannot be
+parsed: each topic is read by its own definition, once it is asked for.
 
-What is written as mcap carries checksums, of its chunks and of its index, which are checked when it
-is read; an sqlite3 file has none, so only damage to its structure is found.
+An mcap file carries checksums of its chunks and its index, which are checked when it is read; an
+sqlite3 file has none, so only damage to its structure is found.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class BagWriter:
     message, so none is empty.
 
     Args:
-        folder: where the bags go; made if it is not there.
+        folder: of the bags; created if missing.
         name: of the bags; ``_000``, ``_001`` ... is appended.
         storage: "mcap" or "sqlite3".
         max_bytes: of message data in a part; 0: no limit.
@@ -115,7 +115,7 @@ class BagWriter:
         self._append(topic, type_name, stamp, data, qos)
 
     def flush(self) -> None:
-        """Hand what is written to the operating system, so that it outlives this process."""
+        """Pass all messages to the operating system, so that they outlive this process."""
         storage: Any = self._writer.storage if self._writer is not None else None
         if storage is None:
             return
@@ -161,9 +161,9 @@ class BagWriter:
 
 
 def new_bag(path: Path, storage: str) -> Writer:
-    """An empty bag, open for writing, for ``close_bag``; the chunks of mcap are compressed.
+    """Return an empty bag, open for writing, for ``close_bag``; chunks of mcap are compressed.
 
-    It is for its owner alone: pictures, questions and answers are private.
+    Only its owner can read it: pictures, questions and answers are private.
     """
     writer = Writer(path, version=9, storage_plugin=STORAGES[storage])
     if storage == "mcap":
@@ -178,7 +178,7 @@ def new_bag(path: Path, storage: str) -> Writer:
 
 
 def _compressed(chunk: bytes) -> bytes:
-    """Compress ``chunk`` with a checksum of the content, which any reader checks."""
+    """Return ``chunk`` compressed, with a checksum that any reader checks."""
     return zstd.compress(chunk, options={zstd.CompressionParameter.checksum_flag: 1})
 
 
@@ -202,8 +202,10 @@ _CHECKSUM_FROM_END = 4 + len(MAGIC)
 
 
 def _index_checksums(mcap: BinaryIO) -> tuple[int, int]:
-    """The checksum of the index (summary) as stored, 0 for none, and as it is
-    (https://mcap.dev/spec, Footer)."""
+    """Return the checksum of the index (summary) as stored, 0 for none, and as computed.
+
+    See https://mcap.dev/spec, Footer.
+    """
     size = mcap.seek(0, os.SEEK_END)
     mcap.seek(size - _FOOTER)
     begin, _, stored = struct.unpack_from("<QQI", mcap.read(_FOOTER), 9)
@@ -213,7 +215,7 @@ def _index_checksums(mcap: BinaryIO) -> tuple[int, int]:
 
 @cache
 def definition(type_name: str) -> tuple[str, str]:
-    """The text of a message type with all that it consists of, as rosbag2 stores it, and its hash.
+    """Return the whole definition of a message type, as rosbag2 stores it, and its hash.
 
     Raises:
         ConfigError: the type, or one it consists of, is not installed.
@@ -227,7 +229,7 @@ def definition(type_name: str) -> tuple[str, str]:
 
 
 def type_hash(type_name: str, text: str) -> str:
-    """The RIHS01 hash of a type (REP-2016) from its whole definition."""
+    """Return the RIHS01 hash of a type (REP-2016) from its whole definition."""
     store = get_typestore(Stores.EMPTY)
     store.register(get_types_from_msg(text, type_name))
     return store.hash_rihs01(type_name)
@@ -269,7 +271,7 @@ class _DirectoryReader(DirectoryReader):
 
 
 class _Reader(Reader):
-    """Reads bags that rosbags refuses for topics, or settings, that nobody has asked for."""
+    """Reader of bags that rosbags refuses for topics, or settings, that are not asked for."""
 
     STORAGE_PLUGINS = {"dir": _DirectoryReader, ".mcap": McapFile, ".db3": Sqlite3File}
 
@@ -277,8 +279,8 @@ class _Reader(Reader):
 class _BagPath(PosixPath):
     """A path in a bag, whose ``metadata.yaml`` names only topics in ROS's encoding, and no QoS.
 
-    rosbags finds the messages of a topic by its QoS as well. People edit that for
-    ``ros2 bag play``, and then it is no longer the one in the storage file.
+    rosbags finds the messages of a topic by its QoS as well, which users edit for ``ros2 bag play``
+    so that it differs from the storage file.
     """
 
     def read_text(self, *args: Any, **kwargs: Any) -> str:
@@ -288,7 +290,7 @@ class _BagPath(PosixPath):
         content = yaml.safe_load(text)
         if not isinstance(content, dict) or "rosbag2_bagfile_information" not in content:
             raise InvalidInput(
-                f"{self} says nothing about a bag: it is empty, or damaged",
+                f"{self} describes no bag: it is empty, or damaged",
                 field="bag",
                 remedy=_mending(self.parent),
             )
@@ -309,7 +311,7 @@ def _without_qos(connection: Connection) -> Connection:
 
 
 def _typestore(path: Path, connection: Connection) -> Typestore:
-    """Return the types that a connection's definition consists of.
+    """Return the types in a connection's definition.
 
     Raises:
         InvalidInput: there is no definition, or it is not the one that the bag names.
@@ -355,7 +357,7 @@ class Bag:
         self._typestores: dict[str, Typestore] = {}
 
     def messages(self, topics: Collection[str]) -> Iterator[tuple[str, int, Any]]:
-        """Topic, time of reception [ns] and content of the messages of ``topics``, in order.
+        """Yield topic, time of reception [ns] and content of the messages of ``topics``, in order.
 
         The time goes back where the recorder's clock did (``goes_back``).
 
@@ -412,7 +414,7 @@ def open_bag(path: Path) -> Iterator[Bag]:
 
 
 def storage_files(path: Path) -> list[Path]:
-    """The storage files of a bag, which may lack its ``metadata.yaml``; ``ros2 bag`` splits them.
+    """Return the storage files of a bag, even one without its ``metadata.yaml``.
 
     Raises:
         InvalidInput: there is none.
@@ -436,7 +438,7 @@ def storage_files(path: Path) -> list[Path]:
 
 
 def packed_files(path: Path) -> list[Path]:
-    """The storage files of a bag that rosbag2 has compressed as a whole."""
+    """Return the storage files of a bag that rosbag2 has compressed as a whole."""
     files = sorted(path.glob("*.zstd")) if path.is_dir() else [path]
     return [f for f in files if f.suffix == ".zstd" and Path(f.stem).suffix in SUFFIXES]
 
@@ -485,7 +487,7 @@ def _mending(path: Path) -> str:
 
 @contextmanager
 def damage(path: Path, remedy: str = "") -> Iterator[None]:
-    """Turn what parsers raise for a damaged bag into one typed error."""
+    """Turn any error of a parser on a damaged bag into one typed error."""
     try:
         yield
     except CollabError:

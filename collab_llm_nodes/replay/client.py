@@ -1,4 +1,4 @@
-"""Asks the running nodes what was asked in a recording: one picture, one prompt, one action."""
+"""Client that asks the running nodes a recorded question: one picture, one prompt, one action."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collab_llm_nodes.replay.compare import Reply
 from collab_llm_nodes.replay.recording import Action, Step
 from collab_llm_nodes.replay.replayers import ANSWER_DEADLINE_S
 from collab_llm_nodes.robot.grammar import Code, Kind
-from collab_llm_nodes.ros.asking_client import AskingClient
+from collab_llm_nodes.ros.client import AskingClient
 from collab_llm_nodes.ros.convert import figures_from
 from collab_llm_nodes.ros.qos import COMMAND, RESULT, STATE
 
@@ -45,12 +45,12 @@ class ReplayClient(AskingClient):
         self.wait(ready, deadline_s, "the graph to come up")
 
     def ask(self, step: Step, sampling: SamplingConfig, max_tokens: int) -> Reply:
-        """Show the picture of ``step`` to the camera node and have its prompt answered.
+        """Return the answer of the nodes to the picture and prompt of ``step``.
 
-        The picture gets a stamp of now: its age is judged on the way, and its own is history.
+        The picture is stamped anew, since nodes refuse old ones.
 
         Raises:
-            CollabError: the answer failed, or a message did not come.
+            CollabError: the answer failed, or a message did not arrive.
         """
         assert step.picture is not None, "such steps are not asked"
         begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""``collab-llm replay``: read, ask, compare, tell."""
+"""``collab-llm replay``: read, ask, compare, print."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run_replay(
         speed: see ``compare``.
 
     Returns:
-        The report for JSON; ``same`` tells whether nothing differs.
+        The report for JSON; ``same`` is true if nothing differs.
 
     Raises:
         CollabError: the bag or a model cannot be used, or a step had no answer.

@@ -1,8 +1,7 @@
-"""Asks the recorded questions again and tells where the answers differ.
+"""Comparison of recorded answers with new answers to the same questions.
 
-Step by step: a picture and its prompt go in as they were recorded, and the next pair only when the
-action for this one is out. So the pace changes nothing, and one different answer does not change
-the questions after it.
+Pictures and prompts are as recorded, and each waits for the last action. So the pace changes
+nothing, and one different answer does not change the questions after it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from collab_llm_nodes.replay.recording import Action, Recording, Step
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer to a recorded question; ``seconds`` that it took."""
+    """The answer to a recorded question, and the seconds that it took."""
 
     tokens: tuple[int, ...]
     text: str
@@ -35,7 +34,7 @@ Replayer = Callable[[Step], Reply]
 
 @dataclass(frozen=True)
 class Comparison:
-    """A step and what came of asking again."""
+    """A step and its new answer."""
 
     step: Step
     reply: Reply
@@ -46,7 +45,7 @@ class Comparison:
 
     @property
     def same_text(self) -> bool:
-        """Token for token."""
+        """Return True if all tokens are the same."""
         return self.reply.tokens == self.step.tokens
 
 
@@ -63,11 +62,11 @@ class Report:
     skipped: tuple[Step, ...]
 
     def differences(self, *, texts: bool) -> list[Comparison]:
-        """Steps with another action, or, with ``texts``, any other token."""
+        """Return the steps with another action, or, with ``texts``, another token."""
         return [c for c in self.compared if not c.same_action or (texts and not c.same_text)]
 
     def table(self, *, texts: bool) -> Table:
-        """The differences, for people."""
+        """Return the differences, for people."""
         table = Table(title=f"differences to {self.recording.bag.name}")
         for column in ("step", "asked", "recorded", "now"):
             table.add_column(column, justify="right" if column == "step" else "left")
@@ -79,7 +78,7 @@ class Report:
         return table
 
     def as_json(self, *, texts: bool) -> dict[str, Any]:
-        """Return figures that depend on bag and models only, and apart from them times."""
+        """Return the report for JSON; only ``figures`` depends on the machine."""
         return {
             "steps": len(self.recording.steps),
             "compared": len(self.compared),
@@ -94,8 +93,8 @@ class Report:
                     "prompt": c.step.prompt,
                     "same_action": c.same_action,
                     "same_text": c.same_text,
-                    "recorded": _told(c.step.text, c.step.action),
-                    "replayed": _told(c.reply.text, c.reply.action),
+                    "recorded": _as_json(c.step.text, c.step.action),
+                    "replayed": _as_json(c.reply.text, c.reply.action),
                 }
                 for c in self.compared
             ],
@@ -123,7 +122,7 @@ def compare(
 
     Args:
         speed: not faster than this many times the recorded pace; 0: as fast as answers come.
-        on_step: told of each step before it is asked.
+        on_step: called with each step before it is asked.
 
     Raises:
         InvalidInput: no step can be compared.
@@ -146,7 +145,7 @@ def compare(
     return Report(recording, tuple(compared), skipped)
 
 
-def _told(text: str, action: Action | None) -> dict[str, Any]:
+def _as_json(text: str, action: Action | None) -> dict[str, Any]:
     if action is None:
         return {"text": text, "action": None}
     values = asdict(action) | {"kind": action.kind.name, "code": action.code.name}

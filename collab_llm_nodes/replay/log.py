@@ -1,7 +1,7 @@
 """Bags as a log document in words: for people, and for questions (docs/replay.md, docs/minions.md).
 
-One line tells one event, with its time and the robot's position, so that a line can be understood
-when a document is cut into pieces::
+A line has one event, with its time and the robot's position, so that it can be understood when a
+document is cut into pieces::
 
     ## 2026-11-23 11:00:02 UTC: instruction "find the red ball"
 
@@ -32,13 +32,13 @@ TOPICS = {
     "link_state": "collab_llm/msg/LinkState",
     "odom": "nav_msgs/msg/Odometry",
 }
-"""Topics that are told of, each with its type."""
+"""Topics of the log, each with its type."""
 _LINK = {0: "lost", 1: "being set up", 2: "up"}
 _AGAIN = "times begin again here: the clock was set back, or an older bag follows"
 _STEP_M = 1.0
-"""Distance after which a position is told although nothing else happens [m]."""
+"""Distance after which a position is logged although nothing else happens [m]."""
 _TEXT = 1000
-"""Characters of a text that are told."""
+"""Longest text in a line [characters]."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,13 @@ class _Robot:
         name: its namespace, on one line; empty without.
         newest: time of the last message [ns].
         at: newest position [m]; None before the first.
-        told_at: position in the last line.
+        logged_at: position in the last line.
     """
 
     name: str
     newest: int = 0
     at: tuple[float, float] | None = None
-    told_at: tuple[float, float] | None = None
+    logged_at: tuple[float, float] | None = None
     instruction: str = ""
     reasons: str = ""
     link: int | None = None
@@ -100,7 +100,7 @@ class Log:
 
     Args:
         places: names of parts of the odometry frame; the first that holds a position counts.
-        since: time before which nothing is told [ns since 1970].
+        since: time of the first event that is logged [ns since 1970].
 
     Attributes:
         lines: events written so far.
@@ -117,7 +117,7 @@ class Log:
         """Write the events of ``bag``.
 
         Args:
-            namespace: of the one robot that is told of; None: all.
+            namespace: of the only robot that is logged; None: all.
 
         Raises:
             InvalidInput: the bag is damaged, or of another version.
@@ -149,7 +149,7 @@ class Log:
         if event.startswith("told to "):
             self._out.write(f"\n## {when}{who}: instruction {event.removeprefix('told to ')}\n\n")
         self._out.write(f"- {when}{who}{self._where(robot)}: {event}\n")
-        robot.told_at = robot.at
+        robot.logged_at = robot.at
         self.lines += 1
 
     def _where(self, robot: _Robot) -> str:
@@ -162,7 +162,7 @@ class Log:
 
 
 def _events(robot: _Robot, name: str, message: Any) -> Iterator[str]:
-    """Yield what a message tells that was not told before, in words."""
+    """Yield the events in a message that are new, in words."""
     match name:
         case "odom":
             yield from _moved(robot, message.pose.pose.position)
@@ -185,12 +185,12 @@ def _events(robot: _Robot, name: str, message: Any) -> Iterator[str]:
 
 
 def _moved(robot: _Robot, position: Any) -> Iterator[str]:
-    """Note the position; yield an event where the robot has come far without any other."""
+    """Take the position; yield an event after ``_STEP_M`` without any other."""
     at = float(position.x), float(position.y)
     if not all(map(math.isfinite, at)):
         return
     robot.at = at
-    if robot.told_at is None or math.dist(at, robot.told_at) >= _STEP_M:
+    if robot.logged_at is None or math.dist(at, robot.logged_at) >= _STEP_M:
         yield "was here"
 
 
@@ -204,16 +204,16 @@ def _answer(text: Any) -> str:
 
 
 def _action(robot: _Robot, message: Any) -> Iterator[str]:
-    """Yield the action, unless it is the one that was told of this answer already."""
+    """Yield the action, unless it is already logged for this answer."""
     action = read_action(message)
-    told = str(action) if action.code is Code.OK else f"none, because {message.reason}"
-    if robot.actions.get(message.session_id) != told:
-        robot.actions = {message.session_id: told}
-        yield f"action: {_on_one_line(told)}"
+    words = str(action) if action.code is Code.OK else f"none, because {message.reason}"
+    if robot.actions.get(message.session_id) != words:
+        robot.actions = {message.session_id: words}
+        yield f"action: {_on_one_line(words)}"
 
 
 def _quoted(text: str) -> str:
-    """Return a text of a model or a person on one line, so that it cannot look like the log's."""
+    """Return a text of a model or a person on one line, so that it cannot forge lines."""
     return '"' + _on_one_line(text).replace('"', "'") + '"'
 
 

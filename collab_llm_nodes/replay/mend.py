@@ -1,4 +1,4 @@
-"""Recovery of a bag that was never closed, or is cut short: its readable part as a whole bag.
+"""Recovery of a bag that was never closed, or is truncated: its readable part as a whole bag.
 
 A recorder that was killed leaves a storage file without index and no ``metadata.yaml``. Of an mcap
 file everything up to the first incomplete record is kept; of an sqlite3 file everything up to the
@@ -62,7 +62,7 @@ _Message = tuple[_Topic, int, bytes]
 
 
 def mend(path: Path, out: Path | None = None) -> tuple[Path, int]:
-    """Write what can be read of ``path`` as a new bag; the original stays as it is.
+    """Write the readable part of ``path`` as a new bag; the original stays as it is.
 
     Args:
         path: a bag's folder or storage file.
@@ -88,9 +88,9 @@ def mend(path: Path, out: Path | None = None) -> tuple[Path, int]:
 
 
 def _unpacked_files(path: Path, folder: Path) -> list[Path]:
-    """Return the storage files of a bag; those that are compressed are unpacked into ``folder``.
+    """Return the storage files of a bag; compressed ones are unpacked into ``folder``.
 
-    Of a file that is cut short, as much as there is of it.
+    A truncated file is unpacked as far as it goes.
     """
     packed = packed_files(path)
     packed_size = sum(file.stat().st_size for file in packed)
@@ -121,7 +121,7 @@ def _check_size(size: int, packed_size: int, what: object) -> None:
     """Refuse to unpack more than a recording holds: a few bytes may stand for terabytes.
 
     Raises:
-        InvalidInput: ``size`` is too large for what is packed in ``packed_size``.
+        InvalidInput: ``size`` is too large for ``packed_size`` bytes.
     """
     most = max(_MOST_UNPACKED, _MOST_TIMES * packed_size)
     if size > most:
@@ -151,7 +151,7 @@ def _mend(path: Path, files: list[Path], out: Path) -> int:
 
 
 def _copy(messages: Iterator[_Message], writer: Writer) -> int:
-    """The number of messages written."""
+    """Write ``messages``; return their number."""
     connections: dict[_Topic, Connection | None] = {}
     count = 0
     for topic, stamp, data in messages:
@@ -181,7 +181,7 @@ def _connection(topic: _Topic, writer: Writer) -> Connection | None:
 
 
 def _parsed(qos: str) -> list[Qos]:
-    """The profiles; none if they cannot be read: only players ask for them."""
+    """Return the profiles; none if they cannot be read, since only players need them."""
     try:
         return parse_qos(qos)
     except Exception:  # noqa: BLE001 as above
@@ -189,8 +189,10 @@ def _parsed(qos: str) -> list[Qos]:
 
 
 def _read_mcap(file: Path) -> Iterator[_Message]:
-    """All messages in whole chunks, up to the first record that is cut short
-    (https://mcap.dev/spec)."""
+    """Yield the messages in whole chunks, up to the first truncated record.
+
+    See https://mcap.dev/spec.
+    """
     schemas: dict[int, tuple[str, str]] = {}
     topics: dict[int, _Topic] = {}
     with file.open("rb") as opened:
@@ -226,7 +228,7 @@ def _unchunked(data: mmap.mmap) -> Iterator[tuple[int, bytes]]:
 
 
 def _records(data: bytes | mmap.mmap, position: int) -> Iterator[tuple[int, bytes]]:
-    """Operation and content of each record, until one is not whole or the data section ends."""
+    """Yield operation and content of each whole record of the data section."""
     while position + 9 <= len(data):
         kind, size = struct.unpack_from("<BQ", data, position)
         position += 9
@@ -237,7 +239,7 @@ def _records(data: bytes | mmap.mmap, position: int) -> Iterator[tuple[int, byte
 
 
 def _unpacked(chunk: bytes) -> bytes | None:
-    """The records in a chunk; None if what it holds cannot be unpacked, or is too much."""
+    """Return the records in a chunk; None if it cannot be unpacked, or is too large."""
     try:
         size, crc, name_size = struct.unpack_from("<QII", chunk, 16)
         name = chunk[32 : 32 + name_size].decode()
@@ -246,12 +248,12 @@ def _unpacked(chunk: bytes) -> bytes | None:
         if name == "zstd":  # lz4 cannot expand to more than 255 times
             packed, name = zstd.ZstdDecompressor().decompress(packed, size + 1), ""
         return decompress(packed, name, size, crc)
-    except Exception:  # noqa: BLE001 each way of compression has errors of its own
+    except Exception:  # noqa: BLE001 each compression has errors of its own
         return None
 
 
 def _strings(record: bytes, position: int, count: int) -> list[str]:
-    """``count`` strings, each after its length."""
+    """Return ``count`` strings, each preceded by its length."""
     found = []
     for _ in range(count):
         (size,) = struct.unpack_from("<I", record, position)
@@ -261,7 +263,7 @@ def _strings(record: bytes, position: int, count: int) -> list[str]:
 
 
 def _qos(channel: bytes) -> str:
-    """The value of ``offered_qos_profiles`` in a channel's metadata; empty without it."""
+    """Return ``offered_qos_profiles`` of a channel's metadata, or ""."""
     position = 4
     for _ in ("topic", "encoding"):
         position += 4 + int(struct.unpack_from("<I", channel, position)[0])
@@ -276,7 +278,7 @@ def _qos(channel: bytes) -> str:
 
 
 def _read_sqlite3(file: Path) -> Iterator[_Message]:
-    """All messages of the last transaction. A copy is opened: SQLite itself mends what it opens."""
+    """Yield the messages up to the last transaction, of a copy: SQLite mends what it opens."""
     with tempfile.TemporaryDirectory(prefix="collab_llm_") as folder:
         for part in (
             file,

@@ -1,4 +1,4 @@
-"""The content of a drive's bag: the model's answers, each with its picture and its action."""
+"""A recorded drive: the model's answers, each with its picture and its action."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPTIONAL = {
 }
 _OK = 0  # of Status.code
 _CIRCUMSTANCES = {Code.UNVERIFIED, Code.STALE, Code.FAILED}
-"""Codes that tell of the link and the clock at that time, not of the text."""
+"""Codes caused by the link and the clock at that time, not by the text."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Action:
         return ParsedAction(self.kind, self.value, self.code, (0, 0), "").phrase
 
     def same(self, other: Action) -> bool:
-        """Equal but for rounding."""
+        """Return True if the two are equal but for rounding."""
         value = math.isclose(self.value, other.value, rel_tol=1e-9, abs_tol=1e-9)
         return self.kind is other.kind and self.code is other.code and value
 
@@ -66,9 +66,10 @@ class Step:
         turn: 1 for the first answer of an instruction, and so on (the navigator's seeds).
         tokens, text: the answer.
         action: read from it; None if none was recorded.
-        circumstance: why this answer tells nothing about a model: it was cut off, or not acted
-            on because of the link; empty for a whole one.
-        tau: tokens per verification; seconds: that the answer took.
+        circumstance: why this answer cannot be compared: it was cut off, or not acted on because
+            of the link; or empty.
+        tau: tokens per verification.
+        seconds: duration of the answer.
     """
 
     number: int
@@ -87,7 +88,7 @@ class Step:
 
     @property
     def unusable(self) -> str:
-        """The reason why it cannot be compared; empty if it can."""
+        """Return the reason why the step cannot be compared; empty if it can."""
         if self.picture is None:
             return "its picture is not in the bag"
         if self.action is None and not self.circumstance:
@@ -112,9 +113,9 @@ class Recording:
     target: str
 
     def settings(self, config: type[C], node: str, prefix: str) -> C:
-        """The dataclass ``config`` with the recorded parameters ``prefix.*`` of ``node``.
+        """Return ``config`` with the recorded parameters ``prefix.*`` of ``node``.
 
-        Those that this version does not know are left out: its behaviour is asked about.
+        Parameters that this version does not know are left out.
         """
         recorded = self.parameters.get(node, {})
         known = {f.name: f"{prefix}.{f.name}" for f in fields(config)}  # type: ignore[arg-type]
@@ -127,12 +128,12 @@ class Recording:
 
     @property
     def epochs(self) -> int:
-        """Number of times that answers begin at: one more than the clock was set back."""
+        """Return the number of runs: one more than the times that the clock was set back."""
         return len({step.epoch for step in self.steps})
 
     @property
     def max_tokens(self) -> int:
-        """Longest answer [tokens]; ``draft_vlm``'s default where nothing was recorded."""
+        """Return the longest answer [tokens]; by default that of ``draft_vlm``."""
         asked = self.parameters.get("navigator", {}).get("answer.max_tokens", 0)
         return int(asked or self.parameters.get("draft_vlm", {}).get("client.max_tokens", 48))
 
@@ -165,7 +166,7 @@ def read_recording(path: Path, namespace: str | None = None) -> Recording:
 
 
 def _topics(bag: Bag, namespace: str | None) -> dict[str, str]:
-    """The full name of each topic that is needed, and of the optional ones that are there."""
+    """Return the full names of the required topics, and of the optional ones in the bag."""
     spaces = {t.removesuffix("/generated_text") for t in bag.types if t.endswith("/generated_text")}
     if namespace is None and len(spaces) > 1:
         raise InvalidInput(
@@ -208,7 +209,7 @@ def _by_epoch(bag: Bag, topics: dict[str, str]) -> Iterator[tuple[int, str, Any]
 
 
 def _answers(bag: Bag, topics: dict[str, str]) -> tuple[list[Step], dict[str, dict[str, Any]], str]:
-    """The answers without their pictures, the nodes' parameters, the verifier's model."""
+    """Return the answers without their pictures, the nodes' parameters, the verifier's model."""
     name_of = {topic: name for name, topic in topics.items()}
     finals: dict[str, tuple[int, Any, str, int]] = {}
     actions: dict[str, Any] = {}

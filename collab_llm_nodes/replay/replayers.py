@@ -1,4 +1,4 @@
-"""Three ways to answer recorded questions: both models here, a verifier, or the real nodes."""
+"""Answers to recorded questions: by both models here, by a verifier, or by the real nodes."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from collab_llm_nodes.robot.grammar import GrammarConfig, parse
 from collab_llm_nodes.ros.domain import isolate_ros
 
 ANSWER_DEADLINE_S = 600.0
-"""A step may take this long; the pace of a replay does not matter, an endless one does."""
+"""Longest time for one step."""
 EMBEDDED = ("nav-draft", "nav-target")
 """The models of a recording that names none."""
 
 
 @dataclass(frozen=True)
 class Models:
-    """The models that answer; empty names mean those of the recording."""
+    """The models that answer; an empty name means the recording's."""
 
     draft: str = setting("", "Draft model: folder, hub id or shipped one.")
     target: str = setting("", "Target model, unless a verifier is named.")
@@ -57,7 +57,7 @@ class Models:
             )
 
     def named(self, recording: Recording) -> Models:
-        """The same with the recording's names where there are none."""
+        """Return the models with the recording's names in place of empty ones."""
         draft = recording.parameters.get("draft_vlm", {}).get("model.path", "")
         return replace(
             self,
@@ -67,14 +67,14 @@ class Models:
 
 
 def _here(recorded: str) -> str:
-    """A recorded name, as it is found here: a shipped model lies elsewhere on each machine."""
+    """Return the local name of a recorded model: shipped ones lie in another folder here."""
     shipped = Path(recorded).name
     return shipped if shipped in EMBEDDED and not Path(recorded).is_dir() else recorded
 
 
 @contextlib.contextmanager
 def in_process(recording: Recording, models: Models) -> Iterator[Replayer]:
-    """The protocol without ROS: draft model here, target here or behind ``models.verifier``.
+    """Answer without ROS: draft model here, target here or at ``models.verifier``.
 
     Raises:
         CollabError: a model cannot be loaded, the verifier cannot be reached.
@@ -121,8 +121,10 @@ def _engine(path: str, models: Models) -> Engine:
 def through_nodes(
     recording: Recording, models: Models, params: Path | None = None, *, base: Path | None = None
 ) -> Iterator[Replayer]:
-    """The real nodes and a real verifier, as processes of their own: camera node, draft model,
-    pre-draft cache, bridge, parser. No navigator and no driver: a replay moves nothing.
+    """Answer by the real nodes and a verifier, as processes of their own.
+
+    Camera node, draft model, pre-draft cache, bridge and parser; without navigator and driver, so
+    that a replay moves nothing.
 
     Args:
         params: ROS parameters read after those of the recording.
@@ -160,7 +162,7 @@ def through_nodes(
 
 
 def _node_parameters(recording: Recording, models: Models, address: str) -> dict[str, Any]:
-    """Return the recorded parameters for the replay's nodes, without those of circumstances."""
+    """Return the recorded parameters for the replay's nodes, without those of the link."""
     client = recording.settings(ClientConfig, "draft_vlm", "client")
     grammar = recording.settings(GrammarConfig, "navigation_action_parser", "grammar")
     values: dict[str, dict[str, Any]] = {

@@ -1,8 +1,7 @@
-"""Storage files of bags, read in the order of time, or as recorded if the clock went back.
+"""Storage files of bags, read in order of time, or in order of recording if the clock went back.
 
-A simulator that is started again begins at zero, and a computer's clock may be set. Sorted by time,
-the messages before and after that would be mixed. A file in which a topic's clock goes back is read
-as it was recorded: a recorder writes messages as they come.
+A restarted simulator begins at zero, and a computer's clock may be set. Sorting by time would mix
+the messages before and after that.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from rosbags.rosbag2.storage_mcap import Channel, McapReader, Schema
 from rosbags.rosbag2.storage_sqlite3 import Sqlite3Reader
 
 RESTART_NS = 10**9
-"""A clock that goes back by more was set, or belongs to a simulator that was started again."""
+"""A clock that goes back by more was set, or belongs to a restarted simulator."""
 _INDEX_HEAD = 1 + 8 + 2 + 4
 """Bytes before the entries of a message index in an mcap file."""
 
@@ -38,21 +37,16 @@ class _Channels(dict[int, Channel]):
 
 
 class McapFile(McapReader):
-    """An mcap file; one without an index is read as it was recorded."""
+    """An mcap file; one without an index is read in order of recording."""
 
     def __init__(self, path: object) -> None:
         super().__init__(path)  # type: ignore[arg-type]
         self.schemas, self.channels = _Schemas(), _Channels()
 
-    def messages(
-        self,
-        connections: Collection[Connection],
-        start: int | None = None,
-        stop: int | None = None,
-    ) -> Messages:
-        if self.chunks and not self._goes_back():
-            return super().messages(connections, start, stop)
-        return self.messages_scan(connections, start, stop)
+    def messages(self, connections: Collection[Connection], *interval: int | None) -> Messages:
+        unsorted = not self.chunks or self._goes_back()
+        read = self.messages_scan if unsorted else super().messages
+        return read(connections, *interval)
 
     def _goes_back(self) -> bool:
         """Return True if the clock of a topic goes back, by the index alone."""
@@ -75,15 +69,9 @@ class McapFile(McapReader):
 class Sqlite3File(Sqlite3Reader):
     """An sqlite3 file."""
 
-    def messages(
-        self,
-        connections: Collection[Connection],
-        start: int | None = None,
-        stop: int | None = None,
-    ) -> Messages:
-        if not self._goes_back():
-            return super().messages(connections, start, stop)
-        return self._as_recorded(connections)
+    def messages(self, connections: Collection[Connection], *interval: int | None) -> Messages:
+        read = self._messages_scan if self._goes_back() else super().messages
+        return read(connections, *interval)
 
     def _goes_back(self) -> bool:
         """Return True if the clock of a topic goes back."""
@@ -92,7 +80,7 @@ class Sqlite3File(Sqlite3Reader):
         query = f"SELECT 1 FROM (SELECT {steps} FROM messages) WHERE step < ? LIMIT 1"
         return bool(list(self.dbconn.execute(query, (-RESTART_NS,))))
 
-    def _as_recorded(self, connections: Collection[Connection]) -> Messages:
+    def _messages_scan(self, connections: Collection[Connection], *_: int | None) -> Messages:
         assert self.dbconn is not None
         wanted = {connection.id: connection for connection in connections}
         rows = self.dbconn.execute("SELECT topic_id, timestamp, data FROM messages ORDER BY id")

@@ -1,1 +1,1 @@
-"""The way from model text to safe motion: grammar, executor, mission, guard. No ROS."""
+"""From model text to safe motion: grammar, executor, mission, guard. No ROS."""

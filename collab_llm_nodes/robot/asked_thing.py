@@ -1,7 +1,7 @@
-"""Whether an answer speaks of the thing that the instruction names.
+"""Check that an answer names the thing that the instruction asks for.
 
-A model that does not know a thing, or a word, may take another one for it: asked for "the red
-chair", it sees "the red cone" and drives there. Its own words say so:
+A model may take another thing for the one asked for: asked for "the red chair", it sees "the red
+cone" and drives there. Its own words show it:
 
     asked for         the answer names      agree
     the red ball      the red ball          yes
@@ -14,10 +14,10 @@ chair", it sees "the red cone" and drives there. Its own words say so:
     the red ball      nothing               no
 
 A thing agrees if the instruction has its name, or a synonym of it, and no quality contradicts.
-What the instruction excludes ("the ball, not the blue one") agrees with nothing, and what it only
-says where the thing is ("the ball next to the red cone") is not asked for (``parts.py``).
-Of several things one must agree. If something is said not to be in view, it agrees with a search
-for it, but not with a motion to another thing that is.
+Things that the instruction excludes ("the ball, not the blue one") agree with nothing, and those
+that only describe a place ("the ball next to the red cone") are not asked for (``parts.py``). Of
+several things one must agree. A thing that is said not to be in view agrees with a search for it,
+but not with a motion to another thing.
 """
 
 from __future__ import annotations
@@ -57,23 +57,15 @@ _CLASSES = (
     frozenset({"metal", "plastic", "wooden"}),
     frozenset({"round", "square"}),
 )
-"""Qualities of which a thing that has one has no other, unless both are said."""
+"""Qualities that exclude each other, unless both are said."""
 _ANY_QUALITY = {"nearest", "closest", "other", "same", "nice", "particular"}
-"""Words before a name that say nothing of how a thing looks."""
+"""Words before a name that do not describe the thing."""
 _ANYTHING = {"thing", "object", "item", "something", "anything"}
 """Names of every thing: "the red thing"."""
-# fmt: on
 _NAMELESS = FUNCTION_WORDS | {
-    "some",
-    "way",
-    "cm",
-    "m",
-    "meter",
-    "meters",
-    "metre",
-    "metres",
-    "feet",
+    "some", "way", "cm", "m", "meter", "meters", "metre", "metres", "feet",
 }
+# fmt: on
 _NEGATIONS = {"no", "not", "cannot", "nothing", "can't", "isn't", "aren't", "don't"}
 _CLAUSE_ENDS = {"but", "so", "then", "hence", "thus", "therefore"}
 
@@ -118,13 +110,13 @@ class AskedThing:
                 self._said = f"the {' '.join((*others, name))}"
 
     def objection(self, action: ParsedAction) -> str:
-        """Return what contradicts the instruction in the answer that ``action`` is read from.
+        """Return how the answer of ``action`` contradicts the instruction, in words.
 
-        Empty if a thing that it names agrees with what is wanted, and more so than with what is
-        excluded.
+        Empty if a thing that it names agrees with a thing asked for, and more so than with an
+        excluded one.
         """
         seen, missed = _things_of(without_order(action.text, action.span[0]))
-        # Whoever turns may search; whoever drives or stops does so because of what it sees.
+        # A turn may be a search; a drive or a stop is because of a thing in view.
         judged = [*seen, *missed] if action.kind is Kind.TURN or not seen else seen
         if any(_match(self._asked, t) > _match(self._excluded, t) for t in judged):
             return ""
@@ -133,7 +125,7 @@ class AskedThing:
 
 
 def _things_in(text: str) -> list[_Thing]:
-    """Return the things that a part of an instruction names, in all their readings."""
+    """Return the things that a part of an instruction names, in all readings."""
     things = list[_Thing]()
     for alternative in Named(text).things:
         names = [[_canonical(word) for word in name] for name in alternative]
@@ -196,7 +188,7 @@ def _differ(wanted: frozenset[str], seen: frozenset[str]) -> bool:
 
 
 def _things_of(reason: str) -> tuple[list[_Thing], list[_Thing]]:
-    """Return the things that a reason says are there, and those that it says are not."""
+    """Return the things that a reason says are in view, and those that are not."""
     seen, missed = list[_Thing](), list[_Thing]()
     clause, phrase, negated = list[_Thing](), list[str](), False
     for word in [*_WORD_OR_MARK.findall(reason.casefold()), "."]:

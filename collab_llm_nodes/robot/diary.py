@@ -1,4 +1,4 @@
-"""Episodes made of what a robot's graph says: poses, the model's answers, the steps taken."""
+"""Episodes made of a robot's topics: poses, the model's answers, executed steps."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ _DENIAL = re.compile(r"\b(?:no|not|nothing|cannot)\b|n['\N{RIGHT SINGLE QUOTATIO
 
 
 def without_order(text: str, begin: int) -> str:
-    """Return what an answer says before its action, which begins at ``begin``."""
+    """Return the part of an answer before its action, which begins at ``begin``."""
     return _ORDER.sub("", text[:begin]).strip()
 
 
 def sighting(text: str, begin: int) -> str:
-    """Return what an answer says that it sees, without the action that begins at ``begin``.
+    """Return the sighting in an answer, without the action that begins at ``begin``.
 
-    Empty if it sees nothing, or says that something is not there: a question about a thing must not
-    find the places where it was not.
+    Empty if the answer sees nothing, or says that a thing is not there: a question about a thing
+    must not find the places where it was not.
     """
     said = without_order(text, begin)
     return "" if _DENIAL.search(said) else said
@@ -54,8 +54,8 @@ def sighting(text: str, begin: int) -> str:
 def thing_of(instruction: str, said: str) -> str:
     """Return the thing that an instruction and a sighting both name, without article, or "".
 
-    A name is what follows an article in the instruction, as a whole: "the red ball" is not named by
-    "the blue ball". Elsewhere it is the end of a phrase. The longest name counts.
+    A name is the whole phrase after an article in the instruction: "the red ball" is not named by
+    "the blue ball". Without an article it is the end of a phrase. The longest name counts.
     """
     names = list[str]()
     phrase, whole = list[str](), False
@@ -79,10 +79,10 @@ class _Step:
 
 
 class Diary:
-    """Episodes under way. Not for two threads at a time; times are seconds since 1970.
+    """Episodes under way. Not thread-safe; times are seconds since 1970.
 
     An episode ends with its instruction at the latest, so that a question finds the last one.
-    Nothing is noted before the first pose, because nobody could say where it was.
+    Nothing is recorded before the first pose, since its place would be unknown.
 
     Args:
         zone: of the times in the sentences.
@@ -97,13 +97,13 @@ class Diary:
         self._sightings: dict[str, Document] = {}  # the last of each thing, not taken yet
 
     def on_pose(self, pose: Pose2D) -> None:
-        """Take the robot's place from odometry."""
+        """Take the robot's pose from odometry."""
         self._pose = pose
 
     def on_action(self, session: str, action: ParsedAction, now: float) -> None:
-        """Note what the answer of ``session`` sees, and the step before it, which has ended.
+        """Record the sighting in the answer of ``session``, and the step before it, now ended.
 
-        An answer is read again when it is complete; the second reading is not noted.
+        A second reading of the same answer is not recorded.
 
         Raises:
             InvalidInput: numbers that are not finite.
@@ -123,17 +123,17 @@ class Diary:
         self._step = _Step(session, action, self._pose)
 
     def on_instruction(self, instruction: str, now: float) -> None:
-        """Take in what the robot is to do; an empty instruction tells that one has ended."""
+        """Take the instruction that is followed; an empty one means that it has ended."""
         self._instruction = instruction
         if not instruction:
             self._end_step(now)
             self._over = True
 
     def take(self, now: float, *, all_of_it: bool = False) -> Document | None:
-        """Return the episode if it is to be written now; call it after each event and in between.
+        """Return the episode if it is due; call it after each event and from time to time.
 
         Args:
-            all_of_it: the robot stops, so what there is must be written.
+            all_of_it: the robot stops, so the episode is due.
         """
         over, self._over = self._over, False
         return self._log.take(now, all_of_it=all_of_it or over)

@@ -1,7 +1,7 @@
-"""Sentences about what the robot saw and did, in documents that it can be asked about later.
+"""Sentences about what the robot saw and did, in documents for later questions.
 
-    At 10:32 on 2026-11-23, a red ball was seen 2.0 m ahead of (1.0, 2.0), near (3.0, 2.0).
-    At 10:33 on 2026-11-23, the robot moved forward 40 cm, to (1.4, 2.0).
+    At 10:32 on 2026-11-23, seen from (1.0, 2.0): the red ball is near.
+    At 10:33 on 2026-11-23, the robot did: move forward 40 cm, at (1.4, 2.0).
 
 The last sighting of a thing is a document of its own, which the next one replaces: retrieval knows
 words, not time.
@@ -30,28 +30,19 @@ from collab_llm_nodes.robot.grammar import ParsedAction
 _MOST_CHARACTERS = 200
 _EPISODE = re.compile(r"episode \d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2} \d+")
 _SIGHTING = re.compile(r"last sighting of .+")
-_AHEAD = math.radians(30)
-_BEHIND = math.radians(150)
 
 
 @dataclass(frozen=True)
 class EpisodeConfig:
-    """Lengths of episodes, and what is not worth a sentence."""
+    """Lengths of episodes, and how many are kept."""
 
     episode_s: float = setting(
         60.0, "An episode is written when its first sentence is this old [s].", low=0.1, high=86400
     )
     sentences: int = setting(64, "Sentences of an episode at most.", low=1, high=10_000)
-    repeat_s: float = setting(
-        20.0, "A thing that has not moved is noted again after this time [s].", low=0.0, high=86400
-    )
-    moved_m: float = setting(
-        0.5, "A thing farther than this from where it was noted has moved [m].", low=0.0, high=1000
-    )
     things: int = setting(
         1000,
-        "Things whose last place and sighting are held; when there are a tenth more sightings, the"
-        " oldest go.",
+        "Things whose last sighting is kept; when there are a tenth more, the oldest go.",
         low=1,
         high=1e6,
     )
@@ -66,15 +57,8 @@ class EpisodeConfig:
         check_ranges(self)
 
 
-@dataclass(frozen=True)
-class _Sighting:
-    stamp: float
-    x: float
-    y: float
-
-
 class EpisodeLog:
-    """Sentences of the episode under way. Not for two threads at a time.
+    """Sentences of the episode under way. Not thread-safe.
 
     Stamps are seconds since 1970, poses are those of the robot in its map or odometry frame.
 
@@ -87,42 +71,9 @@ class EpisodeLog:
         self._sentences: list[str] = []
         self._begun = 0.0
         self._number = 0
-        self._last: dict[str, _Sighting] = {}
-
-    def saw(self, thing: str, distance: float, bearing: float, pose: Pose2D, stamp: float) -> bool:
-        """Note that a thing was seen; return False if it was noted a moment ago at this place.
-
-        Args:
-            thing: with its article, such as "a red ball".
-            distance: from the robot [m].
-            bearing: from its heading [rad, + = left].
-
-        Raises:
-            InvalidInput: no name, or numbers that are not finite.
-        """
-        thing = _plain(thing, "thing")
-        _check_finite(distance=distance, bearing=bearing, stamp=stamp, **vars(pose))
-        x = pose.x + distance * math.cos(pose.yaw + bearing)
-        y = pose.y + distance * math.sin(pose.yaw + bearing)
-        last = self._last.pop(thing, None)
-        known = (
-            last is not None
-            and stamp - last.stamp < self._config.repeat_s
-            and math.hypot(x - last.x, y - last.y) <= self._config.moved_m
-        )
-        self._last[thing] = last if known and last is not None else _Sighting(stamp, x, y)
-        while len(self._last) > self._config.things:
-            del self._last[next(iter(self._last))]
-        if not known:
-            self._note(
-                f"{thing} was seen {distance:.1f} m {_side(bearing)}"
-                f" ({pose.x:.1f}, {pose.y:.1f}), near ({x:.1f}, {y:.1f})",
-                stamp,
-            )
-        return not known
 
     def said(self, text: str, pose: Pose2D, stamp: float) -> None:
-        """Note what a model said about the camera's picture.
+        """Record a model's words about the camera's picture.
 
         Raises:
             InvalidInput: no text, or numbers that are not finite.
@@ -135,7 +86,7 @@ class EpisodeLog:
 
         Args:
             thing: its name without an article, such as "red ball".
-            text: what a model said about it.
+            text: a model's words about it.
 
         Raises:
             InvalidInput: no name or text, or numbers that are not finite.
@@ -147,7 +98,7 @@ class EpisodeLog:
         return Document(f"last sighting of {thing}", f"{sentence}\n")
 
     def did(self, action: ParsedAction, pose: Pose2D, stamp: float) -> None:
-        """Note a step that was executed, and where the robot stood behind it.
+        """Record a step that was executed, and where the robot stood after it.
 
         Raises:
             InvalidInput: numbers that are not finite.
@@ -156,13 +107,13 @@ class EpisodeLog:
         self._note(f"the robot did: {action.phrase}, at ({pose.x:.1f}, {pose.y:.1f})", stamp)
 
     def take(self, now: float, *, all_of_it: bool = False) -> Document | None:
-        """Return the episode under way if it is to be written now, and begin another.
+        """Return the episode under way if it is due, and begin another.
 
         Call it after each sentence and from time to time.
 
         Args:
             now: seconds since 1970.
-            all_of_it: the robot stops: what there is must be written.
+            all_of_it: the robot stops, so the episode is due.
         """
         old = now - self._begun >= self._config.episode_s
         full = len(self._sentences) >= self._config.sentences
@@ -206,10 +157,10 @@ class Memory(Protocol):
 
 
 def remember(memory: Memory, document: Document, most: int) -> list[str]:
-    """Write an episode or a last sighting, and return the names of the old ones that go for it.
+    """Write an episode or a last sighting; return the names of the old ones deleted.
 
-    They go when there are a tenth more of its kind than ``most``: a deletion rewrites the index.
-    Other documents are left alone.
+    They are deleted when there are a tenth more of their kind than ``most``, since a deletion
+    rewrites the index. Other documents are left alone.
     """
     memory.add(document.name, document.content, replacing=True)
     kind = _EPISODE if is_episode(document.name) else _SIGHTING
@@ -226,7 +177,7 @@ def store_of(folder: str, robot: str, world: str) -> str:
     """Return the folder of the documents of a robot in a world.
 
     ``folder`` itself for the only robot, in the real world; else one beside it, such as
-    ``private.fleet.robot1.simulated-room-3``: what one robot sees is not where another finds it.
+    ``private.fleet.robot1.simulated-room-3``, since what one robot sees is nothing to another.
 
     Args:
         robot: its namespace, such as "/fleet/robot1".
@@ -239,16 +190,6 @@ def store_of(folder: str, robot: str, world: str) -> str:
 def is_episode(name: str) -> bool:
     """Return True for the name of an episode."""
     return bool(_EPISODE.fullmatch(name))
-
-
-def _side(bearing: float) -> str:
-    """Return the words for a bearing, to stand before the robot's place."""
-    bearing = math.remainder(bearing, math.tau)
-    if abs(bearing) <= _AHEAD:
-        return "ahead of"
-    if abs(bearing) >= _BEHIND:
-        return "behind"
-    return "to the left of" if bearing > 0 else "to the right of"
 
 
 def _plain(text: str, field: str) -> str:

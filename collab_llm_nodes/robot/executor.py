@@ -1,12 +1,12 @@
 """One motion step, measured: a state machine from odometry to velocities, without I/O or clock.
 
-Published systems drive velocity times time, open loop. Here distance and angle come from odometry,
-speed and acceleration are limited, the end is approached along the braking curve, and the step ends
-with an outcome of its own when time runs out, when the robot does not move, or when odometry stops
-or jumps. Every outcome comes with zero velocity, at once where something is wrong.
+Distance and angle come from odometry, speed and acceleration are limited, and the goal is
+approached along the braking curve. The step ends with a typed outcome when it is done, when time
+runs out, when the robot does not move, or when odometry stops or jumps. Every outcome means zero
+velocity.
 
-A step may begin while another is under way. If it continues the same motion, the speed is kept;
-else the robot first slows down, within the same limit.
+A step may begin while another is under way. The same motion keeps its speed; before another one the
+robot slows down, within the same limit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import NamedTuple
 from collab_llm_nodes.config import check_ranges, fixed
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.robot.grammar import Kind, ParsedAction, check_step
-from collab_llm_nodes.robot.jumps import Jumps
 
 
 @dataclass(frozen=True)
@@ -42,55 +41,65 @@ class Velocity:
 
 ZERO = Velocity()
 
+_REACH = 2.0
+"""Odometry jumped if the robot moved more than this many times as fast as commanded."""
+_SLACK_M, _SLACK_RAD = 0.1, 0.15
+"""Inexactness of odometry on top of that."""
+_HEADING_GAIN = 1.0
+"""Correction of heading drift while going forward [1/s]: slow against the robot's own control."""
+LINEAR_SPEED, ANGULAR_SPEED = 0.2, 0.5
+"""Default top speeds [m/s, rad/s], those of a first run. ``motion_guard`` has the same defaults."""
+
 
 class Outcome(Enum):
-    """End of a step; RUNNING while it has not ended, IDLE before the first."""
+    """State of the current or last step; IDLE before the first."""
 
     IDLE = "idle"
     RUNNING = "running"
     DONE = "done"
     BLOCKED = "blocked"
-    """Commanded but not moving: against a wall, sliding along one, or nobody obeys."""
+    """Commanded but not moving: against a wall, sliding along one, or not obeying."""
     TIMEOUT = "timeout"
     STALE = "stale"
     """No odometry for longer than the watchdog allows, or the clock jumped."""
     JUMPED = "jumped"
-    """Odometry jumped (robot/jumps.py), or is not a number: nobody knows how far it is."""
+    """Odometry jumped, or is not a number: the distance moved is unknown."""
     CANCELLED = "cancelled"
     FAILED = "failed"
-    """No step that can be carried out, or who carries it out (robot/steps.py) reports an error."""
+    """The step is impossible, or its executor (robot/steps.py) reports an error."""
 
 
 @dataclass(frozen=True)
 class ExecutorConfig:
     """Limits of motion. The defaults suit a Go2 indoors."""
 
-    linear_speed: float = fixed(0.5, "Top speed [m/s].", low=0.05, high=2.0)
-    angular_speed: float = fixed(0.8, "Top turn rate [rad/s].", low=0.1, high=3.0)
+    linear_speed: float = fixed(
+        LINEAR_SPEED, "Top speed of a step [m/s]; motion_guard may allow less.", low=0.05, high=2.0
+    )
+    angular_speed: float = fixed(
+        ANGULAR_SPEED, "Top turn rate of a step [rad/s].", low=0.1, high=3.0
+    )
     linear_acceleration: float = fixed(1.0, "Acceleration and braking [m/s^2].", low=0.1, high=5.0)
     angular_acceleration: float = fixed(
         3.0, "Acceleration and braking of turns [rad/s^2].", low=0.2, high=10.0
     )
     least_linear_speed: float = fixed(
-        0.06, "Slowest approach [m/s]; legged robots ignore less.", low=0.01, high=0.5
+        0.06, "Slowest approach [m/s]; legged robots ignore lower speeds.", low=0.01, high=0.5
     )
     least_angular_speed: float = fixed(
         0.12, "Slowest approach of turns [rad/s].", low=0.01, high=1.0
     )
     approach_gain: float = fixed(
         3.0,
-        "Speed per remaining way near the goal [1/s]; lower for a laggard robot.",
+        "Speed per remaining distance near the goal [1/s]; lower for a robot that reacts late.",
         low=0.5,
         high=20.0,
     )
     distance_tolerance: float = fixed(0.01, "A step this close is done [m].", low=0.001, high=0.2)
     angle_tolerance: float = fixed(0.015, "A turn this close is done [rad].", low=0.001, high=0.2)
-    heading_gain: float = fixed(
-        1.0, "Correction of heading drift while going forward [1/s]; 0 = none.", low=0.0, high=5.0
-    )
-    allowance_base: float = fixed(2.0, "Time every step is granted [s].", low=0.1, high=60.0)
+    allowance_base: float = fixed(2.0, "Time allowance of every step [s].", low=0.1, high=60.0)
     allowance_factor: float = fixed(
-        3.0, "Further time, times that of the ideal motion.", low=1.0, high=20.0
+        3.0, "Further allowance, as a multiple of the ideal motion's time.", low=1.0, high=20.0
     )
     progress_window: float = fixed(
         0.8, "Time over which the robot must make progress [s].", low=0.2, high=10.0
@@ -104,6 +113,46 @@ class ExecutorConfig:
         check_ranges(self)
 
 
+class Jumps:
+    """Detection of odometry that jumps: motion that no robot makes in the time between two poses.
+
+    Odometry is continuous (REP 105: the frame ``odom`` may drift, but must not jump). Where a
+    driver restarts, a localisation corrects itself or a scale is wrong, distance and heading of the
+    step under way are lost, so the step ends.
+
+    The motion allowed accumulates with time up to the slack, so that poses may be uneven and
+    inexact, but a sequence of small jumps is found as well.
+
+    Args:
+        linear, angular: top speeds that are commanded [m/s, rad/s].
+        pose: the first one, which the robot had ``at`` [s].
+    """
+
+    def __init__(self, linear: float, angular: float, pose: Pose2D, at: float) -> None:
+        self._speeds = _REACH * linear, _REACH * angular
+        self._pose, self._at = pose, at
+        self._credit = _SLACK_M, _SLACK_RAD
+
+    def on_pose(self, pose: Pose2D, at: float) -> str:
+        """Take the pose that the robot had ``at`` [s]; return the jump in words, "" if none."""
+        before, elapsed = self._pose, max(0.0, at - self._at)
+        self._pose, self._at = pose, at
+        moved = math.hypot(pose.x - before.x, pose.y - before.y)
+        # math.remainder raises ValueError for an infinite angle.
+        turned = pose.yaw - before.yaw
+        turned = abs(math.remainder(turned, math.tau)) if math.isfinite(turned) else math.nan
+        linear, angular = (
+            credit + speed * elapsed - change
+            for credit, speed, change in zip(
+                self._credit, self._speeds, (moved, turned), strict=True
+            )
+        )
+        self._credit = min(linear, _SLACK_M), min(angular, _SLACK_RAD)
+        if linear >= 0.0 and angular >= 0.0:  # False for what is not a number
+            return ""
+        return f"odometry jumped by {moved:.2f} m and {turned:.2f} rad within {elapsed:.3f} s"
+
+
 class _Limits(NamedTuple):
     """Limits of one kind of motion, in m or rad and s."""
 
@@ -114,17 +163,17 @@ class _Limits(NamedTuple):
 
 
 class StepExecutor:
-    """Carries out one :class:`ParsedAction` at a time.
+    """Executes one :class:`ParsedAction` at a time.
 
-    Call :meth:`on_odometry` with every pose and :meth:`tick` at a fixed rate; send what they
-    return. All times are seconds of one monotonic clock, which may be a simulated one.
+    Call :meth:`on_odometry` with every pose and :meth:`tick` at a fixed rate; send the velocities
+    that they return. All times are seconds of one monotonic clock, which may be simulated.
 
     Attributes:
         outcome: of the current or last step.
-        message: what went wrong, where that is not said by ``outcome``.
+        message: cause of the outcome, where ``outcome`` alone does not say it.
         travelled: m (FORWARD, along the initial heading) or rad (TURN, towards the goal side).
-        remaining: what is left of the step, in the same unit.
-        limit: top speed ahead allowed by others [m/s]; may change at any time.
+        remaining: rest of the step, in the same unit.
+        limit: top speed ahead that ``motion_guard`` allows [m/s]; may change at any time.
     """
 
     def __init__(self, config: ExecutorConfig | None = None) -> None:
@@ -141,7 +190,7 @@ class StepExecutor:
         self._deadline = self._seen = 0.0
         self._speed = 0.0
         self._steering = 0.0
-        self._coasting = ZERO  # what is left of the motion before, while it slows down
+        self._coasting = ZERO  # rest of the previous motion, while the robot slows down
         self._share = 1.0
         self._commanded = 0.0
         self._window: deque[tuple[float, float, float]] = deque()  # time, travelled, commanded
@@ -163,11 +212,11 @@ class StepExecutor:
         speed_share: float = 1.0,
         seen_from: Pose2D | None = None,
     ) -> Velocity:
-        """Begin ``action`` at ``pose``; STOP and NONE are done at once. FAILED: no such step.
+        """Begin ``action`` at ``pose``; STOP and NONE are done at once, an impossible step FAILED.
 
-        ``speed_share`` of the top speed is not exceeded, unless the least speed is more. Distance
-        and angle are measured from ``seen_from`` where it is given: the place and heading at which
-        the picture was taken that the action is about.
+        ``speed_share`` of the top speed is not exceeded, unless the least speed is higher. Distance
+        and angle are measured from ``seen_from`` if given: the pose at which the picture was taken
+        that the action is about.
         """
         c = self.config
         last = self.tick(now)
@@ -200,9 +249,9 @@ class StepExecutor:
         return self.tick(now)
 
     def on_odometry(self, pose: Pose2D, now: float, measured: float | None = None) -> Velocity:
-        """Measure, decide, and return the velocity to command from now on.
+        """Measure progress and return the velocity to command from now on.
 
-        ``measured``: when the robot had this pose, if that is known [s].
+        ``measured``: when the robot had this pose, if known [s].
         """
         self.tick(now)
         if self.outcome is not Outcome.RUNNING:
@@ -231,11 +280,11 @@ class StepExecutor:
         return self._velocity()
 
     def tick(self, now: float) -> Velocity:
-        """The velocity to hold; ends the step when odometry is silent or time is up."""
+        """Return the velocity to hold; end the step when odometry is silent or time is up."""
         if self.outcome is not Outcome.RUNNING:
             return ZERO
         if not 0.0 <= now - self._seen <= self.config.watchdog:
-            return self._end(Outcome.STALE)  # also a clock that jumps back: nothing is known
+            return self._end(Outcome.STALE)  # or a clock that jumped back
         if now > self._deadline:
             return self._end(Outcome.TIMEOUT)
         return self._velocity()
@@ -259,8 +308,10 @@ class StepExecutor:
         return _Limits(top, c.linear_acceleration, c.least_linear_speed, c.distance_tolerance)
 
     def _approach(self) -> float:
-        """The speed from which the rest of the way suffices to stop: near the goal proportional
-        to that rest, further away along the curve of constant braking that joins it."""
+        """Return the speed from which the robot can stop within the remaining distance.
+
+        Proportional to it near the goal, along the curve of constant braking before.
+        """
         acceleration, gain = self._limits().acceleration, self.config.approach_gain
         near = acceleration / gain**2
         if self.remaining <= near:
@@ -294,11 +345,11 @@ class StepExecutor:
         return self.travelled - travelled >= self.config.progress_share * asked
 
     def _steer(self, pose: Pose2D, elapsed: float) -> None:
-        """Correct the heading on the way ahead; gently where the robot is slow."""
+        """Correct the heading while driving ahead; gently where the robot is slow."""
         c = self.config
         most = 0.5 * self._share * c.angular_speed * min(1.0, self._speed / self._limits().top)
         drift = math.remainder(self._start.yaw - pose.yaw, math.tau)
-        goal = max(-most, min(most, c.heading_gain * drift))
+        goal = max(-most, min(most, _HEADING_GAIN * drift))
         change = c.angular_acceleration * elapsed
         self._steering = max(self._steering - change, min(self._steering + change, goal))
 

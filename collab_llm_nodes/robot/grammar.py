@@ -1,4 +1,4 @@
-"""Reading of a model's text as one safe motion step: an anchored grammar, not a search for words.
+"""Parser of a model's text into one safe motion step: an anchored grammar, no search for words.
 
     answer   = [ reason ] [ connective ] marker [ "to" ] [ ":" ] [ quote ] action [ punctuation ]
              | action [ punctuation ]
@@ -8,15 +8,13 @@
     distance = [ "by" ] number ( "cm" | "m" | "centimeters" | "metres" ... )
     angle    = [ "by" ] number ( "degree" | "degrees" | "deg" | "°" | "rad" | "radian" ... )
 
-in any case. The defaults are NaVILA's phrasings. Others are literal words with a place for the
-number, not regular expressions: nobody can configure a pattern that takes for ever, or one that
-fits everything. A reason may only be made of plain observations (``observations.py``), so that
-nothing in it can speak against the action. Under ``reason: lenient`` it may say anything but what
-is known to speak against the action: another motion, a negated one, a condition, a second action.
+in upper or lower case. The defaults are NaVILA's phrases. Others are literal words with a place for
+the number, not regular expressions, so that none can take for ever or match everything. A reason
+may only be made of plain observations (``observations.py``), so that nothing in it can speak
+against the action. Under ``reason: lenient`` it may hold anything but words known to speak against
+the action: another motion, a negated one, a condition, a second action.
 
-Published parsers look for words anywhere in the text and fall back to a default motion, so that "do
-not move, stop" or an empty answer drives the robot forward. Here whatever the grammar does not
-contain is no motion, with a code that says why.
+A text outside the grammar is no motion, with a code that says why.
 """
 
 from __future__ import annotations
@@ -91,11 +89,11 @@ class GrammarConfig:
     max_distance: float = fixed(0.75, "Longest step forward [m].", low=0.01, high=LONGEST_M)
     max_angle: float = fixed(45.0, "Widest turn [degree].", low=1.0, high=WIDEST_DEGREE)
     max_characters: int = fixed(
-        2000, "Longer texts are not read [characters].", low=32, high=100_000
+        2000, "Length of the longest text that is read [characters].", low=32, high=100_000
     )
     markers: tuple[str, ...] = fixed(
         ("the next action is", "next action is"),
-        "What stands before the action when a reason comes first; 'action:' needs its colon.",
+        "Words between reason and action; 'action:' needs its colon.",
     )
     forward: tuple[str, ...] = fixed(
         ("move forward {distance}", "moving forward {distance}"), "Phrases for a step forward."
@@ -109,12 +107,12 @@ class GrammarConfig:
     stop: tuple[str, ...] = fixed(("stop",), "Phrases for the end of the task.")
     reason: str = fixed(
         "plain",
-        "What may stand beside the action: plain = observations only; lenient = free text without"
-        " words known to speak against it, which will miss some.",
+        "Text allowed beside the action: plain = observations only; lenient = free text without"
+        " words known to speak against the action, which will miss some.",
         choices=("plain", "lenient"),
     )
     things: tuple[str, ...] = fixed(
-        (), "Names and qualities of things that plain observations may mention beside those known."
+        (), "Further names and qualities of things that plain observations may mention."
     )
     json: bool = fixed(
         False, "Read {'reason': ..., 'action': phrase} too, alone or in a ```json block."
@@ -143,7 +141,7 @@ _SLOTS = {
     "right": "{angle}",
     "stop": "",
 }
-"""The fields that hold phrases, and what stands in each phrase for the number."""
+"""The fields that hold phrases, each with its placeholder of the number."""
 _MOST_PHRASES = 32
 _MOST_THINGS = 1000
 _MOST_WORDS = 12
@@ -174,7 +172,7 @@ def _check_phrases(field: str, phrases: Sequence[str], slot: str) -> None:
 
 
 def _check_things(things: Sequence[str]) -> None:
-    """Raise ConfigError for what is no name, or would let a reason speak of motions."""
+    """Raise ConfigError for a name that is none, or that would let a reason speak of motions."""
     if len(things) > _MOST_THINGS:
         raise ConfigError(f"{len(things)} names", field="things", remedy=f"at most {_MOST_THINGS}")
     for thing in things:
@@ -195,9 +193,9 @@ class ParsedAction:
         kind: NONE unless ``code`` is OK.
         value: m for FORWARD (> 0), rad for TURN (+ = left, counter-clockwise), else 0.
         code: OK, or why there is no motion.
-        span: where in ``text`` the action stands, or what made it unacceptable; end exclusive.
-        text: the text that was read.
-        reason: ``code`` in words, for people; empty where ``REASONS`` says it all.
+        span: of the action in ``text``, or of the part that made it unacceptable; end exclusive.
+        text: the whole text.
+        reason: ``code`` in words, for people; empty where ``REASONS`` has them.
     """
 
     kind: Kind
@@ -209,7 +207,7 @@ class ParsedAction:
 
     @property
     def phrase(self) -> str:
-        """The action in the grammar's own words, as the prompt's history holds it."""
+        """Return the action as a phrase of the default grammar, as in the prompt's history."""
         if self.kind is Kind.FORWARD:
             return f"move forward {self.value * 100:g} cm"
         if self.kind is Kind.TURN:
@@ -221,7 +219,7 @@ class ParsedAction:
 def check_step(
     action: ParsedAction, max_distance: float = LONGEST_M, max_angle: float = WIDEST_DEGREE
 ) -> None:
-    """Check the size of a step; others than the parser may have made the action.
+    """Check the size of a step, which any node may have published.
 
     Raises:
         InvalidInput: not a number, zero, beyond the limits [m, degree], or a step backward.
@@ -253,7 +251,7 @@ _UNITS = {
 _TAIL = re.compile(r"[\s.!\"'*]*\Z", _FLAGS)
 _SENTENCE_END = re.compile(r"[.!?;\n]")
 _CLAUSE_END = re.compile(r"[.!?;:,\n]")
-_CLAUSE_SIGNS = ".!?;:,"  # none of them is inside a marker, but a line's end may be
+_CLAUSE_SIGNS = ".!?;:,"  # not inside a marker, as a line's end may be
 _COMPLETING = re.compile(r"[.!]")
 _CLOSED = re.compile(r"[\"'*]*[.!]")
 _NEGATION = re.compile(
@@ -281,12 +279,12 @@ class _Grammar:
     """The regular expressions of one configuration.
 
     Attributes:
-        action: one phrase with its number; the matched group's name tells which kind.
+        action: one phrase with its number; the matched group's name is its kind.
         marker: at the start of a clause: "it is wrong that the next action is ..." is no order.
         marker_words: the same words anywhere.
-        mention: words that speak of a motion; the group's name tells which.
+        mention: words that speak of a motion; the group's name is its kind.
         verb: words that may be negated.
-        observations: all that a reason may hold; None: anything else may stand there too.
+        observations: checks a reason; None under ``reason: lenient``.
     """
 
     def __init__(self, config: GrammarConfig) -> None:
@@ -322,7 +320,7 @@ _compiled = lru_cache(maxsize=64)(_Grammar)
 
 
 def _words(phrase: str) -> list[str]:
-    """The literal words of a phrase."""
+    """Return the literal words of a phrase."""
     return [word for word in phrase.split() if word not in _UNITS]
 
 
@@ -332,14 +330,14 @@ def _literal(phrase: str) -> str:
 
 
 def _pattern(phrase: str) -> str:
-    """A phrase with its number."""
+    """Return the pattern of a phrase with its number."""
     return r"\s+".join(
         _quantity(word) + r"(?!\w)" if word in _UNITS else _literal(word) for word in phrase.split()
     )
 
 
 def _mention(phrase: str) -> str:
-    """A phrase with or without its number."""
+    """Return the pattern of a phrase with or without its number."""
     return "".join(
         rf"(?:{_quantity(word)}\s*)?" if word in _UNITS else _literal(word) + r"\s*"
         for word in phrase.split()
@@ -351,17 +349,17 @@ def _quantity(slot: str) -> str:
 
 
 def _not_yet(known: str, phrases: Sequence[str]) -> list[str]:
-    """The phrases whose words ``known`` does not match."""
+    """Return the phrases whose words ``known`` does not match."""
     return [p for p in phrases if not re.fullmatch(known, " ".join(_words(p)), _FLAGS)]
 
 
 def parse(text: str, config: GrammarConfig | None = None) -> ParsedAction:
     """Read ``text``, which must hold exactly one action, at its end. Never raises.
 
-    What a reasoning model writes in a thought is no order.
+    The thoughts of a reasoning model are not read.
     """
     config = config or GrammarConfig()
-    if len(text) > config.max_characters:  # first: whatever follows takes time
+    if len(text) > config.max_characters:  # first: all else takes time
         return _refuse(text, Code.UNREADABLE)
     return replace(_parse_answer(blank_thoughts(text), config), text=text)
 
@@ -383,16 +381,15 @@ def _parse_answer(text: str, config: GrammarConfig) -> ParsedAction:
 
 
 class StreamingParser:
-    """The same reading while the text still grows.
+    """Parser of a text that still grows.
 
     An action is complete when the sentence of the marker form has ended ("the next action is
-    stop."): no further token can change what that sentence says. The bare form could be the
-    first words of something else, so it waits for :meth:`finish`. Should the text nevertheless
-    go on with words that make it unacceptable, ``finish`` says so and the caller takes the
-    action back.
+    stop."): no further token can change that sentence. The bare form may be the beginning of
+    another sentence, so it waits for :meth:`finish`. If the text goes on with words that make the
+    action unacceptable, ``finish`` returns that, and the caller takes the action back.
 
-    Every character is searched a bounded number of times, however small the pieces are: only a
-    piece with "." or "!" can complete an action, and the search goes on where the last one ended.
+    Every character is searched a bounded number of times: only a piece with "." or "!" can complete
+    an action, and the search goes on where the last one ended.
     """
 
     def __init__(self, config: GrammarConfig | None = None) -> None:
@@ -402,7 +399,7 @@ class StreamingParser:
         self._settled = False  # no further text can complete an action
 
     def push(self, delta: str) -> ParsedAction | None:
-        """Append ``delta``; the action, once, as soon as it is complete."""
+        """Append ``delta``; return the action once, as soon as it is complete."""
         self.text += delta
         if self._settled or not _COMPLETING.search(delta):
             return None
@@ -424,12 +421,12 @@ class StreamingParser:
         return parsed if parsed.code is Code.OK else None
 
     def finish(self) -> ParsedAction:
-        """The reading of the whole text, which counts."""
+        """Return the reading of the whole text, which counts."""
         return parse(self.text, self._config)
 
 
 def _parse_json(text: str, config: GrammarConfig) -> ParsedAction:
-    """An object with the strings "action" and, if there is one, "reason"; nothing else."""
+    """Read an object with the string "action" and perhaps "reason", and nothing else."""
     grammar = _compiled(config)
     try:
         content = json.loads(_unfenced(text), object_pairs_hook=_once)
@@ -440,7 +437,7 @@ def _parse_json(text: str, config: GrammarConfig) -> ParsedAction:
     spans = []
     for key in ("reason", "action"):
         said = content.get(key, "")
-        if not isinstance(said, str) or said not in text:  # not there: it is spelt with escapes
+        if not isinstance(said, str) or said not in text:  # the latter: spelt with escapes
             return _refuse(text, Code.UNREADABLE)
         spans.append((text.rfind(said), text.rfind(said) + len(said)))
     reason, (begin, end) = spans
@@ -451,7 +448,7 @@ def _parse_json(text: str, config: GrammarConfig) -> ParsedAction:
 
 
 def _unfenced(text: str) -> str:
-    """The content of a Markdown block; a text that is none as it is."""
+    """Return the content of a Markdown block; any other text as it is."""
     block = text.strip()
     if not (block.startswith(_FENCE) and block.endswith(_FENCE) and len(block) >= 2 * len(_FENCE)):
         return text
@@ -463,7 +460,7 @@ def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Return ``pairs`` as a mapping.
 
     Raises:
-        ValueError: a key stands twice, so that nobody can know which one counts.
+        ValueError: a key stands twice, and either value might be meant.
     """
     if len(dict(pairs)) < len(pairs):
         raise ValueError("a key stands twice")
@@ -501,7 +498,7 @@ def _refuse(
 
 
 def _name(match: re.Match[str]) -> str:
-    """ "stop", "left", "right", "forward" or "back": two that agree have the same."""
+    """Return the kind of a match: "stop", "left", "right", "forward" or "back"."""
     return str(match.lastgroup).rstrip("0123456789")
 
 
@@ -536,7 +533,7 @@ def _objection(
 
 
 def _explain(grammar: _Grammar, text: str, begin: int, end: int | None = None) -> ParsedAction:
-    """Return the most telling refusal of ``text[begin:end]``, which is not of the grammar."""
+    """Return the most specific refusal of ``text[begin:end]``, which is not of the grammar."""
     end = len(text) if end is None else end
     mentions = list(grammar.mention.finditer(text, begin, end))
     negation = _NEGATION.search(text, begin, end)

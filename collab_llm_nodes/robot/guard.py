@@ -1,12 +1,11 @@
-"""The last word on motion: which velocity may reach the robot now. No I/O, no clock.
+"""The final decision on motion: which velocity may reach the robot now. No I/O, no clock.
 
-Whatever the rest of the graph wants, knows or has lost, the robot moves only while velocities,
-odometry, pictures and the link to the verifier are all fresh, nobody has pressed the emergency stop
-and nothing stands in the way; and never faster than the limits. A stop is zero at once; a start is
-always somebody's new command, never an event that came back.
+The robot moves only while velocities, odometry, pictures and the link to the verifier are all
+fresh, the emergency stop is not set and no obstacle is near; and never faster than the limits. A
+stop is zero at once; a start needs a new command.
 
-Two clocks come in with the events, as in ``mission.py``: ``now`` is the robot's [s], possibly
-simulated, and bounds acceleration; ``wall`` is the machine's [s, monotonic] and rules freshness.
+Events carry two clocks, as in ``mission.py``: ``now`` is the robot's [s], possibly simulated, and
+bounds acceleration; ``wall`` is the machine's [s, monotonic] and decides freshness.
 """
 
 from __future__ import annotations
@@ -16,27 +15,27 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from collab_llm_nodes.config import check_ranges, fixed
-from collab_llm_nodes.robot.executor import ZERO, Velocity
+from collab_llm_nodes.robot.executor import ANGULAR_SPEED, LINEAR_SPEED, ZERO, Velocity
 from collab_llm_nodes.robot.obstacles import ObstacleConfig
 
 LONGEST_S = 0.5
-"""No configuration lets the robot go on for longer than this without a sign of life."""
+"""Upper bound of every freshness limit: no configuration allows a longer silence in motion."""
 
 HELD_S = 1.0
-"""An emergency stop that was pressed so recently is taken as pressed still (a button repeats)."""
+"""A button pressed so recently counts as still held: buttons repeat."""
 
 ALONE_S = 1.0
-"""A second guard or driver must be gone for so long: a graph may lose sight of one for a moment."""
+"""A second guard or driver must be gone for so long: the graph may lose it for a moment."""
 
 _BURST_S = 0.1
-"""Time whose acceleration is allowed at once: messages do not come evenly, and legged robots ignore
+"""Time whose acceleration is allowed at once: messages arrive unevenly, and legged robots ignore
 slow starts."""
 
 _LEAST_REPEAT_S = 0.2
-"""Zero is sent again for this long whatever odometry says: it may be older than the stop."""
+"""Zero is repeated at least this long, since odometry may be older than the stop."""
 
 _FORGET_S = 1.0
-"""A robot that stopped because commands ceased is at rest, and ready, after this silence."""
+"""After this silence of commands ``NO_COMMAND`` no longer applies: the robot is at rest."""
 
 
 class Source(Enum):
@@ -60,7 +59,7 @@ REASONS = {
     "STARTED_TWICE": "the robot's nodes were started twice: end one of the graphs",
     "FOREIGN_PUBLISHER": "a topic that moves the robot has a foreign publisher: end it",
     "INVALID_COMMAND": "the last velocity is not a number",
-    "NO_COMMAND": "whoever commanded the motion fell silent",
+    "NO_COMMAND": "the commands of the motion ceased",
     "STALE_ODOMETRY": f"no fresh odometry: {ASK_DRIVER}",
     "STALE_CAMERA": f"no fresh picture: {ASK_CAMERA}",
     "LINK_DOWN": "no link to the verifier: is it running (topic link_state)?",
@@ -92,7 +91,7 @@ def _freshness(default: float, doc: str) -> float:
 class FreshnessConfig:
     """Longest silences. None can be set beyond ``LONGEST_S``."""
 
-    command: float = _freshness(0.3, "Longest silence of who commands")
+    command: float = _freshness(0.3, "Longest silence of the commands")
     odometry: float = _freshness(0.3, "Longest silence of odometry")
     camera: float = _freshness(0.45, "Longest silence of the camera")
     link: float = _freshness(0.4, "Longest silence of link_state")
@@ -101,7 +100,7 @@ class FreshnessConfig:
     max_age: float = fixed(
         0.5,
         "A message stamped longer ago than this, or ahead, is no sign of life [s]; 0 = stamps are"
-        " not looked at (clocks that disagree, simulated time).",
+        " not checked (clocks that disagree, simulated time).",
         low=0.0,
         high=LONGEST_S,
     )
@@ -112,16 +111,18 @@ class FreshnessConfig:
 
 @dataclass(frozen=True)
 class LimitsConfig:
-    """The last line: whatever is commanded, the robot gets no more than this."""
+    """Upper bounds of what is sent to the robot, whatever is commanded."""
 
     linear_speed: float = fixed(
-        0.2, "Top speed [m/s]; the default is for a first run.", low=0.05, high=2.0
+        LINEAR_SPEED, "Top speed [m/s]; the default is for a first run.", low=0.05, high=2.0
     )
-    angular_speed: float = fixed(0.5, "Top turn rate [rad/s], likewise.", low=0.1, high=3.0)
+    angular_speed: float = fixed(
+        ANGULAR_SPEED, "Top turn rate [rad/s], likewise.", low=0.1, high=3.0
+    )
     least_linear_speed: float = fixed(
         0.1,
         "Where speed is reduced (draft_only, an obstacle ahead), no lower than this [m/s]: legged"
-        " robots ignore less.",
+        " robots ignore lower speeds.",
         low=0.0,
         high=0.5,
     )
@@ -153,8 +154,8 @@ def _reduced(top: float, share: float, least: float) -> float:
 class GuardConfig:
     """Conditions and limits of motion.
 
-    All of them are fixed at the start: everybody in a graph may set parameters, but nobody may
-    switch a check off while the robot drives.
+    All of them are fixed at the start: any node may set parameters, but none may switch a check off
+    while the robot drives.
     """
 
     freshness: FreshnessConfig = field(default_factory=FreshnessConfig)
@@ -176,8 +177,7 @@ class GuardConfig:
     dry_run: bool = fixed(False, "Let nothing move: every velocity becomes zero.")
     stop_repeat: float = fixed(
         2.0,
-        "For so long at most zero is sent again and again, until odometry says the robot stands"
-        " [s].",
+        "Longest repetition of zero until odometry says that the robot stands [s].",
         low=0.2,
         high=10.0,
     )
@@ -195,7 +195,7 @@ class GuardState:
         reasons: codes, keys of ``REASONS``.
         text: the same in words; a warning where motion is allowed.
         speed_limit: top speed ahead now [m/s].
-        velocity: what the robot was sent last.
+        velocity: sent to the robot last.
     """
 
     allowed: bool
@@ -209,14 +209,14 @@ class GuardState:
 class Guard:
     """See the module docstring.
 
-    Report every event, send what ``on_command`` returns, and what ``tick`` returns after any other
-    event and at a fixed rate: a high one while ``watches``. An event's ``age`` is the robot's clock
-    minus its stamp [s].
+    Report every event. Send the velocity that ``on_command`` returns, and that of ``tick`` after
+    any other event and at a fixed rate: a high one while ``watches``. An event's ``age`` is the
+    robot's clock minus its stamp [s].
 
     Attributes:
         velocity: sent last.
         stops: times that a motion under way was stopped, by reason.
-        troubles: what is wrong with the stamp of the last message, in words; set by the caller.
+        troubles: fault of the last message's stamp, in words, by source; set by the caller.
     """
 
     def __init__(self, config: GuardConfig) -> None:
@@ -232,12 +232,12 @@ class Guard:
         self._link_up = False
         self._stands = False  # says odometry
         self._avoids = False  # obstacles, the robot by itself
-        self._emergency = ""  # who pressed; "" = nobody
+        self._emergency = ""  # source of the emergency stop; "" = none
         self._held_at = -math.inf
-        self._unconfirmed = ""  # who has not confirmed the emergency stop
-        self._doubled = ""  # who moves the robot beside this guard and its driver
+        self._unconfirmed = ""  # peers that have not confirmed the emergency stop
+        self._doubled = ""  # second guards and drivers
         self._alone_at = -math.inf
-        self._strangers = ""  # who publishes on the topics of others
+        self._strangers = ""  # foreign publishers
         self._stopped_at = -math.inf
         self._linear, self._angular = _Ramp(), _Ramp()
 
@@ -246,7 +246,7 @@ class Guard:
     def on_command(
         self, linear: float, angular: float, now: float, wall: float, age: float = 0.0
     ) -> Velocity:
-        """Somebody wants this velocity [m/s, rad/s]; returns what the robot gets."""
+        """Take a commanded velocity [m/s, rad/s]; return the one to send."""
         self._valid = math.isfinite(linear) and math.isfinite(angular)
         self._asked = Velocity(linear, angular) if self._valid else ZERO
         self._hear(Source.COMMAND, age, wall)
@@ -268,19 +268,19 @@ class Guard:
         )
 
     def on_odometry(self, age: float, stands: bool, wall: float) -> None:
-        """``stands``: its velocities are those of a robot at rest."""
+        """Take odometry; ``stands``: its velocities are those of a robot at rest."""
         self._stands = self._hear(Source.ODOMETRY, age, wall) and stands
 
     def on_camera(self, age: float, wall: float) -> None:
-        """A picture."""
+        """Take a picture."""
         self._hear(Source.CAMERA, age, wall)
 
     def on_link(self, up: bool, age: float, wall: float) -> None:
-        """Take what the bridge to the verifier knows of the link."""
+        """Take the state of the link to the verifier."""
         self._link_up = self._hear(Source.LINK, age, wall) and up
 
     def on_gap(self, source: Source, gap: float, age: float, wall: float) -> None:
-        """Free way before the robot's front [m], by ``Source.SCAN`` or ``RANGE``."""
+        """Take the gap before the robot's front [m], by ``Source.SCAN`` or ``RANGE``."""
         if self._hear(source, age, wall):
             self._gaps[source] = gap
             self._sensors.add(source)
@@ -289,14 +289,14 @@ class Guard:
         """Take whether the robot avoids obstacles by itself."""
         self._avoids = on
 
-    def on_emergency(self, who: str, wall: float, *, held: bool = False) -> None:
-        """Stop until reset. ``held``: a button; it may be pressed still, and will say so again."""
-        self._emergency = self._emergency or who
+    def on_emergency(self, source: str, wall: float, *, held: bool = False) -> None:
+        """Stop until reset. ``held``: by a button, which repeats while it is held."""
+        self._emergency = self._emergency or source
         if held:
             self._held_at = wall
 
     def on_reset(self, wall: float) -> str:
-        """Clear the emergency stop; returns why not, or ``""``. The reset itself moves nothing."""
+        """Clear the emergency stop; return why that is refused, or "". A reset moves nothing."""
         if self._emergency and wall - self._held_at < HELD_S:
             return f"still pressed ({self._emergency})"
         if self._emergency and self._asked != ZERO and not self._silent(Source.COMMAND, wall):
@@ -305,10 +305,10 @@ class Guard:
         return ""
 
     def on_peers(self, doubled: str, unconfirmed: str, wall: float) -> None:
-        """Take what the graph says of the robot's guards and drivers, in words; "" is nobody.
+        """Take the state of the robot's other guards and drivers, in words; "" is none.
 
         Args:
-            doubled: those that are there twice.
+            doubled: second ones of a kind.
             unconfirmed: those that have not confirmed the emergency stop.
         """
         if self._doubled and not doubled:
@@ -316,17 +316,17 @@ class Guard:
         self._doubled, self._unconfirmed = doubled, unconfirmed
 
     def on_strangers(self, strangers: str) -> None:
-        """Take who publishes on a motion topic beside its owner, in words; "" is nobody."""
+        """Take the foreign publishers of motion topics, in words; "" is none."""
         self._strangers = strangers
 
     def on_halt(self, wall: float) -> Velocity:
-        """The guard ends or fails: zero, and nothing is known any more but the emergency stop."""
+        """Return zero because the guard ends or fails; forget all but the emergency stop."""
         self._heard.clear()
         self._asked = ZERO
         return self._set(ZERO, wall, ())
 
     def tick(self, wall: float) -> Velocity | None:
-        """Return what to send without a command: a stop, less speed, zero once more; or None."""
+        """Return the velocity to send without a command: a stop, a lower speed, zero; or None."""
         if self.velocity == ZERO:
             if self.silence(Source.COMMAND, wall) > _FORGET_S:
                 self._asked, self._valid = ZERO, True
@@ -348,7 +348,7 @@ class Guard:
         repeat = _LEAST_REPEAT_S if rest else self.config.stop_repeat
         return wall - self._stopped_at < repeat
 
-    # What is.
+    # State.
 
     def state(self, wall: float) -> GuardState:
         """Return the state for people and other nodes."""
@@ -357,8 +357,8 @@ class Guard:
         words = [self._words(code) for code in reasons]
         if not stops and not self.watchers(wall):
             troubles = {s.value: self.troubles.get(s) for s in (Source.SCAN, Source.RANGE)}
-            told = "".join(f"; {s}: its messages are {t}" for s, t in troubles.items() if t)
-            words.append(UNWATCHED + told)
+            faults = "".join(f"; {s}: its messages are {t}" for s, t in troubles.items() if t)
+            words.append(UNWATCHED + faults)
         return GuardState(
             not stops,
             bool(self._emergency),
@@ -369,15 +369,15 @@ class Guard:
         )
 
     def _words(self, code: str) -> str:
-        """Return ``code`` in words, with who is the cause, or what is wrong with the stamps."""
-        who = {
+        """Return ``code`` in words, with its cause: nodes, or a fault of the stamps."""
+        cause = {
             "EMERGENCY_STOP": f"set by {self._emergency}",
             "STOP_UNCONFIRMED": self._unconfirmed,
             "STARTED_TWICE": self._doubled,
             "FOREIGN_PUBLISHER": self._strangers,
         }.get(code)
-        if who:
-            return f"{REASONS[code]} ({who})"
+        if cause:
+            return f"{REASONS[code]} ({cause})"
         sources = {**_STALE, Source.LINK: "LINK_DOWN", Source.COMMAND: "NO_COMMAND"}
         for source, trouble in self.troubles.items():
             if trouble and sources[source] == code:
@@ -385,7 +385,7 @@ class Guard:
         return REASONS[code]
 
     def speed_limit(self, wall: float) -> float:
-        """Top speed ahead [m/s], as far as the way and the link say."""
+        """Return the top speed ahead that obstacles and the link allow [m/s]."""
         config, share = self.config, self._share(wall)
         for source, gap in self._gaps.items():
             if self._use(source) != "off" and not self._silent(source, wall):
@@ -393,7 +393,7 @@ class Guard:
         return config.limits.reduced_linear(share)
 
     def watchers(self, wall: float) -> tuple[str, ...]:
-        """Return what stops the robot before obstacles now: scan, range, the robot itself."""
+        """Return the sources that stop the robot before obstacles now: scan, range, robot."""
         sensors = [s for s in (Source.SCAN, Source.RANGE) if self._use(s) != "off"]
         found = [s.value for s in sensors if not self._silent(s, wall)]
         return (*found, *(["robot"] if self._avoids else []))
@@ -402,10 +402,10 @@ class Guard:
         """Return the time since ``source`` was heard last [s]; ``inf`` if it never was."""
         return wall - self._heard.get(source, -math.inf)
 
-    # How it decides.
+    # Decisions.
 
     def _stops(self, wall: float) -> tuple[str, ...]:
-        """Codes of what forbids any motion now."""
+        """Return the codes that forbid any motion now."""
         config, codes = self.config, []
         if config.dry_run:
             codes.append("DRY_RUN")
@@ -440,7 +440,7 @@ class Guard:
         return self.config.unverified_share if alone else 1.0
 
     def _is_needed(self, source: Source) -> bool:
-        """Return True for a sensor without which nothing moves: perhaps since it was heard."""
+        """Return True for a required sensor, and for an optional one that was heard before."""
         use = self._use(source)
         return use == "required" or (use == "optional" and source in self._sensors)
 
@@ -449,7 +449,7 @@ class Guard:
         return obstacle.scan if source is Source.SCAN else obstacle.range
 
     def _hear(self, source: Source, age: float, wall: float) -> bool:
-        """Return True if this is a sign of life; other messages tell nothing else either."""
+        """Return True if the message is a sign of life; the content of others does not count."""
         limit = self.config.freshness.max_age
         fresh: bool = not limit or -limit <= age <= limit
         if fresh:
@@ -475,7 +475,7 @@ class Guard:
 
 
 class _Ramp:
-    """Limit on the growth of a speed: ``acceleration`` on average, a small burst at once."""
+    """Limit on the growth of a speed: ``acceleration`` on average, with a small burst."""
 
     def __init__(self) -> None:
         self.speed = 0.0
@@ -483,7 +483,7 @@ class _Ramp:
         self._at = -math.inf
 
     def follow(self, wanted: float, acceleration: float, now: float) -> float:
-        """The speed to send at ``now`` [s], between 0 and ``wanted``."""
+        """Return the speed to send at ``now`` [s], between 0 and ``wanted``."""
         elapsed = max(0.0, now - self._at)  # a clock that jumps back grants nothing
         self._credit = min(acceleration * _BURST_S, self._credit + acceleration * elapsed)
         self._at = now

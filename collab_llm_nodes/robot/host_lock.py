@@ -1,6 +1,6 @@
 """Exclusive use of a robot among the processes of one machine.
 
-The kernel ends it with the process that has it, however that ends.
+The kernel releases the lock when its process ends, even one that is killed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 
 
 class HostLock:
-    """An exclusive lock on a file, which holds the number of the process that has it.
+    """An exclusive lock on a file that names the process holding it.
 
     Args:
-        name: what is used: kind of node, ROS domain and namespace.
-        folder: where the file is; by default one that all users of this machine share.
+        name: kind of node, ROS domain and namespace.
+        folder: of the file; by default one that all users of this machine share.
     """
 
     def __init__(self, name: str, folder: Path | None = None) -> None:
@@ -26,7 +26,7 @@ class HostLock:
         self._descriptor: int | None = None
 
     def take(self) -> str:
-        """Take the lock if nobody has it; return "", or why it is not ours."""
+        """Take the lock if it is free; return "", or why it is not ours."""
         if self._descriptor is not None:
             return ""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -52,17 +52,17 @@ class HostLock:
             return f"process {holder if holder.isdigit() else '?'} has locked {self._file}"
         found = os.fstat(descriptor)
         if found.st_nlink != 1 or not stat.S_ISREG(found.st_mode):
-            # A name for another file; or its last holder has just removed it, and we try again.
+            # A link to another file; or its last holder has just removed it, and we try again.
             return f"{self._file} is no file of its own: remove it"
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         return ""
 
     def release(self) -> None:
-        """Let others have it; safe to call twice."""
+        """Release the lock; safe to call twice."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
-                self._file.unlink()  # what stays could not be opened by another user
+                self._file.unlink()  # another user could not open it
             os.close(self._descriptor)
             self._descriptor = None
 

@@ -1,6 +1,6 @@
-"""The emergency stop on disk: pressed, it outlives the process, as the button of a machine does.
+"""The emergency stop on disk: a pressed stop outlives the process.
 
-A disk can take seconds. So it has a thread of its own; whoever presses never waits for it.
+A disk can take seconds, so a thread of its own writes, and no caller waits for it.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from pathlib import Path
 
 from collab_llm_nodes.errors import ConfigError
 
-UNREADABLE = "somebody, perhaps: what is noted of it cannot be read"
+UNREADABLE = "an unknown source: the file that names it cannot be read"
 _RETRY_S = 1.0
 _CLOSE_S = 1.0
 
 
 class Latch:
-    """The emergency stop of one guard: a file, there until the reset, that names who pressed it.
+    """The emergency stop of one guard: a file that exists until the reset, and names its source.
 
     Args:
-        folder: where the files of all guards of this machine are; "" keeps nothing.
+        folder: of the files of all guards of this machine; "" keeps nothing.
         name: the guard's, with its namespace.
-        on_error: told, in the latch's thread, why nothing can be kept.
+        on_error: called in the latch's thread with the reason why nothing can be kept.
 
     Attributes:
-        error: why the disk does not say what it should; it is tried again, and again. Or "".
+        error: why the file is not up to date, while writing is retried; or "".
 
     Raises:
         ConfigError: ``folder`` is no absolute path.
@@ -48,7 +48,7 @@ class Latch:
             self._thread.start()
 
     def read(self) -> str:
-        """Return who pressed before; "" if nobody did. An unreadable file counts as pressed."""
+        """Return the source of a pressed stop, or "". An unreadable file counts as pressed."""
         if self._file is None:
             return ""
         try:
@@ -58,18 +58,18 @@ class Latch:
         except (OSError, ValueError) as error:
             return f"{UNREADABLE} ({error})"
 
-    def set(self, who: str) -> None:
-        """``who`` pressed."""
+    def set(self, source: str) -> None:
+        """Persist that ``source`` pressed the stop."""
         if self._file is not None:
-            self._jobs.put(partial(self._note, who))
+            self._jobs.put(partial(self._write, source))
 
     def clear(self) -> None:
-        """It was reset."""
+        """Persist the reset."""
         if self._file is not None:
-            self._jobs.put(self._forget)
+            self._jobs.put(self._remove)
 
     def close(self) -> None:
-        """Let the disk have what it has not, for a second at most."""
+        """Finish writing, within a second."""
         self._jobs.put(None)
         if self._thread.is_alive():
             self._thread.join(_CLOSE_S)
@@ -88,7 +88,7 @@ class Latch:
                 self.error = str(error)
             if ends:
                 return
-            with contextlib.suppress(queue.Empty):  # then the same once more
+            with contextlib.suppress(queue.Empty):  # then retry the same job
                 wanted = self._jobs.get(timeout=_RETRY_S if self.error else None)
                 if wanted is not None:
                     job = wanted
@@ -102,21 +102,21 @@ class Latch:
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(f"cannot write in {folder}")
 
-    def _note(self, who: str) -> None:
+    def _write(self, source: str) -> None:
         assert self._file is not None
         folder = self._folder()
         with self._file.open("w", encoding="utf-8") as file:
-            file.write(who)
+            file.write(source)
             file.flush()
-            os.fsync(file.fileno())  # the battery may be next
-        _keep_entries(folder)
+            os.fsync(file.fileno())  # a power cut may follow
+        _sync_folder(folder)
 
-    def _forget(self) -> None:
+    def _remove(self) -> None:
         assert self._file is not None
-        self._prepare()  # a folder that is not there is no success
+        self._prepare()  # a missing folder is no success
         with contextlib.suppress(FileNotFoundError):
             self._file.unlink()
-            _keep_entries(self._file.parent)
+            _sync_folder(self._file.parent)
 
     def _folder(self) -> Path:
         assert self._file is not None
@@ -125,7 +125,7 @@ class Latch:
         return folder
 
 
-def _keep_entries(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     """fsync the folder, so that the change survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -137,7 +137,7 @@ def _keep_entries(folder: Path) -> None:
 def _absolute(folder: str) -> Path:
     try:
         path = Path(folder).expanduser()
-    except RuntimeError as error:  # ~ of nobody
+    except RuntimeError as error:  # ~ of an unknown user
         raise ConfigError(
             f"{folder!r}: {error}", field="latch_folder", remedy="give a full path"
         ) from error

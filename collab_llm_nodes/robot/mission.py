@@ -1,20 +1,19 @@
-"""Following one instruction: observe, think, act, until the model says stop. No I/O, no clock.
+"""One instruction: observe, think, act, until the model says stop. No I/O, no clock.
 
-Two clocks come in with the events: ``now`` is the robot's [s], possibly simulated, and rules
-motion; ``wall`` is the machine's [s, monotonic] and rules every wait and deadline, so that a
-simulator that stands still cannot make anything wait for ever, and one that runs fast does not
-shorten anybody's time.
+Events carry two clocks: ``now`` is the robot's [s], possibly simulated, and governs motion;
+``wall`` is the machine's [s, monotonic] and governs every deadline, so that a simulator that stands
+still blocks nothing, and one that runs fast shortens no deadline.
 
 The robot moves in the phase ACT only; every other phase, and every ending, means zero velocity.
 
-With ``overlap`` the next answer is asked for while the robot still moves. That answer takes the
-place of what is left of the step, measured from where its picture was taken.
+With ``overlap`` the next answer is asked for while the robot still moves. It replaces the rest of
+the step, measured from where its picture was taken.
 
 A model that cannot be reached costs time only: the mission asks again until it answers, or for
 ``outage_timeout``.
 
-Somebody else may forbid motion (``on_motion_state``; the node ``motion_guard``). That ends a step,
-not the mission: it looks again once motion is allowed, and gives up after a while.
+``motion_guard`` may forbid motion (``on_motion_state``). That ends a step, not the mission: it
+takes a new picture once motion is allowed, and gives up after ``refusal_timeout``.
 """
 
 from __future__ import annotations
@@ -52,7 +51,14 @@ DEADLINE_LIMITS_S = (1.0, 86_400.0)
 """Least and greatest time for a mission."""
 
 MAX_INSTRUCTION = 500
-"""Longest instruction [characters], unless ``MissionConfig`` says otherwise."""
+"""Longest instruction [characters]."""
+
+OBSERVATION_S = 5.0
+"""Longest wait for the first camera frame; later ones have ``refusal_timeout``."""
+PARSER_S = 2.0
+"""Longest wait for the action after its answer: reading a text takes milliseconds."""
+ODOMETRY_S = 2.0
+"""Odometry older than this measures no step; a running step ends sooner (``executor.watchdog``)."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +67,10 @@ class UnverifiedConfig:
 
     speed_share: float = fixed(0.3, "Share of the top speeds.", low=0.05, high=1.0)
     max_distance: float = fixed(
-        0.25, "Longest step forward [m]; of a longer one that much is done.", low=0.01, high=10.0
+        0.25, "Longest step forward [m]; a longer one is shortened.", low=0.01, high=10.0
     )
     max_angle: float = fixed(
-        30.0, "Widest turn [degree]; of a wider one that much is done.", low=1.0, high=180.0
+        30.0, "Widest turn [degree]; a wider one is shortened.", low=1.0, high=180.0
     )
 
     def __post_init__(self) -> None:
@@ -77,35 +83,21 @@ class MissionConfig:
 
     max_distance: float = fixed(
         0.75,
-        "Longest step forward that is carried out [m]; grammar.max_distance of"
-        " navigation_action_parser is what may be read.",
+        "Longest step forward [m]; grammar.max_distance of navigation_action_parser limits what is"
+        " read.",
         low=0.01,
         high=LONGEST_M,
     )
-    max_angle: float = fixed(
-        45.0, "Widest turn that is carried out, likewise [degree].", low=1.0, high=WIDEST_DEGREE
-    )
-    max_steps: int = fixed(40, "Actions at most, unless the goal says.", low=1, high=10_000)
+    max_angle: float = fixed(45.0, "Widest turn, likewise [degree].", low=1.0, high=WIDEST_DEGREE)
+    max_steps: int = fixed(40, "Most actions, unless the goal says otherwise.", low=1, high=10_000)
     deadline: float = fixed(
         300.0,
-        "Time for all of it, unless the goal says, machine's time [s].",
+        "Time for the mission, unless the goal says otherwise, machine's time [s].",
         low=DEADLINE_LIMITS_S[0],
         high=DEADLINE_LIMITS_S[1],
     )
-    max_instruction: int = fixed(
-        MAX_INSTRUCTION, "Longest instruction [characters].", low=1, high=10_000
-    )
-    observation_timeout: float = fixed(
-        5.0, "Wait for a camera frame, machine's time [s].", low=0.1, high=600.0
-    )
     answer_timeout: float = fixed(
         20.0, "Wait for the model's answer, machine's time [s].", low=0.1, high=600.0
-    )
-    parser_timeout: float = fixed(
-        2.0, "Wait for the action after the answer, machine's time [s].", low=0.1, high=60.0
-    )
-    odometry_timeout: float = fixed(
-        2.0, "Longest silence of odometry, machine's time [s].", low=0.1, high=60.0
     )
     settle: float = fixed(
         0.1, "Rest before the next frame counts, robot's time [s].", low=0.0, high=5.0
@@ -115,9 +107,7 @@ class MissionConfig:
         "Hold where the answer names another thing than the instruction (docs/safety.md). For"
         " models that name things in the words of the instruction, as the embedded pair does.",
     )
-    retries: int = fixed(
-        3, "Unusable answers in a row before the mission is given up.", low=0, high=100
-    )
+    retries: int = fixed(3, "Unusable answers in a row before the mission ends.", low=0, high=100)
     outage_timeout: float = fixed(
         120.0,
         "Wait for a model that cannot be reached, such as one that restarts, machine's time [s].",
@@ -128,13 +118,13 @@ class MissionConfig:
         0.5, "Pause after a failed answer, machine's time [s].", low=0.0, high=60.0
     )
     max_blocked: int = fixed(
-        5, "Steps in a row without any motion before it is given up.", low=1, high=1000
+        5, "Steps in a row without any motion before the mission ends.", low=1, high=1000
     )
     overlap: float = fixed(
         0.0,
-        "Look and ask again when a step has this long left, instead of standing still for it [s];"
-        " off at 0: the model then decides on a picture taken in motion, from where the robot no"
-        " longer is, about as far back as it drives while the model thinks.",
+        "Ask for the next answer when a step has this long left, instead of standing still for it"
+        " [s]; 0 = off: the picture is taken in motion, and the robot drives on while the model"
+        " thinks.",
         low=0.0,
         high=5.0,
     )
@@ -156,7 +146,7 @@ class MissionConfig:
 
 
 class Phase(Enum):
-    """Phase of a mission, by what it waits for."""
+    """Phase of a mission."""
 
     OBSERVE = "observe"
     THINK = "think"
@@ -178,10 +168,10 @@ _FATAL = {
     "MODEL_ERROR",
     "INVALID_CONFIG",
 }
-"""Failures of an answer that asking again cannot cure."""
+"""Failures of an answer that another try cannot cure."""
 
 _OUTAGES = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "BUSY", "INACTIVE", "CANCELLED"}
-"""Failures of an answer whose cause is that the model, or its link, cannot be reached now."""
+"""Failures of an answer because the model, or its link, cannot be reached now."""
 
 _STATUS_OF = {Code.UNVERIFIED: "UNAVAILABLE", Code.STALE: "NO_OBSERVATION"}
 """Status of a mission after too many refusals of one kind; UNREADABLE for the others."""
@@ -189,7 +179,7 @@ _STATUS_OF = {Code.UNVERIFIED: "UNAVAILABLE", Code.STALE: "NO_OBSERVATION"}
 
 @dataclass(frozen=True)
 class Permission:
-    """Permission to move, as ``msg/MotionState`` tells it."""
+    """Permission to move, as in ``msg/MotionState``."""
 
     allowed: bool = True
     emergency_stop: bool = False
@@ -207,7 +197,7 @@ NO_GUARD = Permission(
     False,
     reasons=("NO_GUARD",),
     text="motion_guard is silent, and only it passes velocities on to the robot: start it, or set"
-    " require_guard to false and remap cmd_vel_nav to what moves the robot",
+    " require_guard to false and remap cmd_vel_nav to the robot's driver",
 )
 
 _ASK_KNOWN = "name a thing that the model knows and sees, or set mission.check_thing to false"
@@ -219,12 +209,12 @@ _REMEMBERED_S = 3.0
 """Time for which a pose is kept, for pictures that come late."""
 
 
-def check_instruction(instruction: str, config: MissionConfig) -> None:
-    """Refuse what is no instruction.
+def check_instruction(instruction: str) -> None:
+    """Check that ``instruction`` can be followed.
 
     Raises:
-        InvalidInput: no letter or digit, a control character (terminals and logs would obey it)
-            other than tabulator and line ends, or too long.
+        InvalidInput: no letter or digit, a control character other than tabulator and line ends
+            (terminals obey them), or too long.
     """
     control = next((c for c in instruction if category(c) == "Cc" and c not in "\t\n\r"), None)
     if control is not None:
@@ -235,26 +225,26 @@ def check_instruction(instruction: str, config: MissionConfig) -> None:
         )
     if not any(character.isalnum() for character in instruction):
         raise InvalidInput("empty", field="instruction", remedy="say where to go")
-    if len(instruction) > config.max_instruction:
+    if len(instruction) > MAX_INSTRUCTION:
         raise InvalidInput(
             f"{len(instruction)} characters",
             field="instruction",
-            remedy=f"at most {config.max_instruction}",
+            remedy=f"at most {MAX_INSTRUCTION}",
         )
 
 
 def asked_thing(instruction: str, config: MissionConfig) -> AskedThing | None:
-    """Return the thing that answers are compared with; None if they are not."""
+    """Return the thing that answers must name; None if ``check_thing`` is off."""
     return AskedThing(instruction) if config.check_thing else None
 
 
 def refusal(
     action: ParsedAction, config: MissionConfig, asked: AskedThing | None
 ) -> tuple[str, str]:
-    """Return the status and the words by which a mission refuses ``action``; empty if it does not.
+    """Return status and words of the refusal of ``action``; empty if it is accepted.
 
     Args:
-        asked: the thing asked for, see ``asked_thing``.
+        asked: of ``asked_thing``.
     """
     try:
         check_step(action, config.max_distance, config.max_angle)
@@ -275,12 +265,12 @@ class Mission:
     Attributes:
         velocity: to command now.
         ending: set once, when the mission is over.
-        steps: actions carried out, the one under way included.
-        action: the one carried out last, as it is carried out.
-        history: their texts, oldest first, as the prompt tells them; see ``told``.
+        steps: actions executed, including the one under way.
+        action: the last of them, as executed.
+        history: phrases of the finished actions, oldest first; see ``prompt_history``.
         distance, angle: path length [m] and sum of absolute turns [rad] by odometry.
         asked: capture stamp of the frame asked about last [s].
-        odometry_trouble: why the last message of odometry could not be used; set by the caller.
+        odometry_trouble: why the last odometry could not be used; set by the caller.
     """
 
     def __init__(
@@ -293,7 +283,7 @@ class Mission:
         steps: Steps | None = None,
         guarded: bool = False,
     ) -> None:
-        """``steps``: who carries them out. ``guarded``: no motion without ``on_motion_state``."""
+        """``steps``: their executor. ``guarded``: no motion without ``on_motion_state``."""
         self.config = config
         self._asked_thing = asked_thing(instruction, config)
         self.phase = Phase.OBSERVE
@@ -331,23 +321,23 @@ class Mission:
 
     @property
     def answering(self) -> bool:
-        """A generation is under way, and its answer is waited for."""
+        """Return True while a generation is under way whose answer is wanted."""
         return self._answering and self.phase is not Phase.ENDED
 
     @property
     def awaits_action(self) -> bool:
-        """An answer is being made, or read, that may begin a step."""
+        """Return True while an answer is generated or read that may begin a step."""
         return self.phase is Phase.THINK or (self.phase is Phase.ACT and self._ahead)
 
     @property
-    def told(self) -> list[str]:
-        """The actions as the prompt tells them: those done, and the one under way."""
+    def prompt_history(self) -> list[str]:
+        """Return the phrases of the finished actions and of the one under way."""
         if self.phase is Phase.ACT and self.action is not None:
             return [*self.history, self.action.phrase]
         return self.history
 
     def on_observation(self, stamp: float, wall: float) -> bool:
-        """A frame captured at ``stamp`` is there; True: ask the model about it now."""
+        """Take a frame captured at ``stamp``; return True if the model is to be asked about it."""
         self._sees, self._stamped = True, stamp
         ahead = self._may_look_ahead()
         if not (ahead or self.phase is Phase.OBSERVE) or self._answering or wall < self._ask_after:
@@ -355,7 +345,7 @@ class Mission:
         if stamp < self._not_before or stamp <= self.asked:
             return False
         if not (self._permission.allowed or self._permission.link_lost):
-            self._phase_since = wall  # frames do come; to ask is how a link is found again
+            self._phase_since = wall  # frames do arrive
             return False
         self.asked = stamp
         self._asked_at = wall
@@ -368,9 +358,9 @@ class Mission:
     def on_action(
         self, action: ParsedAction, now: float, wall: float, *, verified: bool = True
     ) -> bool:
-        """Take what the parser read from the answer about ``asked``; return True if a step begins.
+        """Take the action read from the answer about ``asked``; return True if a step begins.
 
-        What is not ``verified`` is done in part and slowly; it cannot end the mission well.
+        One that is not ``verified`` is shortened and slow, and a stop is no success.
         """
         if not self.awaits_action or action.code is Code.FAILED:
             return False  # FAILED: the generation's own result says more
@@ -379,7 +369,7 @@ class Mission:
             self.on_failure(refused, why, now, wall)
             return False
         if action.kind is Kind.STOP and not verified:
-            unsure = "stop, says the draft model alone: the target has not verified it"
+            unsure = "the draft model alone says stop: the target has not verified it"
             self.on_failure("UNAVAILABLE", unsure, now, wall)
             return False
         self._outage = None
@@ -390,11 +380,11 @@ class Mission:
         if not self._permission.allowed:
             self._look_again(now, wall)
             return False
-        if self._pose is None or wall - self._pose_seen > self.config.odometry_timeout:
+        if self._pose is None or wall - self._pose_seen > ODOMETRY_S:
             self._end_without_odometry("no fresh odometry to measure a step with")
             return False
         if self.phase is Phase.ACT:  # the step under way ends here
-            self.history = self.told
+            self.history = self.prompt_history
             self._failures = self._blocked = 0
         self.action = action if verified else _shortened(action, self.config.unverified)
         self.steps += 1
@@ -407,7 +397,7 @@ class Mission:
         return True
 
     def on_retraction(self, action: ParsedAction, now: float, wall: float) -> None:
-        """The answer that the step under way was read from reads otherwise as a whole."""
+        """Take the reading of a whole answer, of which a part began the step under way."""
         if self.phase is Phase.ACT and action.code is not Code.OK:
             self._executor.cancel()
             self._abandon(wall)
@@ -415,7 +405,7 @@ class Mission:
             self.on_failure(_STATUS_OF.get(action.code, "UNREADABLE"), _words(action), now, wall)
 
     def on_motion_state(self, permission: Permission, now: float, wall: float) -> None:
-        """Take whether, and how fast, the robot may move from now on."""
+        """Take the permission to move from now on."""
         self._permit(permission, wall)
         self._permitted_at = wall
         self._executor.limit = permission.speed_limit
@@ -426,17 +416,17 @@ class Mission:
         else:
             ahead = self.action is not None and self.action.kind is Kind.FORWARD
             if self.phase is Phase.ACT and ahead and permission.speed_limit <= 0.0:
-                self._interrupt(now, wall, counts=True)  # something is in the way
+                self._interrupt(now, wall, counts=True)  # an obstacle
 
     def on_answer_ended(self, wall: float) -> None:
-        """The generation asked for last is over, well or badly; call ``on_failure`` if badly."""
+        """Take the end of the last generation; after a failure call ``on_failure`` as well."""
         self._answering = False
         self._answer_ended = wall
         if self.phase is Phase.OBSERVE:
             self._phase_since = wall  # only now did it begin to wait for a frame
 
     def on_failure(self, code: str, message: str, now: float, wall: float) -> None:
-        """The answer cannot be used: ask again about a new frame, or end."""
+        """Take an unusable answer: ask again about a new frame, or end."""
         if self.phase is Phase.ENDED:
             return
         if code in _OUTAGES:
@@ -456,7 +446,7 @@ class Mission:
     def on_odometry(
         self, pose: Pose2D, now: float, wall: float, measured: float | None = None
     ) -> None:
-        """Measure; in ACT, steer. ``measured``: when the robot had this pose, robot's time."""
+        """Take a pose; in ACT, steer. ``measured``: when the robot had it, robot's time."""
         last, self._pose, self._pose_seen = self._pose, pose, wall
         self._poses.append((now, pose))
         while self._poses[0][0] < now - _REMEMBERED_S:
@@ -470,14 +460,14 @@ class Mission:
         self._after_step(now, wall)
 
     def tick(self, now: float, wall: float) -> None:
-        """Check the deadlines; to be called at a fixed rate."""
+        """Check the deadlines; call it at a fixed rate."""
         c = self.config
         waited = wall - max(self._phase_since, self._ask_after)
         if self.phase is Phase.ENDED:
             return
-        self._listen_to_the_guard(now, wall)
+        self._check_guard(now, wall)
         refused = 0.0 if self._permission.allowed else wall - self._refused_since
-        patience = c.refusal_timeout if self._sees else c.observation_timeout
+        patience = c.refusal_timeout if self._sees else OBSERVATION_S
         link_lost = self._permission.link_lost
         if wall > self._deadline:
             self.end("DEADLINE_EXCEEDED", f"not done within {c.deadline:g} s")
@@ -490,17 +480,17 @@ class Mission:
                 self.end(*self._outage[1])
             self.end("MOTION_REFUSED", self._permission.text)
         elif self._answering and wall - self._asked_at > c.answer_timeout:
-            self.on_answer_ended(wall)  # the caller gives that generation up
+            self.on_answer_ended(wall)  # the caller cancels that generation
             if self.phase is not Phase.ACT or self._ahead:
                 late = f"no answer within {c.answer_timeout:g} s"
                 self.on_failure("DEADLINE_EXCEEDED", late, now, wall)
         elif self.phase is Phase.THINK and not self._answering:
-            if wall - self._answer_ended > c.parser_timeout:
+            if wall - self._answer_ended > PARSER_S:
                 silent = "the answer is there, but no navigation_action about it"
                 self.on_failure("UNAVAILABLE", silent, now, wall)
         elif self.phase is Phase.ACT:
-            if wall - self._pose_seen > c.odometry_timeout:
-                self._end_without_odometry(f"odometry silent for {c.odometry_timeout:g} s")
+            if wall - self._pose_seen > ODOMETRY_S:
+                self._end_without_odometry(f"odometry silent for {ODOMETRY_S:g} s")
                 return
             self.velocity = self._executor.tick(now)
             self._after_step(now, wall)
@@ -517,7 +507,7 @@ class Mission:
         self.end("NO_ODOMETRY", f"{what}: {self.odometry_trouble or ASK_DRIVER}")
 
     def _may_look_ahead(self) -> bool:
-        """The step under way is nearly done, and may be followed by another without a pause."""
+        """Return True if the step under way is nearly done, and the next may overlap it."""
         return (
             self.phase is Phase.ACT
             and self._verified
@@ -526,10 +516,10 @@ class Mission:
         )
 
     def _pose_at(self, stamp: float) -> Pose2D | None:
-        """Return the robot's pose at ``stamp``: of those remembered, the nearest in time."""
+        """Return the remembered pose nearest in time to ``stamp``."""
         return min(self._poses, key=lambda p: abs(p[0] - stamp))[1] if self._poses else None
 
-    def _listen_to_the_guard(self, now: float, wall: float) -> None:
+    def _check_guard(self, now: float, wall: float) -> None:
         if not self._guarded or wall - self._permitted_at <= self.config.guard_timeout:
             return
         if self._permitted_at > -math.inf:
@@ -539,10 +529,7 @@ class Mission:
             self.end("MOTION_REFUSED", NO_GUARD.text)
 
     def _permit(self, permission: Permission, wall: float) -> None:
-        """Set the permission; time refusals with the link among their reasons, and others, apart.
-
-        A short fault neither ends nor shortens the wait for a lost link, nor the reverse.
-        """
+        """Set the permission; refusals because of the link, and others, are timed apart."""
         before, self._permission = self._permission, permission
         if (before.allowed, before.link_lost) != (permission.allowed, permission.link_lost):
             self._refused_since = wall
@@ -553,7 +540,7 @@ class Mission:
             self._interrupt(now, wall, counts=False)
 
     def _interrupt(self, now: float, wall: float, *, counts: bool) -> None:
-        """Somebody else ends the step; ``counts``: as one that ran against something."""
+        """End the step because of ``motion_guard``; ``counts``: as one blocked by an obstacle."""
         self._executor.cancel()
         if counts or self._executor.travelled > _MOVED_M:
             self._done(now, wall, self._executor.travelled > _MOVED_M)
@@ -579,11 +566,11 @@ class Mission:
             self._done(now, wall, done or self._executor.travelled > _MOVED_M, in_full=done)
 
     def _done(self, now: float, wall: float, moved: bool, *, in_full: bool = False) -> None:
-        """The step is over: on to the next frame, or to the answer asked for on the way."""
-        self.history = self.told
+        """Go on after a step: to the next frame, or to the answer asked for meanwhile."""
+        self.history = self.prompt_history
         self._failures = 0
         self._blocked = 0 if moved else self._blocked + 1
-        if not in_full:  # what was asked on the way was asked by a robot that would get there
+        if not in_full:  # the question asked meanwhile assumed that the step would be finished
             self._abandon(wall)
         if self._blocked >= self.config.max_blocked:
             self.end("BLOCKED", f"{self._blocked} steps in a row without any motion")
@@ -596,14 +583,14 @@ class Mission:
             self._enter(Phase.OBSERVE, wall)
 
     def _abandon(self, wall: float) -> None:
-        """The answer to the question asked on the way is not wanted any more."""
+        """Drop the question asked while the step was under way."""
         if self._ahead:
             self._ahead = False
             if self._answering:
                 self.on_answer_ended(wall)
 
     def _look_again(self, now: float, wall: float) -> None:
-        """Another frame; a step under way goes on meanwhile."""
+        """Wait for another frame; a step under way goes on meanwhile."""
         self._not_before = now
         self._ahead = False
         if self.phase is not Phase.ACT:

@@ -1,18 +1,17 @@
-"""Plain observations: what may stand beside an action under ``grammar.reason: plain``.
+"""Plain observations: the text allowed beside an action under ``grammar.reason: plain``.
 
     reason   = sentences, ended by "." "!" ";" or a line's end
     sentence = a clause, then clauses and places, joined by "," "and" "but" "so" ...
     clause   = "I see ...", "... is ...", "there is ...", "no ... in sight": see ``_CLAUSE``
     place    = "on the far left", "2 m ahead", "near", "the box": see ``_PLACE``
 
-A list of words that forbid a motion would never end, so this is the list of those that may be said,
-and of the forms in which they may be said. It has no verb of motion or of saying, no modal verb but
-"can see", no condition and no time; "not" and "no" go with the sight of things only, not of the
-ground. It has no colon: what follows one may be a quotation. Everything else is refused, a
-look-alike letter as well.
+A list of words that forbid a motion would never end, so these are the words and forms that are
+allowed. There is no verb of motion or of saying, no modal verb but "can see", no condition and no
+time; "not" and "no" go with the sight of things only, not of the ground. There is no colon: a
+quotation may follow one. Everything else is refused, a look-alike letter as well.
 
-What is said is not judged for sense, but for one thing: a reason that names one side only goes with
-no turn to the other. "A wall is 10 cm ahead" is plain; obstacles are ``motion_guard``'s business.
+Observations are not judged for sense, with one exception: a reason that names one side only goes
+with no turn to the other. "A wall is 10 cm ahead" is plain; obstacles are up to ``motion_guard``.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ THINGS = """
 """
 """Names of things; ``grammar.things`` adds to them.
 
-People, animals, stairs, edges and lights are not among them: they speak against a motion by being
-there.
+People, animals, stairs, edges and lights are not among them: their presence speaks against motion.
 """
 QUALITIES = """
     beige big black blue bright brown dark golden gray green grey large little long metal narrow
@@ -50,7 +48,7 @@ _GROUND = frozenset(
     for name in ("bridge", "floor", "ground", "path", "road", "room", "street", "way")
     for ending in ("", "s")
 )
-"""Ground that carries the robot; if it does not see it, or is off it, it had better not move."""
+"""Ground that carries the robot; not seeing it, or being off it, speaks against a motion."""
 
 _WORDS = {
     "R": "it they me",
@@ -134,7 +132,7 @@ class _Part:
         self._goes_on = False
 
     def may_go_on(self) -> bool:
-        """Return True if it is a place so far, at the first "and"; False at any further one."""
+        """Return True at the first "and" if the part is a place so far."""
         first, self._goes_on = not self._goes_on, True
         return first and _PLACE.fullmatch(self.kinds) is not None
 
@@ -151,7 +149,7 @@ class _Part:
 
 
 class Observations:
-    """The observations that can be made with the known words and those of ``things``."""
+    """Check of observations made of the known words and those of ``things``."""
 
     def __init__(self, things: Sequence[str] = ()) -> None:
         self._kinds: dict[str, str] = {}
@@ -160,10 +158,11 @@ class Observations:
         self._kinds |= _KINDS
 
     def objection(self, text: str, begin: int, end: int, action: str) -> Span | None:
-        """Return where ``text[begin:end]`` holds more than plain observations; None if it does not.
+        """Return the span in ``text[begin:end]`` that is no plain observation; None if all is.
 
         Args:
-            action: "left" or "right" for turns. Only the other side named is an objection.
+            action: "left" or "right" for turns, to which a reason that names only the other side is
+                an objection.
         """
         sentence = [_Part()]
         sides: dict[str, Span] = {}
@@ -191,7 +190,7 @@ class Observations:
 
 
 def _objection(sentence: list[_Part], action: str) -> Span | None:
-    """Return where a sentence, which may be empty, is no observation; None if it is one."""
+    """Return the span of a sentence that is no observation; None if it is one, or empty."""
     forms = [_CLAUSE]
     for part in sentence:
         sides = _SIDES & part.words

@@ -1,7 +1,7 @@
-"""Distance that the robot may go ahead before it touches something: pure, from ranges.
+"""Free distance ahead of the robot, from ranges. Pure.
 
-What counts lies in the corridor that the robot sweeps when it goes straight on. Sensors are taken
-to be mounted level; what they do not see (glass, a step down) is not there.
+Obstacles count in the corridor that the robot sweeps when it goes straight on. Sensors are taken to
+be mounted level. Obstacles that they do not see (glass, a step down) do not exist here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _USES = ("off", "optional", "required")
 
 @dataclass(frozen=True)
 class ObstacleConfig:
-    """Sensors that look ahead, where they sit, and what is too near."""
+    """Sensors that look ahead, their places, and distances that are too near."""
 
     scan: str = fixed(
         "optional",
@@ -30,7 +30,7 @@ class ObstacleConfig:
         "optional", "Use of a range finder that looks ahead, likewise.", choices=_USES
     )
     stop_distance: float = fixed(
-        0.3, "Gap before the robot's front at which it goes no further [m].", low=0.05, high=5.0
+        0.3, "Gap before the robot's front at which it stops [m].", low=0.05, high=5.0
     )
     slow_distance: float = fixed(0.9, "Gap from which it slows down [m].", low=0.05, high=10.0)
     slow_share: float = fixed(
@@ -56,13 +56,13 @@ class ObstacleConfig:
             raise ConfigError("must be >= stop_distance", field="slow_distance")
 
     def speed_share(self, gap: float) -> float:
-        """Share of the top speed allowed ahead with ``gap`` [m] before the front."""
+        """Return the share of the top speed allowed ahead with ``gap`` [m] before the front."""
         if gap <= self.stop_distance:
             return 0.0
         if gap >= self.slow_distance:
             return 1.0
-        way = (gap - self.stop_distance) / (self.slow_distance - self.stop_distance)
-        return self.slow_share + (1.0 - self.slow_share) * way
+        share = (gap - self.stop_distance) / (self.slow_distance - self.stop_distance)
+        return self.slow_share + (1.0 - self.slow_share) * share
 
 
 def gap_in_scan(
@@ -72,7 +72,7 @@ def gap_in_scan(
     limits: tuple[float, float],
     config: ObstacleConfig,
 ) -> float:
-    """Gap before the robot's front [m], ``inf`` without an obstacle in the corridor.
+    """Return the gap before the robot's front [m], ``inf`` without an obstacle in the corridor.
 
     Args:
         ranges: [beams] in m; of REP 117's special values ``-inf`` is too near to measure, ``inf``
@@ -87,7 +87,7 @@ def gap_in_scan(
             return 0.0
         if limits[0] <= distance <= limits[1]:
             gap = config.scan_x + distance * math.cos(angle) - config.front
-            # What lies behind the front is the robot itself.
+            # Nearer than the front is the robot itself.
             if 0.0 < gap < nearest and abs(distance * math.sin(angle)) <= half:
                 nearest = gap
         angle += angle_increment
@@ -95,7 +95,7 @@ def gap_in_scan(
 
 
 def gap_of_range(distance: float, limits: tuple[float, float], config: ObstacleConfig) -> float:
-    """Likewise from one range finder; a value below its least range is an obstacle too near."""
+    """Return the gap by a range finder; a value below its least range is an obstacle too near."""
     if distance < limits[0]:
         return 0.0
     if distance <= limits[1]:

@@ -1,4 +1,4 @@
-"""Split an instruction into what it asks for, what it excludes and what it only refers to.
+"""Split an instruction into the things it asks for, excludes, and only refers to.
 
     find the ball, not the blue one             asks for "the ball", excludes "the blue one"
     stay away from the cone and find the box    asks for "the box", excludes "the cone"
@@ -31,7 +31,7 @@ _NEUTRAL = (
     "never stop", "do not stop looking", "do not stop searching", "do not stop before",
     *(f"{what} of" for what in ("pair", "couple", "bunch", "group", "row", "kind", "sort")),
 )
-"""Phrases that exclude nothing, though their words do elsewhere."""
+"""Phrases that exclude nothing, though their words do in others."""
 _NOT = ("not", "no", "never", "nor", "neither", "none", "nothing", "nobody")
 _WITHOUT = (
     "avoid", "avoiding", "ignore", "ignoring", "skip", "skipping", "shun", "shunning", "dodge",
@@ -61,7 +61,7 @@ _AFTER_IT = (
     "is not the target", "is not wanted", "is not allowed", "a wide berth", "excluded",
     "is wrong",
 )
-"""Phrases that exclude what stands before them: "the cone is off limits"."""
+"""Phrases that exclude the thing before them: "the cone is off limits"."""
 _BESIDE = (
     *(f"{at} the {side} of" for at in ("to", "on", "at") for side in (
         "left", "right", "front", "back", "top", "bottom", "side", "end", "left side",
@@ -80,7 +80,7 @@ _PAST = (
     "from", "past", "pass", "pass by", "passing", "via", "around", "beyond", "across", "along",
     "through",
 )
-"""Words before what lies on the way to a thing."""
+"""Words before a landmark on the path to a thing."""
 _ASKS = frozenset({
     "find", "go", "walk", "look", "move", "approach", "navigate", "reach", "head", "drive", "get",
     "run", "travel", "proceed", "come", "make", "search", "seek", "locate", "spot", "detect",
@@ -125,7 +125,7 @@ _EXCLUDES = {"not", "without"}
 
 
 def parts_of(instruction: str, known: Set[str]) -> tuple[str, str]:
-    """Return the words that name what is asked for, and those that name what is excluded.
+    """Return the words that name the things asked for, and those excluded.
 
     Args:
         known: things and qualities, which may stand without an article.

@@ -6,16 +6,16 @@ import re
 from collections.abc import Sequence
 
 DEFAULT_TEMPLATE = "{instruction}. history: {history}."
-"""Template that the embedded pair was trained on. Another model must be told its answers."""
+"""Template that the embedded pair was trained on. Other models need one that names the answers."""
 
 MEMORY = "{memory}"
-"""Place in a template for what the robot remembers about the instruction."""
+"""Placeholder in a template for the robot's memory about the instruction."""
 
 _PLACES = re.compile(r"\{(instruction|history|memory)\}")
 _MOST_REMEMBERED = 300  # characters
 
 HISTORY_LENGTH = 2
-"""Actions of the past that the text mentions: what a search needs to keep its direction."""
+"""Past actions in the prompt: a search needs them to keep its direction."""
 
 
 def user_text(
@@ -24,18 +24,20 @@ def user_text(
     template: str = DEFAULT_TEMPLATE,
     memory: str = "",
 ) -> str:
-    """``"find the red ball. history: turn left 45 degree, move forward 75 cm."``
+    """Return the question to the model about one picture.
+
+    Such as ``"find the red ball. history: turn left 45 degree, move forward 75 cm."``
 
     Args:
-        instruction: what the person said; case, spacing and a final stop do not matter.
-        history: the actions carried out so far, oldest first; only the last two are told.
+        instruction: as given; case, spacing and a final stop do not matter.
+        history: phrases of the actions executed so far, oldest first; the last two are used.
         template: text with ``{instruction}``, ``{history}`` and ``{memory}``; every other brace
             stays as it is.
-        memory: what the robot remembers; one line of it, of 300 characters at most, is told.
+        memory: the memory's answer; 300 characters of it are used, on one line.
     """
-    wish = " ".join(instruction.lower().split()).rstrip(".!? ")
-    told = ", ".join(history[-HISTORY_LENGTH:]) if history else "none"
+    goal = " ".join(instruction.lower().split()).rstrip(".!? ")
+    past = ", ".join(history[-HISTORY_LENGTH:]) if history else "none"
     remembered = " ".join(memory.split())[:_MOST_REMEMBERED] or "nothing"
-    values = {"instruction": wish, "history": told, "memory": remembered}
-    # Not str.format: the instruction is a stranger's text and may hold braces itself.
+    values = {"instruction": goal, "history": past, "memory": remembered}
+    # Not str.format: an instruction may hold braces itself.
     return _PLACES.sub(lambda place: values[place[1]], template)

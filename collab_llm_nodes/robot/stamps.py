@@ -1,15 +1,15 @@
-"""Faults of the time stamps of a topic, in words: old, ahead, or standing still."""
+"""Detection of unusable time stamps of a topic: old, ahead, or frozen."""
 
 from __future__ import annotations
 
 import math
 
 _FROZEN_S = 0.2
-"""A stamp that is repeated for longer than this, robot's time, is not of the measurement."""
+"""A stamp repeated for longer than this, robot's time, is not that of a measurement."""
 
 
 class Stamps:
-    """Judges the stamps of one topic, message by message."""
+    """Check of the stamps of one topic, message by message."""
 
     def __init__(self) -> None:
         self._stamp = -math.inf

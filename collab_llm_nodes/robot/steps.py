@@ -1,9 +1,8 @@
-"""The two ways to carry a step out: by our own executor, or somebody who is given whole steps.
+"""Execution of steps: by our own executor, or delegated as a whole.
 
-The mission drives a :class:`Steps`. :class:`StepExecutor` is one: it returns velocities.
-:class:`DelegatedSteps` is the other, for outputs that take "75 cm ahead" as it is (nav2's
-behaviours, the Go2's obstacle avoidance). It measures as well, so that the mission knows what was
-done; it commands nothing itself, and takes the step back when odometry stops or jumps, or time runs
+The mission drives a :class:`Steps`. :class:`StepExecutor` returns velocities.
+:class:`DelegatedSteps` hands over whole steps such as "75 cm ahead" (nav2's behaviours, the Go2's
+obstacle avoidance). It measures them, and cancels one when odometry stops or jumps, or time runs
 out.
 """
 
@@ -16,15 +15,15 @@ from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.robot.executor import (
     ZERO,
     ExecutorConfig,
+    Jumps,
     Outcome,
     Pose2D,
     Velocity,
 )
 from collab_llm_nodes.robot.grammar import Kind, ParsedAction, check_step
-from collab_llm_nodes.robot.jumps import Jumps
 
 _TOP_SPEEDS = 2.0, 3.0
-"""The other side decides how fast it goes; no robot that this is for is faster [m/s, rad/s]."""
+"""Bound on the speed that the delegate chooses, for the detection of jumps [m/s, rad/s]."""
 _MOVES = 0.02
 """A smaller change counts as no progress (m, or rad)."""
 _NEAR = 0.05
@@ -59,13 +58,13 @@ class Steps(Protocol):
 
 
 class StepOutput(Protocol):
-    """Carries out whole steps by means of its own. No call blocks.
+    """A delegate that executes whole steps. No call blocks.
 
     Attributes:
-        outcome: RUNNING from ``start`` until it is over, then how it ended: DONE, BLOCKED
-            (something is in the way), TIMEOUT, or FAILED for whatever else.
-        message: why, for people; empty when DONE.
-        tells_the_end: it knows when a step is done; else odometry decides.
+        outcome: RUNNING from ``start`` until the step ends as DONE, BLOCKED (by an obstacle),
+            TIMEOUT or FAILED.
+        message: cause, for people; empty when DONE.
+        reports_the_end: the delegate knows when a step is done; else odometry decides.
     """
 
     @property
@@ -75,20 +74,22 @@ class StepOutput(Protocol):
     def message(self) -> str: ...
 
     @property
-    def tells_the_end(self) -> bool: ...
+    def reports_the_end(self) -> bool: ...
 
     def start(self, action: ParsedAction, speed: float, allowance: float) -> None:
-        """Begin a FORWARD or TURN step at ``speed`` [m/s or rad/s]; ``allowance``: time for it [s].
+        """Begin a FORWARD or TURN step in place of any step under way.
 
-        Takes the place of a step under way.
+        Args:
+            speed: wanted [m/s or rad/s].
+            allowance: time for the step [s].
         """
 
     def cancel(self) -> None:
-        """Stop the robot now; also when nothing is under way, and when a start was not answered."""
+        """Stop the robot now, even if no step is known to be under way."""
 
 
 class ShownSteps:
-    """Steps of a dry run: each is done as soon as it begins, and nothing moves."""
+    """Steps of a dry run: each is done at once, and nothing moves."""
 
     def __init__(self) -> None:
         self.outcome = Outcome.IDLE
@@ -118,7 +119,7 @@ class ShownSteps:
 
 
 class DelegatedSteps:
-    """See the module docstring. The attributes are those of :class:`StepExecutor`."""
+    """Steps handed to a ``StepOutput``; attributes as of :class:`StepExecutor`."""
 
     def __init__(self, config: ExecutorConfig, output: StepOutput) -> None:
         self.config = config
@@ -135,7 +136,7 @@ class DelegatedSteps:
 
     @property
     def time_left(self) -> float:
-        """Unknown: the other side plans its own motion, and no step begins before one is over."""
+        """Infinite: the delegate's plan is unknown, so no step is asked for ahead of time."""
         return math.inf
 
     def start(
@@ -146,7 +147,7 @@ class DelegatedSteps:
         speed_share: float = 1.0,
         seen_from: Pose2D | None = None,
     ) -> Velocity:
-        """Hand ``action`` over; ``seen_from`` is for those who steer themselves."""
+        """Hand ``action`` over; ``seen_from`` is not used."""
         c = self.config
         self.cancel()
         try:
@@ -182,7 +183,7 @@ class DelegatedSteps:
         if self.outcome is Outcome.RUNNING and self._action is not None:
             self.message = self._jumps.on_pose(pose, now if measured is None else measured)
             if self.message:
-                self._take_back(Outcome.JUMPED)
+                self._cancel_as(Outcome.JUMPED)
                 return ZERO
             self._seen = now
             if self._action.kind is Kind.TURN:
@@ -193,40 +194,40 @@ class DelegatedSteps:
                 yaw = self._start.yaw
                 self.travelled = dx * math.cos(yaw) + dy * math.sin(yaw)
             self._last = pose
-            if not self._output.tells_the_end:
+            if not self._output.reports_the_end:
                 self._judge(now)
         return ZERO
 
     def tick(self, now: float) -> Velocity:
-        """Look whether it is over; take the step back when odometry is silent or time is up."""
+        """Take the output's outcome; cancel the step when odometry is silent or time is up."""
         if self.outcome is not Outcome.RUNNING:
             return ZERO
         if not 0.0 <= now - self._seen <= self.config.watchdog:
-            self._take_back(Outcome.STALE)
+            self._cancel_as(Outcome.STALE)
         elif self._output.outcome is not Outcome.RUNNING:
             self.outcome, self.message = self._output.outcome, self._output.message
         elif now > self._deadline:
-            self._take_back(Outcome.TIMEOUT)
+            self._cancel_as(Outcome.TIMEOUT)
         return ZERO
 
     def cancel(self) -> Velocity:
         """Stop now."""
         if self.outcome is Outcome.RUNNING:
-            self._take_back(Outcome.CANCELLED)
+            self._cancel_as(Outcome.CANCELLED)
         return ZERO
 
     def _judge(self, now: float) -> None:
-        """Done at the goal, or where it stays near it; blocked where it stays elsewhere."""
+        """End the step as done at or near the goal, as blocked where the robot rests elsewhere."""
         assert self._action is not None, "a step is under way"
         c, turning = self.config, self._action.kind is Kind.TURN
         remaining = abs(self._action.value) - self.travelled
         if remaining <= (c.angle_tolerance if turning else c.distance_tolerance):
-            self._take_back(Outcome.DONE)
+            self._cancel_as(Outcome.DONE)
         elif self.travelled > self._progress + _MOVES:
             self._progress, self._progress_at = self.travelled, now
         elif now - self._progress_at > c.allowance_base:
-            self._take_back(Outcome.DONE if remaining <= _NEAR else Outcome.BLOCKED)
+            self._cancel_as(Outcome.DONE if remaining <= _NEAR else Outcome.BLOCKED)
 
-    def _take_back(self, outcome: Outcome) -> None:
+    def _cancel_as(self, outcome: Outcome) -> None:
         self.outcome = outcome
         self._output.cancel()

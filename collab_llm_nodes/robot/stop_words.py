@@ -1,4 +1,4 @@
-"""Instructions that ask to stop. No model is asked about them: they cancel, at once."""
+"""Detection of instructions to stop, which cancel at once, without asking a model."""
 
 from __future__ import annotations
 
@@ -70,41 +70,16 @@ STOP_WORDS = (
     *("keinen schritt weiter", "genug", "schluss", "bleibe stehen", "hör auf"),
     *("arrête", "arrêtez", "arrête toi", "arrêtez vous", "attends", "ne bouge pas"),  # French
     *("stoppe", "stoppez", "ne bougez pas"),
-    *(
-        "para",
-        "alto",
-        "detente",
-        "espera",
-        "no te muevas",
-        "quieto",
-        "basta",
-        "deténgase",
-    ),  # Spanish
+    *("para", "alto", "detente", "espera", "no te muevas", "quieto", "basta"),  # Spanish
+    "deténgase",
     *("ferma", "fermo", "fermati", "aspetta", "non muoverti", "fermatevi"),  # Italian
     *("pare", "parar", "não se mexa"),  # Portuguese
     *("stój", "stać", "zatrzymaj się", "stanna", "stoppa", "dur"),  # Polish, Swedish, Turkish
     *("стоп", "стой", "стоять", "остановись", "не двигайся"),  # Russian
-    *(
-        "停",
-        "停止",
-        "停下",
-        "停下来",
-        "停车",
-        "站住",
-        "别动",
-        "不要动",
-        "请停",
-        "请停下",
-    ),  # Chinese
-    *(
-        "止まれ",
-        "止まって",
-        "止まってください",
-        "とまれ",
-        "やめて",
-        "ストップ",
-        "動くな",
-    ),  # Japanese
+    *("停", "停止", "停下", "停下来", "停车", "站住", "别动", "不要动"),  # Chinese
+    *("请停", "请停下"),
+    *("止まれ", "止まって", "止まってください", "とまれ", "やめて"),  # Japanese
+    *("ストップ", "動くな"),
     *("멈춰", "멈추세요", "정지", "그만"),  # Korean
     *("रुको", "रुकिए", "रुक जाओ", "توقف", "قف"),  # Hindi, Arabic
     *("berhenti", "berhentilah", "jangan bergerak", "henti"),  # Indonesian, Malay
@@ -140,22 +115,22 @@ _PLACING = """
     where and then short close away half halfway cm m meter meters metre metres foot feet steps
     sign signs light line watch
 """
-"""Words after "stop" that make it the end of a way, or a thing: "stop at the door", "stop sign"."""
+"""Words after "stop" that make it a place or a thing: "stop at the door", "stop sign"."""
 
 _ORDERING = """
     find get fetch reach explore head visit bring take show tell see until then and to at bus tram
     train taxi truck coach pit next last first final non not never dont no nothing do
 """
-"""Words before "stop" that make it the end of a way, a thing, or forbidden: "the bus stop"."""
+"""Words before "stop" that make it a place, a thing, or forbidden: "the bus stop"."""
 
 _STRONG = frozenset({"stop", "halt", "freeze", "abort", "estop"})
-"""Phrases that mean it in whatever company, unless a word of ``_PLACING`` or ``_ORDERING`` is
-there: "stop, you fool", "stop chasing the cat", "mind the child stop"."""
+"""Phrases that mean it among any words but those of ``_PLACING`` or ``_ORDERING``: "stop, you
+fool", "stop chasing the cat", "mind the child stop"."""
 
 _LONGEST = 40
 """Letters of the longest phrase that is looked for."""
 _READ = 1000
-"""Characters that are read; who says stop for longer than that means it."""
+"""Characters that are read."""
 _MOTIONS = frozenset((*_VERBS, *_DOING, *_NOUNS))
 _BESIDE = frozenset((*_BESIDE_IT.split(), *_DOING))
 _PLACES = frozenset(_PLACING.split())
@@ -194,13 +169,13 @@ _SUGGESTION = re.compile(
 def asks_to_stop(instruction: str, stop_words: Sequence[str] = STOP_WORDS) -> bool:
     """Return True if ``instruction`` asks to stop, or forbids a motion first.
 
-    It does where it says nothing but stop, up to the end of a clause ("Stop! There is a child."),
-    or has a strong word for it in front or at the end, and nothing that makes it a place, a time or
-    a thing ("stop at the door", "go to the bus stop"). Whatever follows "stop driving" or "do not
-    go" does not matter: a model that is asked about "do not go to the door" goes there.
+    It does if it says nothing but stop up to the end of a clause ("Stop! There is a child."), or
+    has a strong word for it in front or at the end, and no word that makes it a place, a time or a
+    thing ("stop at the door", "go to the bus stop"). The words after "stop driving" or "do not go"
+    do not matter: a model that is asked about "do not go to the door" goes there.
 
     Case, accents, punctuation and invisible characters do not matter. Letters that look alike, are
-    spaced, repeated, swapped with their neighbour or written as digits are read as what they mean.
+    spaced, repeated, swapped with their neighbour or written as digits are read as meant.
     """
     phrases = _known(tuple(stop_words))
     words, ends = _words(instruction)
@@ -226,7 +201,7 @@ def asks_to_stop(instruction: str, stop_words: Sequence[str] = STOP_WORDS) -> bo
 
 
 def check_stop_words(stop_words: Sequence[str]) -> None:
-    """Raise ConfigError for what would take no instruction, or every one, for a stop."""
+    """Raise ConfigError for words that would take no instruction, or any, for a stop."""
     if not stop_words:
         raise ConfigError("no words", field="stop_words", remedy="at least one, such as 'stop'")
     for phrase in stop_words:
@@ -265,7 +240,7 @@ def _forbids(words: Sequence[str]) -> bool:
 
 
 def _phrase_at(words: Sequence[str], at: int, phrases: Mapping[str, bool]) -> tuple[int, str]:
-    """Return the longest phrase that begins with the word ``at``: its number of words, and it."""
+    """Return the number of words, and the text, of the longest phrase at the word ``at``."""
     compound = _in_a_compound(words[at])
     text, best = "", (1, compound) if compound in phrases else (0, "")
     for count, word in enumerate(words[at : at + _LONGEST], start=1):
@@ -279,7 +254,7 @@ def _phrase_at(words: Sequence[str], at: int, phrases: Mapping[str, bool]) -> tu
 
 
 def _readings(text: str) -> Iterator[str]:
-    """The words that ``text`` may be meant to be."""
+    """Yield the words that ``text`` may stand for."""
     once = _REPEATED.sub(r"\1", text)
     yield from (text, once, _REPEATED.sub(r"\1\1", text))
     if not text.isdigit():
@@ -294,7 +269,7 @@ def _in_a_compound(word: str) -> str:
 
 
 def _words(text: str) -> tuple[list[str], set[int]]:
-    """Return the words of ``text`` as they are meant, and the numbers of those that end a clause.
+    """Return the normalised words of ``text``, and the indices of those that end a clause.
 
     They are without case, accents, apostrophes and invisible characters.
     """

@@ -1,8 +1,8 @@
-"""Pictures that come by no topic: what OpenCV opens, folders of pictures, and the Go2's videohub.
+"""Camera sources that are no topics: OpenCV's, folders of pictures, and the Go2's videohub.
 
 Every source keeps the newest frame only, is opened again with growing pauses when it breaks, and
-says in words what is wrong with it. What cannot work at all on this machine, such as GStreamer with
-an OpenCV built without it, is a ``ConfigError`` when the node is activated.
+reports its fault in words. A source that this machine cannot support, such as GStreamer with an
+OpenCV built without it, is a ``ConfigError`` when the node is activated.
 """
 
 from __future__ import annotations
@@ -37,6 +37,12 @@ TOPICS = {"image": "image", "compressed": "image/compressed"}
 MULTICAST = "230.1.1.1:1720"
 """Address to which the Go2 sends its front camera."""
 
+START_GRACE_S = 10.0
+"""Absence of the first frame that is no error yet: drivers and simulators start slowly [s]."""
+RETRY_S = (0.5, 10.0)
+"""First and longest pause before a source is opened again: a camera that restarts is back soon, and
+one that is unplugged must not fill the log [s]."""
+
 _NEEDS_URL = {
     "v4l2": "a device: /dev/video0, or 0",
     "rtsp": "rtsp://host/path, or another URL that FFmpeg opens",
@@ -52,7 +58,7 @@ class CameraConfig:
 
     source: str = fixed(
         "image",
-        "Where frames come from. Topics: image (raw), compressed (image/compressed). The Go2's"
+        "Source of the frames. Topics: image (raw), compressed (image/compressed). The Go2's"
         " camera: multicast (H.264, needs GStreamer) or videohub (JPEG by request, needs"
         " unitree_api). Others: v4l2, rtsp, file (a video), folder (JPEG and PNG files by name),"
         " gstreamer.",
@@ -61,15 +67,14 @@ class CameraConfig:
     url: str = fixed(
         "",
         "v4l2: device; rtsp: URL; file, folder: path; gstreamer: pipeline that ends in appsink;"
-        " multicast: address:port. A parameter can be read by everybody in the graph; a password in"
-        " it is masked elsewhere.",
+        " multicast: address:port. Any node can read parameters; a password in it is masked"
+        " elsewhere.",
     )
     interface: str = fixed("", "multicast: network interface towards the robot, such as eth0.")
-    loop: bool = fixed(False, "file, folder: begin again at its end.")
+    loop: bool = fixed(False, "file, folder: begin again at the end.")
     max_rate: float = setting(
         10.0,
-        "Observations per second at most; 0 = all frames. folder: pictures per second, 0 = 30"
-        " [1/s].",
+        "Most observations per second; 0 = all frames. folder: pictures per second, 0 = 30 [1/s].",
         low=0.0,
         high=1000.0,
     )
@@ -80,16 +85,8 @@ class CameraConfig:
     silent_after: float = fixed(
         1.0, "No frame for this long is reported, machine's time [s].", low=0.05, high=600.0
     )
-    start_grace: float = fixed(
-        10.0,
-        "Wait for the first frame for this long before its absence is an error [s].",
-        low=0.0,
-        high=600.0,
-    )
-    retry_first: float = setting(0.5, "First pause before opening again [s].", low=0.01, high=60.0)
-    retry_most: float = setting(10.0, "Longest such pause [s].", low=0.01, high=600.0)
     open_timeout: float = setting(
-        5.0, "rtsp: opening or reading may take this [s].", low=0.1, high=120.0
+        5.0, "rtsp: longest time to open or read [s].", low=0.1, high=120.0
     )
     frame_id: str = setting("camera_optical", "Frame of sources that are no topics.")
     health: TopicLimits = TopicLimits(min_rate=1.0, max_age=0.5)
@@ -112,7 +109,7 @@ class CameraConfig:
 
     @property
     def place(self) -> str:
-        """The source, as everybody may see it."""
+        """Return the source without its password."""
         if self.source == "videohub":
             return "/api/videohub"
         if self.source == "multicast":
@@ -122,7 +119,7 @@ class CameraConfig:
 
 @dataclass
 class Frame:
-    """A frame as it came; ``jpeg`` turns it into one when it is to be published.
+    """A frame as received; ``jpeg`` encodes it when it is to be published.
 
     Attributes:
         stamp: capture time, or the best guess at it.
@@ -138,8 +135,10 @@ _NAMED = r"\b((?:user|proxy)-pw|passphrase|password|passwd|pwd|token)=(?:\"[^\"]
 
 
 def without_password(url: str) -> str:
-    """``url`` as everybody may see it: user and password, wherever they stand, become ``***``;
-    also those of URLs that cannot be opened because of a slash in the password."""
+    """Return ``url`` with user and password replaced by ``***``.
+
+    Also those of URLs that cannot be opened because of a slash in the password.
+    """
     masked = re.sub(r"(?<=://)(?:[^/\s]*|[^/\s:]*:(?!\d+/)\S*)@", "***@", url)
     return re.sub(_NAMED, r"\1=***", masked, flags=re.IGNORECASE)
 
@@ -156,8 +155,8 @@ class Grabber:
 
     Attributes:
         reconnects: times the source was opened again.
-        dropped: frames superseded before anybody took them.
-        error: what is wrong with the source now, for people; "" when frames come.
+        dropped: frames superseded before they were taken.
+        error: fault of the source now, for people; "" while frames arrive.
 
     Raises:
         ConfigError: this OpenCV cannot open such sources at all.
@@ -186,13 +185,16 @@ class Grabber:
         self._thread.start()
 
     def stop(self) -> None:
-        """Have the thread end. A read that hangs (up to ``open_timeout``) is waited for only when
-        the process ends: until then the caller's thread may have a robot to stop."""
+        """End the thread without waiting.
+
+        A read may hang up to ``open_timeout``; only the end of the process waits for it, since the
+        caller's thread may have a robot to stop.
+        """
         self._stopped.set()
         atexit.register(self._thread.join, self._config.open_timeout + 1.0)
 
     def take(self) -> Frame | None:
-        """The newest frame, once."""
+        """Return the newest frame, once."""
         with self._lock:
             newest, self._newest = self._newest, None
         if newest is None:
@@ -202,7 +204,7 @@ class Grabber:
 
     def _run(self) -> None:
         c = self._config
-        pause = c.retry_first
+        pause = RETRY_S[0]
         while not self._stopped.is_set():
             frames = 0
             try:
@@ -221,13 +223,13 @@ class Grabber:
                     continue
                 self.error = f"the {c.source} has ended"
                 return
-            pause = c.retry_first if frames else min(2 * pause, c.retry_most)
+            pause = RETRY_S[0] if frames else min(2 * pause, RETRY_S[1])
             if self._stopped.wait(pause):
                 return
             self.reconnects += 1
 
     def _read(self, capture: Any) -> int:
-        """Read until the source ends or ``stop``; the number of frames. Films play in real time."""
+        """Read until the source ends or ``stop``, films in real time; return the frames' number."""
         c, period = self._config, 0.0
         if c.source in ("file", "folder"):
             rate = capture.get(_cv2().CAP_PROP_FPS) if c.source == "file" else c.max_rate
@@ -260,11 +262,10 @@ def _encode(bgr: np.ndarray, config: CameraConfig) -> Jpeg:
 
 
 class PictureFolder:
-    """The pictures of a folder in the order of their names, to be read like a ``VideoCapture``.
+    """The pictures of a folder in the order of their names, with methods of a ``VideoCapture``.
 
-    Numbers in names count as numbers: 2.jpg comes before 10.jpg. A file that is no picture is left
-    out, and ``on_skip`` is called with its name and what is wrong with it. Hidden files and folders
-    are no pictures, and nobody is told.
+    Numbers in names count as numbers: 2.jpg precedes 10.jpg. For a file that is no picture
+    ``on_skip`` is called with its name and fault. Hidden files and folders are ignored.
 
     Raises:
         Unavailable: there is no such folder.
@@ -280,21 +281,21 @@ class PictureFolder:
         self._on_skip = on_skip
 
     def read(self) -> tuple[bool, Callable[[], Jpeg] | None]:
-        """The next picture, decoded; (False, None) at the end."""
+        """Return True and the next picture; False and None at the end."""
         c = self._config
         for file in self._files:
             try:
                 if file.stat().st_size > _LARGEST:
                     raise InvalidInput(f"more than {_LARGEST >> 20} MiB")
                 jpeg = read_compressed(file.read_bytes(), c.quality, c.max_width)
-            except (InvalidInput, OSError) as error:  # the latter: it is gone, or not to be read
+            except (InvalidInput, OSError) as error:  # the latter: it is gone, or unreadable
                 self._on_skip(file.name, str(error))
             else:
                 return True, lambda: jpeg  # noqa: B023 the last one is returned
         return False, None
 
     def release(self) -> None:
-        """Nothing is open between two pictures."""
+        """Do nothing: no file is open between two pictures."""
 
 
 _LARGEST = 64 << 20  # bytes of a picture file
@@ -343,10 +344,10 @@ def check_backend(source: str) -> None:
 
 
 def open_source(config: CameraConfig) -> Any:
-    """An open ``cv2.VideoCapture``.
+    """Return an open ``cv2.VideoCapture``.
 
     Raises:
-        Unavailable: it cannot be opened now; the message says why, as far as one can know.
+        Unavailable: it cannot be opened now; the message says why, if that is known.
     """
     cv2 = _cv2()
     if config.source == "v4l2":
@@ -361,7 +362,7 @@ def open_source(config: CameraConfig) -> Any:
         source = str(config.path) if config.source == "file" else config.url
         capture = cv2.VideoCapture(source, cv2.CAP_FFMPEG, limits)
     if not capture.isOpened():
-        raise Unavailable(f"cannot open {config.place!r}", remedy="is it a video, and nobody's?")
+        raise Unavailable(f"cannot open {config.place!r}", remedy="is it a video, and not in use?")
     return capture
 
 
@@ -377,7 +378,7 @@ def _device(config: CameraConfig) -> str:
 
 
 def _pipeline(config: CameraConfig) -> str:
-    """The vendor's pipeline for the Go2's multicast stream, or the user's own."""
+    """Return the vendor's pipeline for the Go2's multicast stream, or the user's own."""
     if config.source == "gstreamer":
         return config.url
     if config.interface not in (name for _, name in socket.if_nameindex()):
@@ -409,7 +410,7 @@ _PORTS = {"rtsp": 554, "rtsps": 322, "http": 80, "https": 443, "rtmp": 1935}
 
 
 def _check_reach(config: CameraConfig) -> None:
-    """OpenCV says only that it could not open; these are the usual reasons."""
+    """Raise Unavailable for the usual reasons, which OpenCV does not report."""
     if config.source == "file":
         if not config.path.is_file():
             remedy = "source: folder" if config.path.is_dir() else ""
@@ -418,7 +419,7 @@ def _check_reach(config: CameraConfig) -> None:
     try:
         parts = urlsplit(config.url)
         port = parts.port or _PORTS.get(parts.scheme)
-    except ValueError:  # its words would hold a part of the password
+    except ValueError:  # its message would hold a part of the password
         raise Unavailable(
             "cannot be read", field="url", remedy="is its port a number? Write / as %2F, @ as %40"
         ) from None
@@ -441,10 +442,10 @@ _ANSWER_S = 1.0  # as the vendor's client waits
 
 
 class Videohub:
-    """Asks the robot for one JPEG after the other. All of it in the node's thread.
+    """Requests one JPEG after the other from the robot, in the node's thread.
 
-    The robot does not say when it took the picture, so the stamp is the time of the request: it may
-    make a picture look older than it is, never younger.
+    The robot sends no capture time, so the stamp is that of the request: a picture may look older
+    than it is, never younger.
 
     Args:
         on_frame: called with every picture.
@@ -462,8 +463,8 @@ class Videohub:
         self._on_frame = on_frame
         self._requests = Requests(_ANSWER_S)
         self._services = Services(node, self._requests, (Api.GET_IMAGE,), self._on_answer)
-        self._asked: TimeMsg | None = None  # an answer is waited for since
-        self._due, self._pause = 0.0, node.config.retry_first
+        self._asked: TimeMsg | None = None  # time of the pending request
+        self._due, self._pause = 0.0, RETRY_S[0]
         self._timer = node.create_timer(_ANSWER_S, self._tick, clock=STEADY)
         self._wake()
 
@@ -482,7 +483,7 @@ class Videohub:
         self._wake()
 
     def _wake(self) -> None:
-        """Set the timer for when something is due: whenever it fires, the executor works."""
+        """Set the timer to the next due time, so that the executor wakes no more than needed."""
         wait = _ANSWER_S if self._asked else self._due - wall()
         self._timer.timer_period_ns = int(1e9 * max(wait, 1e-3))
         self._timer.reset()
@@ -493,10 +494,10 @@ class Videohub:
             self.error = str(answer)
             self.reconnects += 1
             self._due = wall() + self._pause
-            self._pause = min(2 * self._pause, c.retry_most)
+            self._pause = min(2 * self._pause, RETRY_S[1])
             self._wake()
             return
-        self.error, self._pause = "", c.retry_first
+        self.error, self._pause = "", RETRY_S[0]
         self._wake()
         jpeg = lambda: read_compressed(binary, c.quality, c.max_width)  # noqa: E731
         self._on_frame(Frame(stamp, c.frame_id, jpeg))

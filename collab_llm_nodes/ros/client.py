@@ -1,6 +1,6 @@
-"""Client of a running graph, with deadlines, that demo, benchmarks and replay share.
+"""Clients of a running graph, with deadlines; demo, benchmarks and replay share them.
 
-Not a node of the robot. The caller's thread waits; callbacks run in the executor's.
+The caller's thread waits; callbacks run in the executor's.
 """
 
 from __future__ import annotations
@@ -8,19 +8,27 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from array import array
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import rclpy
+from builtin_interfaces.msg import Time as TimeMsg
 from rclpy.action import ActionClient
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
+from rclpy.qos import QoSProfile
+from sensor_msgs.msg import CompressedImage
 
+from collab_llm.action import Generate
+from collab_llm.msg import Observation
 from collab_llm_nodes.errors import DeadlineExceeded, Unavailable
-from collab_llm_nodes.ros.goals import SentGoal
+from collab_llm_nodes.ros.convert import raise_for
+from collab_llm_nodes.ros.goals import SentGoal, action_client
+from collab_llm_nodes.ros.qos import RESULT
 
 Self = TypeVar("Self", bound="GraphClient")
-_CALLED_OFF_S = 10.0
+_CANCEL_S = 10.0
 
 
 class GraphClient:
@@ -28,7 +36,7 @@ class GraphClient:
 
     Attributes:
         node: for publishers, subscriptions and clients; made in the constructor of a subclass.
-        changed: held by callbacks while they change what ``wait`` looks at, and notified then.
+        changed: lock and condition of the state that ``wait`` checks; callbacks notify it.
     """
 
     def __init__(self, name: str) -> None:
@@ -53,11 +61,11 @@ class GraphClient:
     def result(self, call: Callable[[], Any], deadline_s: float, what: str) -> Any:
         """Return the result of the future that ``call`` makes.
 
-        It is made in the executor's thread: rclpy's action client, which has no lock, would not
-        know of a request whose answer comes at once.
+        ``call`` runs in the executor's thread: rclpy's action client has no lock, and would miss an
+        answer that arrives at once.
 
         Raises:
-            DeadlineExceeded: ``what`` was waited for in vain.
+            DeadlineExceeded: ``what`` did not arrive in time.
         """
         results: list[Any] = []
 
@@ -71,11 +79,11 @@ class GraphClient:
         return results[0]
 
     def carry_out(self, client: ActionClient, goal: Any, deadline_s: float, what: str) -> Any:
-        """The result of ``goal``, which is called off if that is not there in time.
+        """Return the result of ``goal``, which is cancelled if it is late.
 
         Raises:
-            DeadlineExceeded: ``what`` was waited for in vain.
-            Unavailable: the server refused the goal, or does not know it any more.
+            DeadlineExceeded: ``what`` did not arrive in time.
+            Unavailable: the server refused the goal, or lost it.
         """
         ended: list[Any] = []
         sent: list[SentGoal] = []
@@ -90,30 +98,30 @@ class GraphClient:
             if not given_up.is_set():
                 sent.append(SentGoal(self.node, client, goal, take))
 
-        def call_off() -> None:
-            given_up.set()  # tasks need not come in the order in which they were made
+        def cancel() -> None:
+            given_up.set()  # tasks may run in another order
             for each in sent:
-                each.call_off()
+                each.cancel()
 
         self._executor.create_task(send)
         try:
             self.wait(lambda: ended, deadline_s, what)
         except DeadlineExceeded:
-            self._executor.create_task(call_off)
+            self._executor.create_task(cancel)
             with contextlib.suppress(DeadlineExceeded):
-                self.wait(lambda: ended, _CALLED_OFF_S, "the cancellation")
+                self.wait(lambda: ended, _CANCEL_S, "the cancellation")
             raise
         if ended[0] is None:
             refused = "refused it" if sent[0].refused else "was restarted"
-            told = f"no {what}: {type(goal).__qualname__}: the server {refused}"
-            raise Unavailable(told, remedy="see the log of the node")
+            words = f"no {what}: {type(goal).__qualname__}: the server {refused}"
+            raise Unavailable(words, remedy="see the log of the node")
         return ended[0]
 
     def wait(self, condition: Callable[[], Any], deadline_s: float, what: str) -> None:
         """Wait until ``condition()`` is true.
 
         Raises:
-            DeadlineExceeded: ``what`` was waited for in vain.
+            DeadlineExceeded: ``what`` did not arrive in time.
         """
         due = time.monotonic() + deadline_s
         with self.changed:
@@ -123,8 +131,85 @@ class GraphClient:
                     raise DeadlineExceeded(
                         f"waited {deadline_s:g} s for {what}", remedy="see the graph's log"
                     )
-                self.changed.wait(min(left, 0.1))  # discovery announces itself to nobody
+                self.changed.wait(min(left, 0.1))  # discovery notifies nothing
 
     def _spin(self) -> None:
         with contextlib.suppress(ExternalShutdownException):
             self._executor.spin()
+
+
+class AskingClient(GraphClient):
+    """Client in place of camera and navigator: publishes a picture and asks about it.
+
+    One question at a time; messages about other pictures do not count (``about_it``).
+    """
+
+    def __init__(self, name: str, pictures: QoSProfile) -> None:
+        super().__init__(name)
+        self._stamp = TimeMsg()  # of the picture asked about
+        self._observation: Observation | None = None
+        self._pictures = self.node.create_publisher(CompressedImage, "image/compressed", pictures)
+        self.node.create_subscription(Observation, "observation", self._on_observation, RESULT)
+        self._generate = action_client(self.node, Generate, "edge_cloud/generate")
+
+    def forget(self) -> None:
+        """Override to forget the last picture; ``changed`` is held."""
+
+    def observed(self, msg: Observation) -> None:
+        """Override to take the observation of the picture; ``changed`` is held."""
+
+    def about_it(self, msg: Any) -> bool:
+        """Return True if ``msg`` is about the picture shown last."""
+        return bool(msg.header.stamp == self._stamp)
+
+    def connected(self) -> bool:
+        """Return True once all nodes between question and action are connected."""
+        return (
+            self._generate.server_is_ready()
+            and self._pictures.get_subscription_count() > 0
+            and self.node.count_publishers("observation") > 0
+            and self.node.count_publishers("navigation_action") > 0
+            and self.node.count_subscribers("draft") >= 2
+            and self.node.count_publishers("draft") >= 1
+        )
+
+    def show(self, jpeg: bytes, deadline_s: float) -> Observation:
+        """Publish a picture stamped now; return its observation.
+
+        Raises:
+            DeadlineExceeded: there is none in time.
+        """
+        picture = CompressedImage(format="jpeg", data=array("B", jpeg))
+        picture.header.stamp = self._next_stamp()
+        self._pictures.publish(picture)
+        self.wait(lambda: self._observation is not None, deadline_s, "the observation")
+        observation = self._observation
+        assert observation is not None
+        return observation
+
+    def answer(self, goal: Generate.Goal, spare_s: float) -> Generate.Result:
+        """Return the result of ``goal``, ``spare_s`` after its own deadline at the latest.
+
+        Raises:
+            DeadlineExceeded: there is none in time.
+            CollabError: the answer failed.
+        """
+        deadline_s = goal.deadline_s + spare_s
+        result: Generate.Result = self.carry_out(self._generate, goal, deadline_s, "the answer")
+        raise_for(result.status)
+        return result
+
+    def _next_stamp(self) -> TimeMsg:
+        """Return the stamp of the next picture, and forget the last one."""
+        with self.changed:
+            self._observation = None
+            self.forget()
+            self._stamp = self.node.get_clock().now().to_msg()
+            return self._stamp
+
+    def _on_observation(self, msg: Observation) -> None:
+        with self.changed:
+            if self.about_it(msg):
+                self._observation = msg
+                self.observed(msg)
+                self.changed.notify_all()

@@ -1,4 +1,4 @@
-"""Between the protocol's dataclasses and the ROS messages that carry them."""
+"""Conversion between the protocols' dataclasses and ROS messages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def status_named(code: str, message: str) -> Status:
 
 
 def status_of(error: CollabError) -> Status:
-    """Return the message that tells of ``error``; the default ``Status()`` is OK.
+    """Return the status of ``error``; the default ``Status()`` is OK.
 
     A turn is named as the interfaces of this package have it: ``turns[1].role`` is
     ``turn_roles[1]``.
@@ -68,17 +68,14 @@ def code_of(status: Status) -> str:
 
 
 def error_from(status: Status) -> CollabError:
-    """Return the typed error that ``status`` tells of; its text is the message again.
-
-    The remedy stays a part of the message.
-    """
+    """Return the typed error of ``status``, whose message keeps the remedy."""
     named = _FIELD.fullmatch(status.message)
     name, said = named.groups() if named else ("", status.message)
     return BY_CODE.get(code_of(status), CollabError)(said, field=name)
 
 
 def raise_for(status: Status) -> None:
-    """Raise the typed error that ``status`` tells of; return if it is OK."""
+    """Raise the typed error of ``status``; return if it is OK."""
     if status.code != Status.OK:
         raise error_from(status)
 
@@ -93,7 +90,7 @@ def of_a_request() -> Iterator[None]:
 
 
 def sampling_from(request: Any) -> SamplingConfig:
-    """The sampling fields that several requests share; zero, empty and absent mean the default.
+    """Return the sampling of a request; zero, empty and absent fields mean the default.
 
     Raises:
         InvalidInput: a value is out of its range.
@@ -112,7 +109,7 @@ def deadline_from(request: Any, default_s: float) -> float:
     """Return the seconds in which ``request`` is to be answered; 0 means ``default_s``.
 
     Raises:
-        InvalidInput: no request can be answered in that time.
+        InvalidInput: it is out of range.
     """
     if not 0.0 <= request.deadline_s <= MAX_DEADLINE_S:
         raise InvalidInput(
@@ -124,7 +121,7 @@ def deadline_from(request: Any, default_s: float) -> float:
 
 
 def images_from(request: Any) -> tuple[bytes, ...]:
-    """The JPEG bytes of a request's ``images``. Raises InvalidInput for another format."""
+    """Return the JPEG bytes of a request's ``images``. Raises InvalidInput: another format."""
     images = []
     for i, image in enumerate(request.images):
         if "jp" not in image.format.lower():
@@ -169,7 +166,7 @@ def draft_to_msg(draft: Draft, header: Header, session_id: str) -> DraftMsg:
 
 
 def draft_from_msg(msg: DraftMsg, sampling: SamplingConfig) -> Draft:
-    """Back again; ``sampling`` tells whether an empty support means "no distributions"."""
+    """Return the draft in a message; by ``sampling`` an empty support means no distributions."""
     probs: tuple[SparseDistribution, ...] | None = None
     if sampling.sends_probabilities:
         ends = np.cumsum(msg.support_sizes, dtype=np.int64)
@@ -197,7 +194,7 @@ def exit_to_msg(exit_: EarlyExit, header: Header, session_id: str) -> EarlyExitM
 
 
 def exit_from_msg(msg: EarlyExitMsg) -> EarlyExit:
-    """Back again."""
+    """Return the exit in a message."""
     return EarlyExit(
         msg.round, msg.layer, tuple(msg.tokens), msg.accepted, msg.finished, msg.confidence
     )
@@ -218,7 +215,7 @@ def verdict_to_msg(verdict: Verdict | Failure, header: Header, session_id: str) 
 
 
 def verdict_from_msg(msg: VerdictMsg) -> Verdict | Failure:
-    """Back again."""
+    """Return the verdict, or the failure, in a message."""
     if msg.status.code != Status.OK:
         return failure_of(error_from(msg.status))
     return Verdict(

@@ -1,4 +1,4 @@
-"""Publishes how a managed node is on ``/diagnostics`` (docs/diagnostics.md)."""
+"""Reports of a managed node on ``/diagnostics`` (docs/diagnostics.md)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collab_llm_nodes.ros.qos import RESULT
 
 
 class Diagnostics:
-    """The reports of one node, with what it shares with others of its process: memory and time.
+    """The reports of one node, with memory and processor time of its process.
 
     Attributes:
         faults: exceptions of callbacks, which were caught.
@@ -29,7 +29,7 @@ class Diagnostics:
 
     @property
     def wanted(self) -> bool:
-        """Return True while somebody listens."""
+        """Return True while there is a subscriber."""
         return bool(self._publisher.get_subscription_count())
 
     def add_fault(self, error: Exception, where: str) -> None:
@@ -59,15 +59,15 @@ class Diagnostics:
         values = {
             **values,
             "callback_errors": sum(self.faults.counts.values()),
-            # What must not grow. The name is rclpy's own (Jazzy); others may not have it.
+            # It must not grow. The name is rclpy's own (Jazzy); other versions may not have it.
             "executor_tasks": len(getattr(self._node.executor, "_tasks", ())),
             "process_cpu_percent": f"{100 * (used_now - used) / max(now - then, 1e-3):.1f}",
         }
         if (memory := read_memory()) is not None:
             values["process_memory_mib"] = memory.resident >> 20
-            scarce, told = memory.judge(config)
+            scarce, words = memory.judge(config)
             if scarce > level:
-                level, message = scarce, told
+                level, message = scarce, words
         return Status("node", Level(level), message, values)
 
     def publish(self, statuses: Sequence[Status], hardware_id: str) -> None:

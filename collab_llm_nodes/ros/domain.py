@@ -1,4 +1,4 @@
-"""ROS domains for graphs that must neither hear nor disturb others on the same machine."""
+"""ROS domains of graphs that must be isolated from others on the same machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _held = contextlib.ExitStack()  # until the process ends
 
 
 def isolate_ros(*, shared_memory: bool = True) -> None:
-    """Keep this process's graph apart: no simulated velocity is to reach a robot.
+    """Isolate this process's graph: no simulated velocity may reach a robot.
 
     Args:
         shared_memory: False: messages go through UDP alone, where processes are to be killed
@@ -45,7 +45,7 @@ def on_fast_dds() -> bool:
 
 
 def stay_on_this_machine() -> None:
-    """Have participants made from now on, here and in child processes, not look beyond it."""
+    """Confine participants made from now on, also in child processes, to this machine."""
     os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
     if os.environ.get("ROS_DISTRO") == "humble":
         os.environ["ROS_LOCALHOST_ONLY"] = "1"  # it does not know the other one
@@ -55,11 +55,11 @@ def stay_on_this_machine() -> None:
 
 @contextlib.contextmanager
 def own_domain(first: int) -> Iterator[int]:
-    """A domain that nobody else on this machine who asks here has as long as this lasts.
+    """Hold a domain that no other caller on this machine gets meanwhile.
 
     Args:
-        first: where to begin; callers that follow each other should not begin alike, since a
-            domain takes a moment to forget its participants.
+        first: index to begin with; consecutive callers should differ, since a domain takes a moment
+            to forget its participants.
 
     Raises:
         Unavailable: all are taken.
@@ -77,9 +77,9 @@ def own_domain(first: int) -> Iterator[int]:
 
 
 def _lock(file: Path) -> int | None:
-    """Return a descriptor of the locked file, or None if somebody else has it.
+    """Return a descriptor of the locked file, or None if it is held.
 
-    Anybody may put a link or a pipe in its place: it is neither followed, waited for nor written.
+    Any user may put a link or a pipe in its place: it is neither followed, waited for nor written.
     """
     flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:

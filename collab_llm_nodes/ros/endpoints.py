@@ -1,8 +1,7 @@
-"""Abilities of every node's topics and services beyond rclpy's, without a line in the node.
+"""Abilities of every node's topics and services beyond rclpy's.
 
 - Quality of service can be overridden by parameter (``qos_overrides./topic.subscription.depth``).
-- Those at the other end of a topic with whom nothing can be exchanged (QoS, type) are named once in
-  the log, and reported as long as they are there.
+- Incompatible publishers and subscribers (QoS, type) are logged once, and reported while they last.
 - Messages are counted: rates and ages for the diagnostics.
 - Calls of services can be published (service introspection).
 """
@@ -44,15 +43,15 @@ except ImportError:  # ROS 2 Humble
 T = TypeVar("T")
 
 _EVENTS = QoSProfile(depth=50, reliability=ReliabilityPolicy.RELIABLE)
-"""Calls of services, for those who record them."""
+"""Profile of service events."""
 
 _LOOK_S = 2.0
-"""Seconds between two looks at the other ends of the topics."""
+"""Seconds between two checks of the other ends of the topics."""
 
 _NEVER_NS = 2**62
 
-# The middleware's own events would tell of the same. But the executor prepares to wait for each of
-# them anew whenever it wakes: a third of a standing graph's processor time.
+# The middleware's own events report the same. But the executor prepares to wait for each of them
+# anew whenever it wakes: a third of an idle graph's processor time.
 SILENT_PUBLISHER = PublisherEventCallbacks(use_default_callbacks=False)
 SILENT_SUBSCRIPTION = SubscriptionEventCallbacks(use_default_callbacks=False)
 
@@ -61,9 +60,9 @@ class Endpoints:
     """The topics and services of one node.
 
     Args:
-        node: whose they are.
-        commands: profile of velocities. No parameter may make a queue of them: it would be motion
-            that nobody wants any more.
+        node: their owner.
+        commands: profile of velocities. No parameter may make a queue of them: it would be outdated
+            motion.
     """
 
     def __init__(self, node: Node, commands: QoSProfile) -> None:
@@ -86,7 +85,7 @@ class Endpoints:
         profile: QoSProfile | int,
         options: dict[str, Any],
     ) -> Publisher:
-        """A publisher that counts. Raises ConfigError for an override that cannot be."""
+        """Return a publisher that counts. Raises ConfigError for an impossible override."""
         with self._overridden(topic, profile, True, options) as qos:
             publisher = make(kind, topic, qos, **options)
         traffic = self._published[publisher] = Traffic(topic, time.monotonic())
@@ -108,7 +107,7 @@ class Endpoints:
         profile: QoSProfile | int,
         options: dict[str, Any],
     ) -> Subscription:
-        """A subscription that counts. Raises ConfigError for an override that cannot be."""
+        """Return a subscription that counts. Raises ConfigError for an impossible override."""
         traffic = Traffic(topic, time.monotonic())
 
         @functools.wraps(callback)  # rclpy looks at its signature
@@ -129,16 +128,16 @@ class Endpoints:
         return service
 
     def introspect(self, introspection: str) -> None:
-        """The same for all, from now on."""
+        """Set service introspection for all services of this node."""
         for service in self._services:
             self._introspect(service, introspection)
 
     def forget(self, topic: Any) -> None:
-        """It is about to be destroyed."""
+        """Stop counting a topic that is about to be destroyed."""
         self._received.pop(topic, None)
         self._published.pop(topic, None)
 
-    # What came of it.
+    # Reports.
 
     def restart(self) -> None:
         """Expect messages from now on."""
@@ -146,21 +145,21 @@ class Endpoints:
             traffic.restart(time.monotonic())
 
     def statuses(self, expected: Mapping[str, TopicLimits], now: float) -> list[Status]:
-        """Each topic of which something is expected; the others together."""
+        """Return a status of each topic with limits, and one of all others."""
         statuses, values = [], {}
-        for way, topics in (("received", self._received), ("published", self._published)):
+        for direction, topics in (("received", self._received), ("published", self._published)):
             for traffic in list(topics.values()):
                 if traffic.topic in expected:
                     statuses.append(traffic.status(expected[traffic.topic], now))
                 else:
-                    values[f"{way} {traffic.topic}"] = traffic.summary(now)
+                    values[f"{direction} {traffic.topic}"] = traffic.summary(now)
         wrong = "; ".join(self._mismatches.values())
         level = Level.WARN if wrong else Level.OK
         message = wrong or f"{len(values)} of which nothing is expected"
         return [*statuses, Status("topics", level, message, values)]
 
     def _age(self, message: Any) -> float | None:
-        """Seconds since the message's stamp; None when it has none."""
+        """Return the seconds since the message's stamp; None when it has none."""
         stamp = getattr(getattr(message, "header", None), "stamp", None)
         if stamp is None or not (stamp.sec or stamp.nanosec):
             return None
@@ -173,7 +172,7 @@ class Endpoints:
     def _overridden(
         self, topic: str, profile: QoSProfile | int, offered: bool, options: dict[str, Any]
     ) -> Iterator[QoSProfile]:
-        """Complete rclpy's ``options``; raises ConfigError, which names the parameter."""
+        """Complete rclpy's ``options``; raises ConfigError that names the parameter."""
         # A copy: rclpy writes the overrides into the profile that it is given.
         qos = QoSProfile(depth=profile) if isinstance(profile, int) else copy.copy(profile)
         options.setdefault("qos_overriding_options", self._overridable(topic, profile, offered))
@@ -195,7 +194,7 @@ class Endpoints:
             policies = [QoSPolicyKind.RELIABILITY]
         else:
             policies = [QoSPolicyKind.HISTORY, QoSPolicyKind.DEPTH, QoSPolicyKind.RELIABILITY]
-        # A topic that is heard twice in different ways needs two sets of parameters.
+        # A topic with two profiles needs two sets of parameters.
         facts = (
             (profile,)
             if isinstance(profile, int)
@@ -208,7 +207,7 @@ class Endpoints:
         return QoSOverridingOptions(policies, entity_id=str(number + 1) if number else None)
 
     def look(self, now: float) -> None:
-        """Find those with whom nothing can be exchanged, every ``_LOOK_S``; log those who are new.
+        """Find incompatible publishers and subscribers, every ``_LOOK_S``; log new ones.
 
         Args:
             now: ``time.monotonic()``.
@@ -234,7 +233,7 @@ class Endpoints:
         """Note what keeps messages from passing between ``peer`` and each of ours.
 
         Args:
-            topic: theirs.
+            topic: of both.
             other: what ``peer`` does, in words.
             offers: our publishers or subscriptions, each with the profiles offered and asked for.
             peer: the other end, as the graph has it.
@@ -247,7 +246,7 @@ class Endpoints:
                 wrong = f"incompatible QoS ({why})"
             else:
                 return
-        self._mismatches[topic] = f"{topic}: {other} {wrong}, nothing passes between us"
+        self._mismatches[topic] = f"{topic}: {other} {wrong}, nothing is delivered"
 
     def _introspect(self, service: Service, introspection: str) -> None:
         try:
@@ -271,14 +270,17 @@ def _by_topic(endpoints: Mapping[T, Traffic]) -> dict[str, list[T]]:
 
 
 def _why_not(offered: QoSProfile, asked: QoSProfile) -> str:
-    """Return why a publisher and a subscription do not meet; empty if they do."""
+    """Return why a publisher and a subscription are incompatible; "" if they are not."""
     compatibility, reason = qos_check_compatible(_comparable(offered), _comparable(asked))
     return str(reason).rstrip(";") if compatibility == QoSCompatibility.ERROR else ""
 
 
 def _comparable(profile: QoSProfile) -> QoSProfile:
-    """Return ``profile`` without infinite times: those that nobody set are told as infinite by the
-    graph and as 0 by our own endpoints, which the check takes for a difference."""
+    """Return ``profile`` with 0 for infinite times.
+
+    Unset times are infinite in the graph's view and 0 in our own endpoints, which rclpy's check
+    takes for a difference.
+    """
     plain = copy.copy(profile)
     for name in ("deadline", "liveliness_lease_duration"):
         if getattr(plain, name).nanoseconds >= _NEVER_NS:

@@ -1,13 +1,12 @@
-"""Everything that a server of a protocol needs besides the protocol, once for all of them.
+"""The plumbing of every protocol's server.
 
 A :class:`GenerationHost` offers the action ``<protocol>/generate``, and its service twin if the
-protocol names one.
-It queues, refuses, watches deadlines, cancels, tells the answer so far (feedback and the topic
-``generated_text``) and reports health. The protocol runs in threads of the host's; ROS callbacks
-only start and end answers, so they answer at once in any state of the node.
+protocol names one. It queues, refuses, watches deadlines, cancels, publishes the answer so far
+(feedback and the topic ``generated_text``) and reports health. The protocol runs in threads of the
+host's; ROS callbacks only start and end answers, so they return at once in any state of the node.
 
-Answers for motion have a queue, places and a thread of their own, so that other questions neither
-hold them up here nor take their places; the protocol is told, and lets them go first.
+Answers for motion have a queue, places and a thread of their own, so that other questions do not
+delay them; the protocol sees the flag, and serves them first.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
 
-from rclpy.action import ActionServer, CancelResponse
+from rclpy.action import CancelResponse
 from rclpy.action.server import ServerGoalHandle
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.task import Future
@@ -70,7 +69,7 @@ from collab_llm_nodes.ros.convert import (
     sampling_from,
     status_of,
 )
-from collab_llm_nodes.ros.goals import RESULT_S, drop_contents
+from collab_llm_nodes.ros.goals import action_server, drop_contents
 from collab_llm_nodes.ros.health import AnswerLimits, Answers, Level, Status
 from collab_llm_nodes.ros.managed_node import ManagedNode
 from collab_llm_nodes.ros.qos import REQUESTS, RESULT
@@ -78,13 +77,13 @@ from collab_llm_nodes.ros.qos import REQUESTS, RESULT
 P = TypeVar("P", bound=Progress)
 
 _WATCH_S = 0.05
-"""Period at which the deadlines of waiting requests are looked at."""
+"""Period at which the deadlines of waiting requests are checked."""
 _NO_FAULTS = (Cancelled.code, Inactive.code, NotFound.code)
-"""Ends of an answer that somebody here wanted, or that are answers to the question."""
+"""Ends of an answer that were asked for here, or that answer the question."""
 _BUSY_S = 0.5
-"""Wait before a caller is told BUSY: one that asks again at once would occupy the node."""
+"""Delay of BUSY: a caller that retries at once would occupy the node."""
 _FAREWELL_S = 1.0
-"""Grace period in which callers still get their results when the node is cleaned up."""
+"""Grace period in which callers get their results when the node is cleaned up."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +92,12 @@ class HostConfig:
 
     health: AnswerLimits = field(default_factory=AnswerLimits)
     deadline_s: float = setting(
-        10.0, "One answer, when the request names no deadline [s].", low=0.05, high=3600.0
+        10.0, "Deadline of an answer whose request names none [s].", low=0.05, high=3600.0
     )
     max_waiting: int = setting(
         4,
-        "Answers in progress or waiting, those for motion and all others counted apart; more are"
-        " refused as BUSY.",
+        "Most answers in progress or waiting, those for motion and all others counted apart; more"
+        " are refused as BUSY.",
         low=1,
         high=256,
     )
@@ -111,8 +110,8 @@ class _Job:
     """One answer, from the request to its end.
 
     Attributes:
-        question: field of the caller's that holds the turn to be answered.
-        given_up: why it was given up; the first reason counts.
+        question: the caller's field that holds the turn to be answered.
+        given_up: why it was cancelled; the first reason counts.
     """
 
     def __init__(self, request: Request, header: Header, question: str, due: float) -> None:
@@ -121,32 +120,32 @@ class _Job:
         self.question = question
         self.control = Control(due)
         self.given_up: CollabError | None = None
-        self.begun = False  # its turn has come, or it was given up before
-        self.told: Progress = Progress()  # what was published last
+        self.begun = False  # it runs, or was cancelled before
+        self.published: Progress = Progress()
         self.answer: Answer | None = None
-        self.feedback: Callable[[GeneratedText, int, Progress], None] = lambda *told: None
+        self.feedback: Callable[[GeneratedText, int, Progress], None] = lambda *progress: None
         self.over = Future()
         self._lock = Lock()
 
     def claim(self) -> bool:
-        """True for the first who asks: a thread of the host, or who gives up before its turn."""
+        """Return True for the first caller only: a thread that runs the job, or a cancellation."""
         with self._lock:
             first, self.begun = not self.begun, True
             return first
 
     def ended(self, error: CollabError) -> Answer:
-        """Return the answer that ends with ``error``: it is what was told last."""
-        return Answer(**{**vars(self.told), "verified": False}, error=error)
+        """Return the answer so far, ended by ``error``."""
+        return Answer(**{**vars(self.published), "verified": False}, error=error)
 
     def rename_field(self, error: CollabError) -> None:
-        """Have an error of the question name the caller's field, whatever its reader calls it."""
+        """Name the caller's field in an error of the question."""
         alone = len(self.request.turns) == 1 and error.field.startswith("turns")
         if alone or error.field in ("prompt", "question", "text"):
             error.field = self.question
 
 
 class _Line:
-    """Answers whose turn has not come, and the threads that make them."""
+    """A queue of answers, and the threads that make them."""
 
     def __init__(self, threads: int, name: str) -> None:
         self.waiting: deque[_Job] = deque()
@@ -167,7 +166,7 @@ class GenerationHost:
         self.running = running
         self._jobs: list[_Job] = []  # in progress or waiting
         self._goals: dict[bytes, _Job] = {}
-        self._refused: dict[Future, float] = {}  # done when the caller may be told, by then
+        self._refused: dict[Future, float] = {}  # delayed refusals, with their due times
         self._health = Answers()
         self.answered = self.failed = 0
         self._questions = _Line(running.parallel, entry.name)
@@ -175,19 +174,9 @@ class GenerationHost:
         self._texts = node.create_publisher(GeneratedText, "generated_text", RESULT)
         self._watching = node.create_timer(_WATCH_S, self._watch, clock=STEADY)
         self.action = f"{entry.name}/generate"
-        self._action = ActionServer(
-            node,
-            Generate,
-            self.action,
-            self._execute,
-            cancel_callback=self._on_cancel,
-            goal_service_qos_profile=REQUESTS,
-            result_service_qos_profile=REQUESTS,
-            cancel_service_qos_profile=REQUESTS,
-            result_timeout=RESULT_S,
-        )
-        # An awaiting service callback occupies its callback group: in the node's own, exclusive
-        # one it would block the very responses that its answer may wait for.
+        self._action = action_server(node, Generate, self.action, self._execute, self._on_cancel)
+        # An awaiting service callback occupies its callback group: in the node's exclusive one it
+        # would block the responses that its answer may wait for.
         self.group = ReentrantCallbackGroup()
         self._service = entry.service and node.create_service(
             getattr(srv, entry.service),
@@ -203,13 +192,13 @@ class GenerationHost:
             self._give_up(
                 job, Inactive(f"{self._node.get_name()} was deactivated", remedy="activate it")
             )
-        self._tell_refused(math.inf)
+        self._release_refused(math.inf)
 
     def close(self, on_quiet: Callable[[], None] = lambda: None) -> None:
         """End all answers and free the protocol.
 
-        ``on_quiet`` is called when every caller has its result, or after a second: then is the time
-        to destroy what the answers went through.
+        ``on_quiet`` is called when every caller has its result, or after a second, to destroy the
+        topics and clients of the answers.
         """
         self.cancel_all()
         for line in (self._questions, self._motion):
@@ -241,7 +230,7 @@ class GenerationHost:
         }
 
     def details(self, now: float) -> list[Status]:
-        """Return how the last answers were, and what the protocol tells of itself."""
+        """Return the state of the last answers, and the protocol's own figures."""
         recent = self._node.common.diagnostics.recent
         decoding = self._health.status("decoding", self._node.config.health, now, recent)
         health = dict(self.running.health())
@@ -280,7 +269,7 @@ class GenerationHost:
     # Callbacks of actions and services, which must answer in any state of the node.
 
     async def _execute(self, goal: ServerGoalHandle) -> Generate.Result:
-        """Answer a goal. All are accepted, because a refusal cannot say why."""
+        """Answer a goal. All are accepted, because a refusal carries no reason."""
         result = Generate.Result(header=goal.request.header)
         goal_id = bytes(goal.goal_id.uuid)
 
@@ -296,7 +285,7 @@ class GenerationHost:
             job = self._read(goal.request)
             job.feedback = feedback
             self._goals[goal_id] = job
-            if goal.is_cancel_requested:  # it came before this coroutine began
+            if goal.is_cancel_requested:  # before this coroutine began
                 self._give_up(job)
             try:
                 await self._answer(job, result)
@@ -331,17 +320,17 @@ class GenerationHost:
         return response
 
     async def _hold_back(self, error: Exception) -> None:
-        """Wait until the caller may be told ``error``."""
+        """Delay BUSY by ``_BUSY_S``."""
         if isinstance(error, Busy):
-            told = Future()
-            self._refused[told] = time.monotonic() + _BUSY_S
+            released = Future()
+            self._refused[released] = time.monotonic() + _BUSY_S
             self._watching.reset()
-            await told
+            await released
 
-    def _tell_refused(self, now: float) -> None:
-        for told in [told for told, due in self._refused.items() if now >= due]:
-            del self._refused[told]
-            told.set_result(None)
+    def _release_refused(self, now: float) -> None:
+        for released in [each for each, due in self._refused.items() if now >= due]:
+            del self._refused[released]
+            released.set_result(None)
 
     def _status_of(self, error: Exception) -> StatusMsg:
         """Log why a request ends without an answer; return it for the caller."""
@@ -447,13 +436,15 @@ class GenerationHost:
     # Answers.
 
     async def _answer(self, job: _Job, result: Any) -> None:
-        """Have ``job`` answered; returns when it is over, however it ends, with ``result`` set."""
+        """Queue ``job``; return when it is over, however it ends, with ``result`` set."""
         self._node.get_logger().debug(f"answer {job.request.id[:8]}: asked for")
         self._jobs.append(job)
         self._watching.reset()
         line = self._line(job)
         line.waiting.append(job)
-        line.workers.submit(self._run_next, line)  # not with the job: given up, it leaves the line
+        line.workers.submit(
+            self._run_next, line
+        )  # not with the job: cancelled, it leaves the queue
         try:
             await job.over
         finally:
@@ -464,14 +455,14 @@ class GenerationHost:
         return self._motion if job.request.for_motion else self._questions
 
     def _give_up(self, job: _Job, why: CollabError | None = None) -> None:
-        """Cancel: at once before its turn, else between two passes."""
+        """Cancel ``job``: at once before it runs, else between two passes."""
         why = why or Cancelled("the caller gave the answer up")
         job.given_up = job.given_up or why
         job.control.cancel()
         self._abandon(job, job.given_up)
 
     def _abandon(self, job: _Job, error: CollabError) -> None:
-        """End ``job`` with ``error`` if its turn has not come."""
+        """End ``job`` with ``error`` if it does not run yet."""
         if job.claim():
             with contextlib.suppress(ValueError):  # a thread has just taken it
                 self._line(job).waiting.remove(job)
@@ -479,12 +470,14 @@ class GenerationHost:
             self._node.post(job.over.set_result, None)
 
     def _watch(self) -> None:
-        """End waiting requests whose deadline has passed; those whose turn has come see to that
-        themselves. One timer for all: rclpy keeps something of each timer that was ever made."""
+        """End waiting requests whose deadline has passed; running ones check their own.
+
+        One timer for all, since rclpy leaks memory with each.
+        """
         if not (self._jobs or self._refused):
             self._watching.cancel()  # until the next one
         now = time.monotonic()
-        self._tell_refused(now)
+        self._release_refused(now)
         for job in list(self._jobs):
             if now >= job.control.due:
                 late = DeadlineExceeded(
@@ -493,7 +486,7 @@ class GenerationHost:
                 self._abandon(job, late)
 
     def _fill(self, result: Any, job: _Job) -> None:
-        """Set what the action's result and the service's response have in common."""
+        """Set the fields that the action's result and the service's response share."""
         answer, log = job.answer, self._node.get_logger()
         assert answer is not None
         name = f"answer {job.request.id[:8]}"
@@ -519,7 +512,7 @@ class GenerationHost:
     # In a thread of the host's.
 
     def _run_next(self, line: _Line) -> None:
-        """Answer the job whose turn it is; there may be none, for each that was given up."""
+        """Run the next job in the queue; there is none for each that was cancelled."""
         try:
             job = line.waiting.popleft()
         except IndexError:
@@ -527,16 +520,16 @@ class GenerationHost:
         self._run(job)
 
     def _run(self, job: _Job) -> None:
-        """Answer ``job``; every way out publishes a final text and ends the wait for it."""
+        """Answer ``job``; always publish a final text, and end the wait for it."""
         if not job.claim():
-            return  # given up while it waited for its turn
+            return  # cancelled while it waited
         try:
             job.control.check()
             answer = self.running.run(job.request, partial(self._emit, job), job.control)
             answer = _checked(answer, Answer, self._entry.name)
         except CollabError as error:
             answer = job.ended(error)
-        except Exception as error:  # noqa: BLE001 - whatever a model raises must reach the caller
+        except Exception as error:  # noqa: BLE001 - any error of a model must reach the caller
             answer = job.ended(self._node.fault_of(self.action, error))
         try:
             if isinstance(answer.error, Cancelled) and job.given_up is not None:
@@ -544,20 +537,20 @@ class GenerationHost:
             if answer.error is not None:
                 job.rename_field(answer.error)
             job.answer = answer
-            self._tell(job, answer, answer)
+            self._publish(job, answer, answer)
         except Exception as error:  # noqa: BLE001 - the caller waits for ``over`` in any case
             self._node.fault_of(self.action, error)
         finally:
             self._node.post(job.over.set_result, None)
 
     def _emit(self, job: _Job, progress: Progress) -> None:
-        """Publish the answer so far as the protocol tells it."""
-        self._tell(job, _checked(progress, Progress, self._entry.name))
+        """Publish the protocol's progress."""
+        self._publish(job, _checked(progress, Progress, self._entry.name))
 
-    def _tell(self, job: _Job, progress: Progress, final: Answer | None = None) -> None:
-        """Publish the answer so far, or its end; feedback of what is new."""
-        before, text = job.told, progress.text
-        job.told = progress
+    def _publish(self, job: _Job, progress: Progress, final: Answer | None = None) -> None:
+        """Publish the answer so far, or its end, and its new part as feedback."""
+        before, text = job.published, progress.text
+        job.published = progress
         msg = GeneratedText(
             header=job.header,
             session_id=job.request.id,
@@ -581,7 +574,7 @@ class GenerationHost:
             job.feedback(msg, new, progress)
 
 
-def _checked(told: P, kind: type[P], protocol: str) -> P:
+def _checked(report: P, kind: type[P], protocol: str) -> P:
     """Return a protocol's report with values that messages can carry.
 
     rclpy's C code ends the process for a value of another type, such as a NumPy integer.
@@ -590,31 +583,33 @@ def _checked(told: P, kind: type[P], protocol: str) -> P:
         CollabError: the report is of another type than ``kind``, or a value is out of its range.
     """
     try:
-        if not isinstance(told, kind):
-            raise TypeError(f"{type(told).__name__}, expected {kind.__name__}")
-        error = told.error if isinstance(told, Answer) else None
+        if not isinstance(report, kind):
+            raise TypeError(f"{type(report).__name__}, expected {kind.__name__}")
+        error = report.error if isinstance(report, Answer) else None
         if error is not None and not isinstance(error, CollabError):
             raise TypeError(f"the error is {type(error).__name__}, expected CollabError")
-        if max(told.sources, default=0) > max(Source):
-            raise ValueError(f"source {max(told.sources)}, expected 0 to {max(Source)}")
-        metrics_to_msg(told.metrics)
+        if max(report.sources, default=0) > max(Source):
+            raise ValueError(f"source {max(report.sources)}, expected 0 to {max(Source)}")
+        metrics_to_msg(report.metrics)
         return replace(
-            told,
-            text=_sendable(told.text),
-            tokens=tuple(array("i", told.tokens)),
-            sources=tuple(array("B", told.sources)),
-            ends=tuple(array("I", told.ends)),
-            verified=bool(told.verified),
-            stage=_sendable(told.stage),
-            share_done=float(told.share_done),
+            report,
+            text=_sendable(report.text),
+            tokens=tuple(array("i", report.tokens)),
+            sources=tuple(array("B", report.sources)),
+            ends=tuple(array("I", report.ends)),
+            verified=bool(report.verified),
+            stage=_sendable(report.stage),
+            share_done=float(report.share_done),
         )
     except (TypeError, ValueError, OverflowError, AttributeError) as fault:
         raise CollabError(f"the protocol {protocol} returned no usable answer: {fault}") from fault
 
 
 def _sendable(text: str) -> str:
-    """Return ``text`` as ROS can carry it: a ROS string ends at its first NUL, which a byte-level
-    vocabulary can produce, and is UTF-8, which has no surrogates."""
+    """Return ``text`` with the characters replaced that a ROS string cannot hold.
+
+    Byte-level vocabularies can produce NUL, which ends a string, and surrogates, which UTF-8 lacks.
+    """
     return re.sub("[\0\ud800-\udfff]", REPLACEMENT, text)
 
 

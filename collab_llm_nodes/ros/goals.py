@@ -1,9 +1,9 @@
-"""Goals that do not get lost with the answer to them.
+"""Actions: clients and servers with one quality of service, and goals that cannot get lost.
 
-An action server may know a new client later than that client knows it. Its answer then reaches
-nobody, and the goal is carried out all the same: a robot drives, and who sent it does not know. So
-a goal's id is chosen here; with it the goal can be called off, and its result be asked for, whether
-or not its acceptance is known.
+An action server may discover a new client later than that client discovers it. Its answer then
+reaches nobody, and the goal is executed all the same: the robot drives, and the caller does not
+know. So ``SentGoal`` chooses the goal's id itself. With it the goal can be cancelled, and its
+result be requested, whether or not its acceptance arrives.
 """
 
 from __future__ import annotations
@@ -13,22 +13,51 @@ from collections.abc import Callable
 from typing import Any
 
 from action_msgs.msg import GoalStatus
-from rclpy.action import ActionClient
+from rclpy.action import ActionClient, ActionServer, CancelResponse
 from rclpy.action.client import ClientGoalHandle
+from rclpy.action.server import ServerGoalHandle
 from rclpy.node import Node
 from rclpy.task import Future
 from unique_identifier_msgs.msg import UUID
 
 from collab_llm.action import Generate
 from collab_llm_nodes.ros.clock import STEADY
+from collab_llm_nodes.ros.qos import REQUESTS
 
 ANSWER_S = 3.0
-"""A goal that is not answered for so long is asked about: it may be carried out, or never have
+"""A goal that is not answered for so long is asked about: it may be executing, or never have
 arrived."""
 RESULT_S = 15
-"""Time for which a server keeps a goal that is over, for its caller to ask for the result [s].
+"""Time for which a server keeps a goal that is over, so that its caller can request the result [s].
 rclpy's default is 15 minutes; and announcing a goal leaks memory in proportion to the goals that
 are kept."""
+_SERVICES = {f"{name}_service_qos_profile": REQUESTS for name in ("goal", "result", "cancel")}
+
+
+def action_client(node: Node, kind: Any, name: str, **options: Any) -> ActionClient:
+    """Return a client of the action ``name`` whose queues hold a burst of answers."""
+    return ActionClient(node, kind, name, **_SERVICES, **options)
+
+
+def action_server(
+    node: Node,
+    kind: Any,
+    name: str,
+    execute: Callable[[ServerGoalHandle], Any],
+    on_cancel: Callable[[ServerGoalHandle], CancelResponse],
+    **options: Any,
+) -> ActionServer:
+    """Return a server of the action ``name`` whose queues hold a burst of requests."""
+    return ActionServer(
+        node,
+        kind,
+        name,
+        execute,
+        cancel_callback=on_cancel,
+        result_timeout=RESULT_S,
+        **_SERVICES,
+        **options,
+    )
 
 
 def drop_contents(goal: Generate.Goal) -> None:
@@ -37,17 +66,17 @@ def drop_contents(goal: Generate.Goal) -> None:
 
 
 def ask_for_life(client: ActionClient) -> Future:
-    """Ask the server of ``client`` for a sign of life; the future is done when it comes.
+    """Ask the server of ``client`` for a sign of life; the future is done when it arrives.
 
-    Every action server answers the cancellation of a goal that it never had: there is none. To
-    expect the answer no longer, cancel the future.
+    Every action server answers the cancellation of a goal that it never had: there is none. To stop
+    waiting, cancel the future.
     """
     goal_id = UUID(uuid=list(uuid.uuid4().bytes))
     return ClientGoalHandle(client, goal_id, None).cancel_goal_async()
 
 
 class SentGoal:
-    """One goal on its way, or being carried out. Belongs to the thread that spins ``node``.
+    """One goal that was sent, until its end. Belongs to the thread that spins ``node``.
 
     Args:
         on_end: called with the result; None: the server refused the goal (``refused``) or does not
@@ -55,8 +84,8 @@ class SentGoal:
         on_feedback: called with feedback messages.
 
     Attributes:
-        answered: the server has accepted or refused it; False: it may never have arrived.
-        refused: the server would not have it; ROS has no words for why, so its log may say it.
+        answered: the server has accepted or refused the goal; False: it may never have arrived.
+        refused: the server refused the goal. ROS carries no reason; the server's log may have it.
         status: how it ended, a ``GoalStatus``; set before ``on_end`` is called.
     """
 
@@ -71,27 +100,27 @@ class SentGoal:
         goal_id = UUID(uuid=list(uuid.uuid4().bytes))
         self._handle = ClientGoalHandle(client, goal_id, None)
         self._on_end = on_end
-        self.answered = self._asked = self._called_off = self.refused = False
+        self.answered = self._asked = self._cancelled = self.refused = False
         self.status: int = GoalStatus.STATUS_UNKNOWN
         self._results: list[Future] = []
         self._node = node
         self._timer = node.create_timer(ANSWER_S, self._ask_once, clock=STEADY)
         client.send_goal_async(goal, on_feedback, goal_id).add_done_callback(self._on_answer)
 
-    def call_off(self) -> None:
-        """Have it cancelled; its result will tell."""
-        self._called_off = True
+    def cancel(self) -> None:
+        """Have the server cancel the goal; ``on_end`` is still called."""
+        self._cancelled = True
         self._handle.cancel_goal_async()
 
     def ask_again(self) -> None:
-        """Ask a server for the result again, in case it was restarted since it was asked."""
-        if self._asked:  # else it may not have arrived there yet
+        """Request the result again, in case the server was restarted since the last request."""
+        if self._asked:  # else the goal may not have arrived there yet
             self._ask()
 
     def forget(self) -> None:
         """Expect nothing more; to be called when the goal is over, or its client is destroyed.
 
-        A result that never comes would keep the goal, with its pictures, as long as the client.
+        A result that never arrives would keep the goal, with its pictures, as long as the client.
         """
         self._node.destroy_timer(self._timer)
         for result in self._results:
@@ -106,7 +135,7 @@ class SentGoal:
         if not self._asked:
             self._asked = True
             self._node.destroy_timer(self._timer)
-            if self._called_off:  # that may have come before the goal, and found nothing
+            if self._cancelled:  # the cancellation may have overtaken the goal, and found nothing
                 self._handle.cancel_goal_async()
             self._ask()
 
@@ -121,6 +150,6 @@ class SentGoal:
         response = ended.result()
         self.status = response.status
         known = response.status != GoalStatus.STATUS_UNKNOWN
-        if not known and not self.answered:  # should it arrive yet, nobody wants it any more
+        if not known and not self.answered:  # should it still arrive, it is not wanted any more
             self._handle.cancel_goal_async()
         self._on_end(response.result if known else None)

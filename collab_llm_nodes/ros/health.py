@@ -1,6 +1,6 @@
-"""The health of a node in small records without clock or I/O, which ``ManagedNode`` publishes.
+"""The health of a node, as records without clock or I/O; ``ManagedNode`` publishes them.
 
-Times are seconds of one monotonic clock, which the caller reads.
+Times are seconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.metrics import GenerationMetrics
 
 _RATE_WINDOW_S = 5.0
-_ANSWERS = 20  # that tau and its like are of
+_ANSWERS = 20  # over which figures are averaged
 
 
 class Level(bytes, Enum):
@@ -30,7 +30,7 @@ class Level(bytes, Enum):
 
 @dataclass(frozen=True)
 class Status:
-    """One entry of ``/diagnostics``; ``name`` is what it is about, without the node's name."""
+    """One entry of ``/diagnostics``; ``name`` is that of a part, without the node's."""
 
     name: str
     level: Level
@@ -46,7 +46,7 @@ class DiagnosticsConfig:
         1.0, "A report at least this often, machine's time [s].", low=0.05, high=60.0
     )
     recent: float = setting(
-        10.0, "An error that does not come again is reported for this long [s].", low=0.0, high=3600
+        10.0, "Time for which an error that does not recur is reported [s].", low=0.0, high=3600
     )
     hardware_id: str = setting("", "Of the robot, in every report; empty: the host's name.")
     memory_warn: float = setting(
@@ -88,7 +88,7 @@ class _Mark:
 
 
 class Traffic:
-    """The messages of one topic at one node. Costs next to nothing per message.
+    """The messages of one topic at one node.
 
     Attributes:
         topic: as the node names it.
@@ -109,7 +109,7 @@ class Traffic:
         self._marks = deque([_Mark(now, self.count, 0.0)])
 
     def on_message(self, now: float, age: float | None) -> None:
-        """A message, ``age`` seconds after its stamp (None: it has none)."""
+        """Count a message, ``age`` seconds after its stamp (None: it has none)."""
         self.count += 1
         self._last = now
         if age is not None:
@@ -117,7 +117,7 @@ class Traffic:
             self._oldest = max(self._oldest, age)
 
     def rate(self, now: float) -> float:
-        """Messages per second since the oldest report that the window holds."""
+        """Return the messages per second since the oldest report in the window."""
         mark = self._marks[0]
         return (self.count - mark.count) / max(now - mark.at, 1e-3)
 
@@ -147,9 +147,9 @@ class Traffic:
     def summary(self, now: float) -> str:
         """Return the state of a topic of which nothing is expected."""
         age = f", {self._age:.2f} s old" if self._stamped else ""
-        told = f"{self.count} ({self.rate(now):.1f}/s{age})"
+        summary = f"{self.count} ({self.rate(now):.1f}/s{age})"
         self._mark(now)
-        return told
+        return summary
 
     def _mark(self, now: float) -> None:
         """Remember this report; reports on a change may follow one another closely."""
@@ -162,7 +162,7 @@ class Traffic:
 
 
 class Faults:
-    """Errors by their code, how many since the last success, and what the last one said."""
+    """Errors by their code, their number since the last success, and the last message."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -171,17 +171,17 @@ class Faults:
         self._at = float("-inf")
 
     def add(self, code: str, message: str, now: float) -> None:
-        """One more."""
+        """Count an error."""
         self.counts[code] += 1
         self.in_a_row += 1
         self.last, self._at = message or code, now
 
     def success(self) -> None:
-        """Note that it went well again."""
+        """Count a success."""
         self.in_a_row = 0
 
     def recent(self, now: float, within_s: float) -> str:
-        """Return the last one's words; "" when it is long past."""
+        """Return the last error's message if it is recent, else ""."""
         return self.last if now - self._at < within_s else ""
 
 
@@ -210,7 +210,7 @@ class Answers:
         self._alone = False
 
     def on_answer(self, metrics: GenerationMetrics) -> None:
-        """A complete answer."""
+        """Count a complete answer."""
         self._last.append(metrics)
         self._alone = metrics.unverified > 0
         self.faults.success()
@@ -282,7 +282,7 @@ class ActionLimits:
 
 
 class Actions:
-    """The actions read from the model's text: how many of each code, how old their frames."""
+    """The actions read from the model's text, by code, and the age of their frames."""
 
     def __init__(self) -> None:
         self.codes: Counter[str] = Counter()
@@ -290,7 +290,10 @@ class Actions:
         self._ages: deque[float] = deque(maxlen=_ANSWERS)
 
     def on_action(self, code: str, reason: str, age_s: float, now: float) -> None:
-        """``code``: a name of NavigationAction.msg; ``age_s``: since the capture of its frame."""
+        """Count an action.
+
+        ``code``: a name of NavigationAction.msg; ``age_s``: since the capture of its frame.
+        """
         self.codes[code] += 1
         if code == "OK":
             self._refused.success()
@@ -314,14 +317,14 @@ class Actions:
 
 
 class LinkHealth:
-    """The link to the verifier: since when it is not up, and the errors that came over it."""
+    """The link to the verifier: the time for which it is not up, and its errors."""
 
     def __init__(self, now: float) -> None:
         self.faults = Faults()
         self._up_at = now
 
     def on_state(self, state: str, now: float) -> None:
-        """The link's state now; whether or not anybody wants a report."""
+        """Take the link's state, at every change."""
         if state == "UP":
             self._up_at = now
 
@@ -362,12 +365,12 @@ class Memory:
     total: int
 
     def judge(self, config: DiagnosticsConfig) -> tuple[Level, str]:
-        """Return whether the machine has enough left."""
+        """Return the level of the machine's free memory, in words unless OK."""
         share = self.available / self.total
-        told = f"{100 * share:.0f} % of the machine's memory is free"
+        words = f"{100 * share:.0f} % of the machine's memory is free"
         if share < config.memory_error:
-            return Level.ERROR, told
-        return (Level.WARN, told) if share < config.memory_warn else (Level.OK, "")
+            return Level.ERROR, words
+        return (Level.WARN, words) if share < config.memory_warn else (Level.OK, "")
 
 
 def read_memory(proc: Path = Path("/proc")) -> Memory | None:

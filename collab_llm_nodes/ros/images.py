@@ -48,7 +48,7 @@ def to_rgb(
     data: bytes | memoryview | array[int],
     big_endian: bool = False,
 ) -> np.ndarray:
-    """The pixels of a ``sensor_msgs/Image`` as uint8 [height, width, 3], RGB.
+    """Return the pixels of a ``sensor_msgs/Image`` as uint8 [height, width, 3], RGB.
 
     Args:
         step: bytes per row, padding included.
@@ -83,7 +83,7 @@ def to_rgb(
 
 
 def _from_yuv422(rows: np.ndarray, *, luma_first: bool) -> np.ndarray:
-    """Two pixels share one U and one V; the width must be even."""
+    """Return RGB of YUV 4:2:2, where two pixels share one U and one V; the width must be even."""
     height, size = rows.shape
     if size % 4:
         raise InvalidInput("odd width", field="width", remedy="YUV 4:2:2 has an even width")
@@ -98,7 +98,7 @@ def _from_yuv422(rows: np.ndarray, *, luma_first: bool) -> np.ndarray:
 
 
 def encode_jpeg(rgb: np.ndarray, quality: int, max_width: int = 0) -> Jpeg:
-    """JPEG of uint8 [height, width, 3], scaled down to ``max_width`` px if it is wider (0 = no)."""
+    """Return the JPEG of uint8 [height, width, 3], at most ``max_width`` px wide (0 = any)."""
     picture = Pil.fromarray(np.ascontiguousarray(rgb))
     return _save(picture, quality, max_width)
 

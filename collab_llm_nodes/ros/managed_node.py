@@ -6,14 +6,14 @@ The rules every node of this package keeps, and that this file makes easy:
   process. No callback blocks. Slow work (a model, a socket, a camera) runs in a thread of its
   own and hands its result back with :meth:`ManagedNode.post`. A long-running action's execute
   callback is ``async def`` and awaits an ``rclpy.task.Future``.
-- **Nothing happens while inactive.** rclpy gates only lifecycle publishers, so every callback is
-  decorated with :func:`guarded`, which also keeps an exception from killing the node.
+- **Nothing happens while inactive.** rclpy stops only lifecycle publishers, so every callback is
+  decorated with :func:`guarded`, which also keeps an exception from ending the process.
 - **Names.** ``rclpy.node.Node`` keeps private attributes such as ``_timers``, ``_services``,
   ``_clock`` and ``_parameters``; a subclass that assigns them breaks the executor.
 - **Parameters are a frozen dataclass** whose fields are made with ``config.setting``.
-- **What every node can do without a line of its own** (docs/diagnostics.md): QoS overriding and
-  incompatible QoS reported for each topic, rates and ages of each topic on ``/diagnostics``,
-  service introspection. A log call that can repeat says ``throttle_duration_sec``.
+- **Abilities of every node** (docs/diagnostics.md): QoS overriding and reports of incompatible QoS,
+  rates and ages of each topic on ``/diagnostics``, service introspection. A log call that can
+  repeat has a ``throttle_duration_sec``.
 """
 
 from __future__ import annotations
@@ -36,14 +36,13 @@ from rclpy.subscription import Subscription
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
-from collab_llm_nodes.ros.clock import STEADY
+from collab_llm_nodes.ros.clock import STEADY, set_period
 from collab_llm_nodes.ros.diagnostics import Diagnostics
 from collab_llm_nodes.ros.endpoints import SILENT_PUBLISHER, SILENT_SUBSCRIPTION, Endpoints
 from collab_llm_nodes.ros.health import DiagnosticsConfig, Level, Status, TopicLimits
-from collab_llm_nodes.ros.logger import Logger
+from collab_llm_nodes.ros.logs import Logger, Repeats
 from collab_llm_nodes.ros.parameters import declare, of_qos, read, refuse_unknown
 from collab_llm_nodes.ros.qos import COMMAND
-from collab_llm_nodes.ros.repeats import Repeats
 
 C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -83,7 +82,7 @@ class CommonConfig:
     )
     introspection: str = setting(
         "off",
-        "Service introspection: what is published of each call of the node's services, on"
+        "Service introspection: the part of each call of the node's services that is published on"
         " <service>/_service_event; contents include pictures.",
         choices=("off", "metadata", "contents"),
     )
@@ -94,22 +93,21 @@ class CommonConfig:
 
 
 class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
-    """A lifecycle node with a typed configuration, diagnostics and quality of service to be set.
+    """A lifecycle node with a typed configuration, diagnostics and configurable QoS.
 
     A subclass overrides ``configure`` (load, connect, create publishers), ``activate``,
     ``deactivate`` and ``cleanup``; they raise on failure, and the transition then fails with the
-    message logged. ``diagnose`` says how the node is, ``details`` how its parts are, ``expected``
-    what its topics should be like; it is published on ``/diagnostics`` with the rates and ages of
-    all topics, at ``diagnostics.period`` and, through ``report_health``, on change.
+    message logged. ``diagnose`` returns the state of the node, ``details`` that of its parts,
+    ``expected`` the limits of its topics. They are published on ``/diagnostics`` with the rates and
+    ages of all topics, at ``diagnostics.period`` and, through ``report_health``, on change.
 
     Attributes:
         config: the current parameters; replaced as a whole when a dynamic one is set.
-        common: those that every node has.
+        common: the parameters that every node has.
         active: the lifecycle state is ``active``.
-        shares_memory: whether its process may exchange messages with others through shared memory,
-            which is faster, but a process killed in the midst of a transfer leaves locks there for
-            which everybody else waits, for seconds (docs/safety.md). False is obeyed by
-            Fast DDS >= 2.11, unless all is confined to LOCALHOST, where it insists on it.
+        shares_memory: whether its process may use shared memory for messages, which is faster; but
+            a process killed during a transfer leaves locks there for which all others wait, for
+            seconds (docs/safety.md). False is obeyed by Fast DDS >= 2.11, except with LOCALHOST.
     """
 
     shares_memory = True
@@ -124,8 +122,8 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
         self.config: C = declare(self, config_type)
         self.common = declare(self, CommonConfig)
         self.add_on_set_parameters_callback(self._validate)
-        self._told_afterwards = hasattr(self, "add_post_set_parameters_callback")  # not on Humble
-        if self._told_afterwards:
+        self._has_post_set = hasattr(self, "add_post_set_parameters_callback")  # not on Humble
+        if self._has_post_set:
             self.add_post_set_parameters_callback(self._apply)
         self._diagnostics = Diagnostics(self)
         self._endpoints = Endpoints(self, COMMAND)
@@ -134,7 +132,7 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
             self.common.diagnostics.period, self.report_health, clock=STEADY
         )
 
-    # What a subclass fills in.
+    # For subclasses to override.
 
     def enter_process(self) -> None:
         """Set what is process-wide; called by ``run``, before any of its nodes starts."""
@@ -152,7 +150,7 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
         """Inactive to unconfigured: free what ``configure`` took."""
 
     def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
-        """The node as a whole: level (``Level.OK`` ...), a sentence, and values worth seeing."""
+        """Return the state of the node as a whole: level (``Level.OK`` ...), sentence, values."""
         return Level.OK, "active" if self.active else "inactive", {}
 
     def details(self, now: float) -> list[Status]:
@@ -160,21 +158,21 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
         return []
 
     def expected(self) -> dict[str, TopicLimits]:
-        """The topics, read or written, that should not be silent while the node is active."""
+        """Return the limits of topics that should not be silent while the node is active."""
         return {}
 
-    # What a subclass uses.
+    # For subclasses to call.
 
     def warn_of(self, what: str, error: CollabError) -> None:
         """Log a request that failed by its caller's fault; the same words once a second."""
-        told = f"{what}: {error.code}: {str(error)[:300]}"
-        if self._warned.admit(told, time.monotonic()):
-            self.get_logger().warning(told)
+        line = f"{what}: {error.code}: {str(error)[:300]}"
+        if self._warned.admit(line, time.monotonic()):
+            self.get_logger().warning(line)
 
     def fault_of(self, what: str, error: Exception) -> CollabError:
-        """Log a fault of the program with its traceback; return it as the caller is told."""
-        told = "".join(traceback.format_exception(error)).rstrip()
-        self.get_logger().error(f"{what}: {told}", throttle_duration_sec=1.0)
+        """Log a fault of the program with its traceback; return the error for the caller."""
+        trace = "".join(traceback.format_exception(error)).rstrip()
+        self.get_logger().error(f"{what}: {trace}", throttle_duration_sec=1.0)
         return CollabError(f"{type(error).__name__}: {error}")
 
     def post(self, callback: Callable[..., Any], *args: Any) -> None:
@@ -198,15 +196,15 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
 
     @property
     def callback_errors(self) -> int:
-        """Exceptions stopped by :func:`guarded` or in a post."""
+        """Return the number of exceptions caught by :func:`guarded` or in a post."""
         return sum(self._diagnostics.faults.counts.values())
 
     def note_fault(self, error: Exception, where: str) -> None:
-        """Have the diagnostics tell of an exception that was caught."""
+        """Report an exception that was caught on ``/diagnostics``."""
         self._diagnostics.add_fault(error, where)
 
     def report_health(self) -> None:
-        """Look at the topics' other ends, and publish the diagnostics now if anybody wants them."""
+        """Check the topics' other ends; publish the diagnostics now if they have a subscriber."""
         now = time.monotonic()
         try:
             if self._endpoints is not None:
@@ -251,7 +249,7 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
         return self._endpoints.subscription(make, msg_type, topic, callback, qos_profile, options)
 
     def _refusing_negative_time(self, callback: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``callback`` of ``/clock``, which would raise and end the process of the node."""
+        """Return ``callback`` of ``/clock`` without the times that would end the process."""
 
         def call(message: Any) -> None:
             if message.clock.sec >= 0:
@@ -296,7 +294,7 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
                 raise ConfigError(f"{self.get_name()} did not start", remedy="see the log above")
 
     def stop(self) -> None:
-        """Deactivate and clean up from whatever state; safe to call twice."""
+        """Deactivate and clean up from any state; safe to call twice."""
         if self.active:
             self.trigger_deactivate()
         if self._state_machine.current_state[1] == "inactive":
@@ -364,7 +362,7 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
             read(self, CommonConfig, changes)
         except ConfigError as error:
             return SetParametersResult(successful=False, reason=str(error))
-        if not self._told_afterwards:
+        if not self._has_post_set:
             self.post(self._apply, parameters)  # runs when this call has set them
         return SetParametersResult(successful=True)
 
@@ -376,5 +374,4 @@ class ManagedNode(LifecycleNode, Generic[C]):  # type: ignore[misc]
         if self._endpoints is not None and self.common.introspection != before.introspection:
             self._endpoints.introspect(self.common.introspection)
         if self.common.diagnostics.period != before.diagnostics.period:
-            self._reporter.timer_period_ns = int(self.common.diagnostics.period * 1e9)
-            self._reporter.reset()  # else the old period ends first
+            set_period(self._reporter, self.common.diagnostics.period)

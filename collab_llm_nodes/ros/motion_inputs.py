@@ -1,4 +1,4 @@
-"""Messages on which motion depends, read and checked once, where they enter.
+"""Messages on which motion depends: checked where they enter, velocities built in one place.
 
 Every number that moves the robot, or decides for how long it may move, passes one of these
 functions. They raise InvalidInput with field and remedy. ``guarded`` counts and logs it, and the
@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 
 from builtin_interfaces.msg import Time as TimeMsg
+from geometry_msgs.msg import Quaternion, Twist, TwistStamped
 from nav_msgs.msg import Odometry
 from sensor_msgs.msg import LaserScan, Range
 
 from collab_llm.msg import MotionState, NavigationAction
 from collab_llm_nodes.errors import InvalidInput
-from collab_llm_nodes.robot.executor import Pose2D
+from collab_llm_nodes.robot.executor import Pose2D, Velocity
 from collab_llm_nodes.robot.grammar import Code, Kind, ParsedAction, check_step
 from collab_llm_nodes.robot.mission import Permission
 
@@ -23,8 +24,31 @@ _NORM = (0.9, 1.1)
 """Length of a quaternion that is a rotation, as sensors round it."""
 
 
+def velocity_message(
+    velocity: Velocity, stamp: TimeMsg, frame: str, *, stamped: bool
+) -> Twist | TwistStamped:
+    """Return ``velocity`` as a Twist, or as a TwistStamped in ``frame``."""
+    twist = Twist()
+    twist.linear.x, twist.angular.z = velocity.linear, velocity.angular
+    if not stamped:
+        return twist
+    message = TwistStamped(twist=twist)
+    message.header.stamp, message.header.frame_id = stamp, frame
+    return message
+
+
+def twist_of(message: Twist | TwistStamped) -> Twist:
+    """Return the velocity in a message of either type."""
+    return message.twist if isinstance(message, TwistStamped) else message
+
+
+def quaternion_of(yaw: float) -> Quaternion:
+    """Return the rotation by ``yaw`` [rad] about the vertical axis."""
+    return Quaternion(z=math.sin(yaw / 2), w=math.cos(yaw / 2))
+
+
 def seconds_of(stamp: TimeMsg, field: str = "header.stamp") -> float:
-    """Return ``stamp`` [s]. Raises InvalidInput: it is negative, so no clock has shown it."""
+    """Return ``stamp`` [s]. Raises InvalidInput: it is negative, which no clock shows."""
     if stamp.sec < 0:
         raise InvalidInput(
             f"{stamp.sec} s", field=field, remedy="a time since the epoch: check who publishes it"
@@ -103,5 +127,5 @@ def _check_limits(field: str, low: float, high: float) -> None:
 
 def _check_finite(field: str, remedy: str, *values: float) -> None:
     if not all(map(math.isfinite, values)):
-        told = ", ".join(f"{value:g}" for value in values)
-        raise InvalidInput(f"not finite: {told}", field=field, remedy=remedy)
+        listed = ", ".join(f"{value:g}" for value in values)
+        raise InvalidInput(f"not finite: {listed}", field=field, remedy=remedy)

@@ -1,18 +1,24 @@
-"""Parameters of a node from a frozen dataclass whose fields are made with ``config.setting``."""
+"""Parameters of a node: declared and read as a frozen dataclass made with ``config.setting``."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeVar
 
 import rclpy
+import yaml
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
 from rclpy.node import Node
 
+from collab_llm_nodes import programs
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.errors import ConfigError, did_you_mean
+from collab_llm_nodes.protocols import registry
 
 C = TypeVar("C")
 _PRESET = "preset"
@@ -54,7 +60,7 @@ def flatten(defaults: Any, prefix: str) -> list[tuple[str, dataclasses.Field[Any
     flat = []
     for each in dataclasses.fields(defaults):
         if each.metadata.get("secret"):
-            continue  # parameters can be read by everybody in the graph
+            continue  # any node in the graph can read parameters
         default = getattr(defaults, each.name)
         if dataclasses.is_dataclass(default):
             flat += flatten(default, f"{prefix}{each.name}.")
@@ -69,7 +75,7 @@ def _descriptor(of: dataclasses.Field[Any], default: Any) -> ParameterDescriptor
     descriptor = ParameterDescriptor(
         description=facts.get("doc", ""),
         read_only=facts.get("read_only", False),
-        # An empty or absent default tells rclpy no type; from_mapping checks the value instead.
+        # An empty or absent default has no type for rclpy; from_mapping checks the value instead.
         dynamic_typing=default is None or default == [],
     )
     if facts.get("choices"):
@@ -113,7 +119,7 @@ def read(node: Node, config_type: type[C], changes: dict[str, Any]) -> C:
 
 
 def refuse_unknown(node: Node) -> None:
-    """Refuse a parameter that a file or ``-p`` sets and nobody declares, such as a misspelt limit.
+    """Refuse an undeclared parameter of a file or ``-p``, such as a misspelt limit.
 
     rclpy would ignore it.
 
@@ -137,3 +143,36 @@ def of_qos(names: Iterable[str]) -> bool:
     rclpy declares and reads them.
     """
     return all(name.startswith("qos_overrides.") for name in names)
+
+
+def warn_of_misspelt_nodes(nodes: list[Node], arguments: list[str]) -> None:
+    """Warn of names in parameter files that nearly match a node of this package.
+
+    rclpy ignores all names but the node's own. A file may serve other processes and packages, so
+    any other unknown name is in order.
+    """
+    files = {file.stem for file in Path(programs.__file__).parent.glob("nodes/*.py")}
+    several = {"graph", "motion", "protocol_server"}
+    known = files & set(vars(programs)) - several  # a node has its file's name
+    known |= {f"{protocol}_server" for protocol in registry.PROTOCOLS}
+    known |= {node.get_name() for node in nodes}
+    for option, file in pairwise(arguments):
+        if option != "--params-file":
+            continue
+        content: Any = None
+        with contextlib.suppress(yaml.YAMLError):  # rcl's own parser has read it
+            content = yaml.safe_load(Path(file).read_bytes())
+        for name in sorted({*_node_names(content)} - known):
+            if remedy := did_you_mean(name, known):
+                warning = f"{file}: no node reads the parameters of {name}; {remedy}"
+                nodes[0].get_logger().warning(warning)
+
+
+def _node_names(content: Any) -> Iterator[str]:
+    """Yield the names in (a part of) a parameter file, without namespaces and wildcards."""
+    for key, value in content.items() if isinstance(content, dict) else ():
+        name = str(key).rpartition("/")[2]
+        if isinstance(value, dict) and "ros__parameters" in value and "*" not in name:
+            yield name
+        if key != "ros__parameters":
+            yield from _node_names(value)

@@ -1,7 +1,7 @@
-"""The guards and drivers of one robot: whether there is one of each, and a stop that reaches all.
+"""The guards and drivers of one robot: detection of a second one, and a stop that reaches all.
 
-Each has a topic of its own, ``emergency_stop/_<kind>_<place>_<process>_<number>``, on which it says
-whether it is stopped. So the graph's list of topics says who is there. When a guard says that it is
+Each publishes on a topic of its own, ``emergency_stop/_<kind>_<place>_<process>_<number>``, whether
+it is stopped. So the graph's list of topics names all of them. When a guard publishes that it is
 stopped, all others stop as well, and their topics confirm it.
 """
 
@@ -30,28 +30,27 @@ from collab_llm_nodes.ros.qos import STATE
 
 CONFIRM_S = 1.0
 """Longest wait for the confirmations of a stop."""
-_LOOK_S = 0.5
 _WAIT_S = 0.05
+"""Period at which waiting for confirmations is checked."""
 
 GUARD, DRIVER = "motion_guard", "go2_driver"
-"""Kinds. A robot has one of each."""
+"""Kinds of peers. A robot has one of each."""
 
 _NAME = re.compile(r".*/_([a-z0-9_]+)_([0-9a-f]{8})_([1-9][0-9]{0,6})_[0-9]+")
 _numbers = itertools.count(1)
 _NO_PARAMETERS: dict[str, Any] = {"qos_overriding_options": None}
-"""Their names would hold the topic's, which is another one in each process."""
+"""QoS overrides would be parameters named after the topic, which differs in each process."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A guard or driver, as its topic's name says.
+    """A guard or driver, read from the name of its topic.
 
     Attributes:
-        topic: where it says whether it is stopped.
+        topic: where it publishes whether it is stopped.
         kind: ``GUARD`` or ``DRIVER``.
-        process: its number, where ``here``.
-        here: it runs where we see each other's processes; else on another machine, or in another
-            container.
+        process: id of its process, where ``here``.
+        here: it shares our process ids; else it is on another machine, or in another container.
     """
 
     topic: str
@@ -61,7 +60,10 @@ class Peer:
 
     @property
     def dead(self) -> bool:
-        """The process has ended; the graph forgets one that was killed only after 10 to 20 s."""
+        """Return True if the process has ended.
+
+        The graph forgets a killed process only after 10 to 20 s.
+        """
         if not self.here:
             return False
         try:
@@ -77,17 +79,19 @@ class Peer:
 
 
 class Peers:
-    """One guard or driver among those of its robot; everything happens in the node's thread.
+    """The other guards and drivers of a robot, as one of them sees them.
+
+    All methods belong to the node's thread; call ``look`` every ``strangers.LOOK_S``.
 
     Args:
         node: the guard or driver.
         kind: ``GUARD`` or ``DRIVER``.
-        stop: called when another guard says that it is stopped, in any lifecycle state.
+        stop: called when another guard is stopped, in any lifecycle state.
         on_change: called when ``trouble`` or ``unconfirmed`` has changed.
-        elsewhere: names others of the kind that move this robot from another namespace.
+        elsewhere: returns peers of this kind that move the robot from another namespace.
 
     Attributes:
-        trouble: why the robot must not move, in words: another of a kind is there; or "".
+        trouble: why the robot must not move, in words: a second one of a kind; or "".
     """
 
     def __init__(
@@ -115,25 +119,24 @@ class Peers:
         self._is_stopped = self._closed = False
         self._publisher.publish(Bool(data=False))
         self._waiting: list[tuple[Future, float]] = []
-        self._told = ("", "")
-        self._looks = node.create_timer(_LOOK_S, self.look, clock=STEADY)
+        self._reported = ("", "")
         self._waits = node.create_timer(_WAIT_S, self._settle, clock=STEADY)
         self._waits.cancel()
 
     @property
     def unconfirmed(self) -> str:
-        """Return the peers that may go on while this one is stopped, in words."""
+        """Return the peers that have not confirmed our stop, in words."""
         if self._closed or not self._is_stopped:
             return ""
         missing = sorted(map(str, self._heard.keys() - self._stopped))
         if self._locked and all(peer.kind != self._kind for peer in self._heard):
-            missing.append(self._locked)  # the graph does not show who did
+            missing.append(self._locked)  # the graph does not show its holder
         return "; ".join(missing)
 
-    def tell(self, stopped: bool, *, again: bool = False) -> None:
-        """Tell the others whether this one is stopped; if it is a guard, they stop as well.
+    def publish(self, stopped: bool, *, again: bool = False) -> None:
+        """Publish whether this one is stopped; a guard's stop makes the others stop as well.
 
-        ``again``: even if it was said before, since somebody may have been reset meanwhile.
+        ``again``: even if nothing has changed, since another peer may have been reset meanwhile.
         """
         changed = stopped != self._is_stopped
         if self._closed or not (changed or again):
@@ -144,7 +147,7 @@ class Peers:
             self.look()
 
     async def confirmation(self) -> str:
-        """Wait until all are stopped, ``CONFIRM_S`` at most; return who is not, in words."""
+        """Return the peers that have not stopped within ``CONFIRM_S``, in words."""
         self.look()
         if self.unconfirmed:
             over = Future()
@@ -154,7 +157,7 @@ class Peers:
         return self.unconfirmed
 
     def look(self) -> None:
-        """See who is there now."""
+        """Read which peers there are now."""
         if self._closed:
             return
         try:
@@ -167,7 +170,7 @@ class Peers:
                     Bool, peer.topic, partial(self._on_peer, peer), STATE, **_NO_PARAMETERS
                 )
             trouble = self._doubled()
-        except Exception as error:  # noqa: BLE001 who cannot see others must not move the robot
+        except Exception as error:  # noqa: BLE001 without the graph the robot must not move
             self._node.note_fault(error, "peers")
             trouble = f"the graph cannot be read: {type(error).__name__}: {error}"
         if trouble and not self.trouble:
@@ -183,13 +186,12 @@ class Peers:
         self._settle()
 
     def close(self) -> None:
-        """Be no guard or driver any more; safe to call twice."""
+        """Stop being a peer; safe to call twice."""
         if self._closed:
             return
         self._closed = True
         self._lock.release()
-        for timer in (self._looks, self._waits):
-            self._node.destroy_timer(timer)
+        self._node.destroy_timer(self._waits)
         self._node.destroy_publisher(self._publisher)
         for subscription in self._heard.values():
             self._node.destroy_subscription(subscription)
@@ -210,7 +212,7 @@ class Peers:
         return others
 
     def _doubled(self) -> str:
-        """Return the kind that is there twice, in words."""
+        """Return the peers of a kind of which there are two, in words."""
         count = Counter([self._kind, *(peer.kind for peer in self._heard)])
         found = sorted(str(peer) for peer in self._heard if count[peer.kind] > 1)
         self._locked = self._lock.take()
@@ -228,10 +230,10 @@ class Peers:
         self._settle()
 
     def _settle(self) -> None:
-        """Report what has changed; end the waiting that is over."""
-        told = (self.trouble, self.unconfirmed)
-        if told != self._told:
-            self._told = told
+        """Report changes; end the waits that are over."""
+        found = (self.trouble, self.unconfirmed)
+        if found != self._reported:
+            self._reported = found
             self._on_change()
             self._node.report_health()
         now = wall()
@@ -245,10 +247,10 @@ class Peers:
 
 
 def _place() -> str:
-    """Name those processes that see each other's numbers: of one boot and one PID namespace."""
+    """Return a name for the processes that share ids: those of one boot and one PID namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         place = f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
-        place = uuid.uuid4().hex  # then nobody is known to be dead
+        place = uuid.uuid4().hex  # then no process is known to be dead
     return hashlib.sha256(place.encode()).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""The life of a process that runs nodes: command line, start, spin, end."""
+"""A process that runs nodes: command line, start, spin, end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from collab_llm_nodes.ending import EndRequest
 from collab_llm_nodes.errors import CollabError, ConfigError
 from collab_llm_nodes.ros.logs import pass_on_logging
 from collab_llm_nodes.ros.managed_node import ManagedNode
-from collab_llm_nodes.ros.spelling import warn_of_misspelt_nodes
+from collab_llm_nodes.ros.parameters import warn_of_misspelt_nodes
 
 
 def run(*nodes_of: Callable[[], Node] | str, args: list[str] | None = None) -> int:
@@ -42,15 +42,15 @@ def run(*nodes_of: Callable[[], Node] | str, args: list[str] | None = None) -> i
     it down first. The nodes are stopped in the thread that ran their callbacks.
 
     Returns:
-        The exit status: 0 after a signal or a shutdown, 1 when a node failed to start or a
-        callback failed that nothing guards.
+        The exit status: 0 after a signal or a shutdown, 1 when a node failed to start or an
+        unguarded callback failed.
     """
     try:
         if args is None:
             read_arguments(argument_parser(nodes_of))
         factories = [_imported(each) if isinstance(each, str) else each for each in nodes_of]
         if not all(getattr(factory, "shares_memory", True) for factory in factories):
-            # Whoever sets it knows better.
+            # A value set by the user counts.
             os.environ.setdefault("FASTDDS_BUILTIN_TRANSPORTS", "UDPv4")
         end = EndRequest()  # after the imports, which Ctrl-C may cut short (programs.py)
         init_rclpy(args)
@@ -105,7 +105,7 @@ def _module_doc(node: Callable[[], Node] | str) -> str:
 
 
 def argument_parser(about: Iterable[Callable[[], Node] | str] | str) -> argparse.ArgumentParser:
-    """Return the parser of an executable's command line; ``--help`` tells of its nodes.
+    """Return the parser of an executable's command line; ``--help`` describes its nodes.
 
     Args:
         about: the nodes, as ``run`` takes them, or the text that ``--help`` shows.
@@ -132,7 +132,7 @@ def read_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def command_for(node: Node, command: str) -> str:
-    """Return ``command`` as people type it, so that it reaches the nodes beside ``node``."""
+    """Return ``command`` with the arguments by which it reaches the namespace of ``node``."""
     space = node.get_namespace()
     return command if space == "/" else f"{command} --ros-args -r __ns:={space}"
 
@@ -152,9 +152,9 @@ def _ros_arguments() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # the base of rcl's own errors, which rclpy does not export
-        told = str(error).removeprefix("failed to initialize rcl: ")
+        cause = str(error).removeprefix("failed to initialize rcl: ")
         raise ConfigError(
-            " ".join(re.sub(r",? at /\S+:\d+", "", told).split()),  # lines of rcl's source
+            " ".join(re.sub(r",? at /\S+:\d+", "", cause).split()),  # lines of rcl's source
             field="--ros-args",
             remedy="correct the argument, or the file that it names",
         ) from error
@@ -186,7 +186,7 @@ def _spin(
             executor.spin_once()
     except ExternalShutdownException:
         pass
-    except Exception as error:  # noqa: BLE001 a robot must not be left to nodes that spin no more
+    except Exception as error:  # noqa: BLE001 nodes that do not spin must not hold a robot
         failures.append(error)
         nodes[0].get_logger().fatal(
             f"a callback failed, so the process ends:\n{traceback.format_exc()}"
@@ -208,7 +208,7 @@ def _stop(executor: SingleThreadedExecutor, nodes: list[Node]) -> None:
                 node.trigger_deactivate()
         until = time.monotonic() + _GRACE_S
         while nodes and time.monotonic() < until:
-            # What fails now, perhaps for the second time, must not keep the others from ending.
+            # A failure now must not keep the other nodes from ending.
             with contextlib.suppress(Exception):
                 executor.spin_once(timeout_sec=_GRACE_S / 10)
         for node in managed:

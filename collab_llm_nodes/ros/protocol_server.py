@@ -1,4 +1,4 @@
-"""A node that is a protocol plus parameters."""
+"""The server node of a protocol."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ProtocolServer(ManagedNode[C]):
         )
 
     def resources(self) -> Resources:
-        """Return what the protocol is given."""
+        """Return the resources of the protocol."""
         return Resources(log=self.get_logger())
 
     # Lifecycle.
@@ -62,7 +62,7 @@ class ProtocolServer(ManagedNode[C]):
         return level, message, {**values, **(self.host.diagnose() if loaded else {})}
 
     def details(self, now: float) -> list[Status]:
-        """The last answers, and the protocol's own figures."""
+        """Return the state of the last answers, and the protocol's own figures."""
         return self.host.details(now)
 
 

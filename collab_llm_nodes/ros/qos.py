@@ -12,7 +12,7 @@ CAMERA = QoSProfile(
 BUTTON = QoSProfile(
     depth=50, history=HistoryPolicy.KEEP_LAST, reliability=ReliabilityPolicy.BEST_EFFORT
 )
-"""Profile of what people press: a newer message (let go) must not replace one not yet looked at."""
+"""Buttons: a newer message (released) must not replace an unread one (pressed)."""
 
 COMMAND = QoSProfile(
     depth=1, history=HistoryPolicy.KEEP_LAST, reliability=ReliabilityPolicy.RELIABLE

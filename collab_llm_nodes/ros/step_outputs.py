@@ -1,6 +1,6 @@
-"""Others who carry out whole steps: the ``StepOutput`` of ``robot/steps.py``, by ROS.
+"""Executors of whole steps outside this package: the ``StepOutput`` of ``robot/steps.py``, by ROS.
 
-Their packages are looked for only when they are chosen (parameter ``output`` of the navigator).
+Their packages are imported only when chosen (parameter ``output`` of the navigator).
 """
 
 from __future__ import annotations
@@ -10,32 +10,31 @@ from functools import partial
 from typing import Any, Protocol
 
 from action_msgs.msg import GoalStatus
-from rclpy.action import ActionClient
-from rclpy.action.client import ClientGoalHandle
 from rclpy.duration import Duration
 from rclpy.node import Node
-from rclpy.task import Future
 
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.robot.executor import Outcome
+from collab_llm_nodes.robot.go2.increments import Increments
 from collab_llm_nodes.robot.go2.sport import AVOIDANCE, Answer, Api
 from collab_llm_nodes.robot.grammar import Kind, ParsedAction
-from collab_llm_nodes.robot.increments import Increments
 from collab_llm_nodes.robot.steps import StepOutput
 from collab_llm_nodes.ros.clock import STEADY, wall
+from collab_llm_nodes.ros.goals import SentGoal, action_client
 from collab_llm_nodes.ros.unitree import Services
 
 
 class Output(StepOutput, Protocol):
-    """One that a node owns."""
+    """A step output that a node owns."""
 
     def close(self) -> None:
-        """Stop, and let go of what was taken."""
+        """Stop, and free the clients and topics."""
 
 
 class Nav2Output:
-    """nav2's behaviours ``drive_on_heading`` and ``spin``: with its costmap, they stop before
-    obstacles. What they return is a typed code, which becomes the step's outcome.
+    """nav2's behaviours ``drive_on_heading`` and ``spin``, which stop before obstacles.
+
+    Their error codes become the step's outcome.
 
     Raises:
         ConfigError: there is no package nav2_msgs.
@@ -51,14 +50,16 @@ class Nav2Output:
                 remedy="apt install ros-$ROS_DISTRO-nav2-msgs, or output: velocity",
             ) from error
         self.outcome, self.message = Outcome.IDLE, ""
-        self.tells_the_end = True
+        self.reports_the_end = True
         self._forward, self._turn = DriveOnHeading, Spin
+        self._node = node
         self._clients = {
-            Kind.FORWARD: ActionClient(node, DriveOnHeading, "drive_on_heading"),
-            Kind.TURN: ActionClient(node, Spin, "spin"),
+            Kind.FORWARD: action_client(node, DriveOnHeading, "drive_on_heading"),
+            Kind.TURN: action_client(node, Spin, "spin"),
         }
-        self._number = 0  # of the goal sent last; answers to others are of the past
-        self._goal: ClientGoalHandle | None = None
+        self._goals: dict[int, SentGoal] = {}  # not over yet, by number
+        self._number = 0  # of the goal sent last
+        self._closed = False
 
     def start(self, action: ParsedAction, speed: float, allowance: float) -> None:
         """Start a step like ``StepOutput.start``; nav2 decides how fast ``spin`` turns."""
@@ -74,43 +75,35 @@ class Nav2Output:
             goal.target.x = action.value
         else:
             goal = self._turn.Goal(target_yaw=action.value, time_allowance=time_allowance)
-        sent = client.send_goal_async(goal)
-        sent.add_done_callback(partial(self._on_response, self._number))
+        self._number = number = self._number + 1
+        self._goals[number] = SentGoal(self._node, client, goal, partial(self._on_end, number))
 
     def cancel(self) -> None:
-        """Cancel like ``StepOutput.cancel``; a goal accepted only later is cancelled then."""
-        self._number += 1
-        if self._goal is not None:
-            self._goal.cancel_goal_async()
-            self._goal = None
+        """Cancel like ``StepOutput.cancel``, even a goal whose acceptance was lost."""
         if self.outcome is Outcome.RUNNING:
+            self._goals[self._number].cancel()
             self._end(Outcome.CANCELLED)
 
     def close(self) -> None:
-        """Let go of the clients."""
+        """Stop; the clients are freed once every goal is over."""
         self.cancel()
-        for client in self._clients.values():
-            client.destroy()
+        self._closed = True
+        self._free_clients()
 
-    def _on_response(self, number: int, sent: Future) -> None:
-        goal: ClientGoalHandle = sent.result()
-        if number != self._number:
-            if goal.accepted:
-                goal.cancel_goal_async()
-        elif not goal.accepted:
-            self._end(Outcome.FAILED, "nav2 refused the step")
-        else:
-            self._goal = goal
-            goal.get_result_async().add_done_callback(partial(self._on_result, number))
+    def _on_end(self, number: int, result: Any | None) -> None:
+        goal = self._goals.pop(number)
+        if self.outcome is Outcome.RUNNING and number == self._number:
+            if result is None:
+                self._end(Outcome.FAILED, f"nav2 {'refused' if goal.refused else 'lost'} the step")
+            else:
+                outcome = _outcome(goal.status, result)
+                self._end(outcome, "" if outcome is Outcome.DONE else _words(result))
+        self._free_clients()
 
-    def _on_result(self, number: int, done: Future) -> None:
-        if number != self._number:
-            return
-        self._goal = None
-        response = done.result()
-        outcome = _outcome(response.status, response.result)
-        words = "" if outcome is Outcome.DONE else _words(response.result)
-        self._end(outcome, words)
+    def _free_clients(self) -> None:
+        if self._closed and not self._goals:
+            for client in self._clients.values():
+                client.destroy()
 
     def _end(self, outcome: Outcome, message: str = "") -> None:
         self.outcome, self.message = outcome, message
@@ -123,7 +116,7 @@ _ERRORS = {
     "INVALID_INPUT": Outcome.FAILED,
     "UNKNOWN": Outcome.FAILED,
 }
-"""nav2's error codes by name; their numbers differ between the two actions."""
+"""nav2's error codes by name; the numbers differ between the two actions."""
 
 
 def _outcome(status: int, result: Any) -> Outcome:
@@ -143,13 +136,13 @@ def _words(result: Any) -> str:
 
 
 class IncrementsOutput:
-    """The Go2's obstacle avoidance; see ``robot/increments.py``.
+    """The Go2's obstacle avoidance; see ``robot/go2/increments.py``.
 
     Raises:
         ConfigError: the robot's package unitree_api is missing.
     """
 
-    tells_the_end = False
+    reports_the_end = False
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -175,7 +168,7 @@ class IncrementsOutput:
         self._services.send(self._machine.cancel(wall()))
 
     def close(self) -> None:
-        """Stop, and let go of the topics."""
+        """Stop, and free the topics."""
         self.cancel()
         self._node.destroy_timer(self._ticker)
         self._services.destroy()
@@ -195,5 +188,5 @@ OUTPUTS: dict[str, Callable[[Node], Output]] = {
 
 
 def make_output(name: str, node: Node) -> Output | None:
-    """None for "velocity", which the navigator is itself."""
+    """Return the output of that name; None for "velocity", which the navigator is itself."""
     return OUTPUTS[name](node) if name in OUTPUTS else None

@@ -1,8 +1,8 @@
-"""Nodes that publish on a topic that belongs to another node.
+"""Detection of foreign publishers: nodes that publish on a topic that belongs to another node.
 
-Nobody can tell their messages from the owner's, so whoever moves the robot names them and stands
-still. This finds mistakes (a gamepad on ``cmd_vel``, a bag played into a running graph); against
-somebody who takes the owner's name only SROS 2 helps (docs/safety.md).
+Their messages look like the owner's, so guard and driver name them and keep the robot still. This
+finds mistakes (a gamepad on ``cmd_vel``, a bag played into a running graph). Against a node that
+takes the owner's name only SROS 2 helps (docs/safety.md).
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.managed_node import ManagedNode
 from collab_llm_nodes.ros.unitree import request_topic, response_topic
 
 NAMELESS = ("_NODE_NAME_UNKNOWN_", "_CREATED_BY_BARE_DDS_APP_")
-"""Names that rmw gives to publishers whose node it does not know yet, or that have none, such as
-the Go2's own programs."""
+"""Names that rmw gives to publishers without a node, such as the Go2's own programs, and to those
+whose node it has not discovered yet."""
 
 MOTION_TOPICS: Mapping[str, tuple[str, ...]] = {
     "cmd_vel": ("motion_guard",),
@@ -42,7 +41,7 @@ MOTION_TOPICS: Mapping[str, tuple[str, ...]] = {
     "odom": ("go2_driver", "sim_go2"),
     "obstacle_avoidance": ("go2_driver",),
 }
-"""Topics on which motion depends, and the nodes of which one publishes it."""
+"""Topics on which motion depends; one of the nodes named publishes it."""
 
 GO2_TOPICS: Mapping[str, tuple[str, ...]] = {
     request_topic("sport"): ("go2_driver", "motion_watchdog", "navigator", *NAMELESS),
@@ -53,22 +52,23 @@ GO2_TOPICS: Mapping[str, tuple[str, ...]] = {
 }
 """Topics of the Go2 and their owners, except its state, whose topic is a parameter."""
 
-_LOOK_S = 0.5
+LOOK_S = 0.5
+"""Period at which guard and driver read the graph: foreign publishers, and ``Peers``."""
 _LOOKS, _NAMELESS_LOOKS = 2, 10
-"""Looks in a row before a stranger counts; the graph shows a topic before the name of its node."""
+"""Looks in a row before a publisher counts as foreign; the graph shows its topic before its name.
+"""
 
 
 class Strangers:
-    """Looks for strangers, in the node's thread.
+    """Foreign publishers, as the node sees them; call ``look`` every ``LOOK_S``.
 
     Args:
-        node: who looks.
-        owners: topics, and the names of the nodes that may publish it. A single other node may
-            take the owner's place, unless ``node`` is an owner itself.
+        owners: topics, each with the names of the nodes that may publish it. A single other node
+            may take the owner's place, unless ``node`` is an owner itself.
         on_change: called when ``trouble`` has changed.
 
     Attributes:
-        trouble: topics and strangers, in words; or "".
+        trouble: topics and their foreign publishers, in words; or "".
         publishers: nodes that publish each of the topics.
     """
 
@@ -82,24 +82,22 @@ class Strangers:
         self.trouble = ""
         self.publishers: dict[str, str] = {}
         self._seen: Counter[tuple[str, str]] = Counter()
-        self._looks = node.create_timer(_LOOK_S, self._look, clock=STEADY)
 
-    def close(self) -> None:
-        """Look no more; safe to call twice."""
-        self._node.destroy_timer(self._looks)
-
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Read who publishes now."""
         try:
             trouble = self._found()
-        except Exception as error:  # noqa: BLE001 who cannot see others must not move the robot
+        except Exception as error:  # noqa: BLE001 without the graph the robot must not move
             self._node.note_fault(error, "strangers")
             trouble = f"the graph cannot be read: {type(error).__name__}: {error}"
         if trouble == self.trouble:
             return
         self.trouble = trouble
-        told = f"the robot does not move, a motion topic has a foreign publisher: {trouble}"
         if trouble:
-            self._node.get_logger().error(told, throttle_duration_sec=1.0)
+            self._node.get_logger().error(
+                f"the robot does not move, a motion topic has a foreign publisher: {trouble}",
+                throttle_duration_sec=1.0,
+            )
         else:
             self._node.get_logger().info(
                 "the motion topics have no foreign publisher any more", throttle_duration_sec=1.0
@@ -108,7 +106,7 @@ class Strangers:
         self._node.report_health()
 
     def _found(self) -> str:
-        """Return topics and strangers that count by now, in words."""
+        """Return the foreign publishers that count by now, in words."""
         present, resolve = set[tuple[str, str]](), self._node.resolve_topic_name
         for topic, owners in self._owners.items():
             names = {

@@ -1,7 +1,7 @@
-"""The Go2's services over topics: requests out, answers in. The one place where requests are sent.
+"""The Go2's services over topics: requests out, answers in. All requests are sent here.
 
-``unitree_api`` and ``unitree_go`` are the vendor's packages; they are imported when a robot is
-asked for, and an error says how to get them.
+``unitree_api`` and ``unitree_go`` are the vendor's packages; they are imported only where a robot
+is used, and an error says how to install them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _REQUESTS = QoSProfile(
 
 
 def vendor(package: str) -> Any:
-    """The module ``package.msg`` of the vendor's ROS packages.
+    """Return the module ``package.msg`` of the vendor's ROS packages.
 
     Raises:
         ConfigError: it is not installed, or not sourced.
@@ -55,9 +55,9 @@ class Services:
     """Requests for some functions of the robot, and their answers.
 
     Args:
-        node: whose publishers and subscriptions these become.
+        node: owner of publishers and subscriptions.
         requests: pairs the answers.
-        functions: all that can be sent; their services have a publisher, others have none.
+        functions: the only ones that can be sent; other services have no publisher.
         on_answer: called in the node's thread, in any lifecycle state.
 
     Raises:
@@ -119,12 +119,12 @@ STATE_TOPIC = "/sportmodestate"
 
 
 def sport_state(msg: Any) -> SportState:
-    """Return the part of the vendor's message that matters for motion."""
+    """Return the fields of the vendor's message that matter for motion."""
     speed = math.hypot(float(msg.velocity[0]), float(msg.velocity[1]))
     return SportState(msg.error_code, msg.mode, speed, float(msg.yaw_speed))
 
 
 def yaw_of(wxyz: Any) -> float:
-    """Heading [rad] of the vendor's quaternion, whose order is w, x, y, z."""
+    """Return the heading [rad] of the vendor's quaternion, whose order is w, x, y, z."""
     w, x, y, z = map(float, wxyz)
     return math.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))

@@ -1,7 +1,7 @@
-"""The camera's view, by geometry alone, and the action that a good navigator takes.
+"""The camera's view by geometry, and the action of an expert navigator.
 
-Words and actions share one set of thresholds: a direction word and a distance word determine
-the action, so an answer's reason and its action can never disagree.
+Words and actions share one set of thresholds: a direction word and a distance word determine the
+action, so an answer's reason and its action never disagree.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CAMERA_FORWARD = 0.2
 """m from the base's centre to the camera."""
 CAMERA_HEIGHT = 0.35
 CAMERA_PITCH = math.radians(12.0)
-"""Downwards: keeps the foot of a thing, the best cue of its distance, in the picture."""
+"""Downwards, so that the foot of a thing, the best cue of its distance, is in the picture."""
 
 DIRECTIONS = ("far left", "left", "ahead", "right", "far right")
 _DIRECTION_EDGES = (25.0, 10.0, -10.0, -25.0)  # degrees, + = left
@@ -43,7 +43,7 @@ _FORWARD = {"close": 1, "near": 2, "some way off": 3, "distant": 3}
 SUCCESS_DISTANCE = 0.8
 """m from the base's centre to the right thing's centre at the stop."""
 HISTORY = HISTORY_LENGTH
-"""Actions that the navigator tells the model of."""
+"""Past actions in the prompt."""
 MAX_STEPS = 40
 
 
@@ -54,7 +54,7 @@ class Sight:
     bearing: float
     range: float
     visible: float
-    """Share of the thing's horizontal extent inside the picture and not behind nearer things."""
+    """Share of the thing's horizontal extent inside the picture and not hidden by nearer things."""
 
     @property
     def in_view(self) -> bool:
@@ -62,12 +62,12 @@ class Sight:
 
     @property
     def borderline(self) -> bool:
-        """Too close to call: left out of training and of the perception figures."""
+        """Return True if visibility is ambiguous: left out of training and perception figures."""
         return 0.3 < self.visible < 0.65
 
 
 def camera_of(base: Pose) -> Pose:
-    """Camera pose in the plane for a base pose."""
+    """Return the camera's pose in the plane for a base pose."""
     return Pose(
         base.x + CAMERA_FORWARD * math.cos(base.yaw),
         base.y + CAMERA_FORWARD * math.sin(base.yaw),
@@ -76,7 +76,7 @@ def camera_of(base: Pose) -> Pose:
 
 
 def look(room: Room, base: Pose) -> list[Sight]:
-    """Every thing of the room as seen from ``base``, in the order of ``room.things``."""
+    """Return every thing of the room as seen from ``base``, in the order of ``room.things``."""
     camera = camera_of(base)
     spans: list[tuple[float, float, float]] = []  # bearing, range, half width
     for thing in room.things:
@@ -103,18 +103,18 @@ def _visible_share(
 
 
 def direction(bearing: float) -> str:
-    """The direction word of a bearing in rad (+ = left)."""
+    """Return the direction word of a bearing in rad (+ = left)."""
     degrees = math.degrees(bearing)
     return DIRECTIONS[sum(degrees <= edge for edge in _DIRECTION_EDGES)]
 
 
 def distance(metres: float) -> str:
-    """The distance word of a range in m."""
+    """Return the distance word of a range in m."""
     return DISTANCES[sum(metres >= edge for edge in DISTANCE_EDGES)]
 
 
 def action_for(direction_word: str, distance_word: str) -> str:
-    """The action that the two words imply: stop when very close, else turn first, else go."""
+    """Return the action of two words: stop when very close, else turn, else go ahead."""
     if distance_word == "very close":
         return ACTIONS[0]
     if direction_word != "ahead":
@@ -131,7 +131,7 @@ def search(history: Sequence[str]) -> str:
 
 
 def decide(sight: Sight, history: Sequence[str]) -> str:
-    """The expert's action for the thing it looks for."""
+    """Return the expert's action for the thing it looks for."""
     if not sight.in_view:
         return search(history)
     return action_for(direction(sight.bearing), distance(sight.range))

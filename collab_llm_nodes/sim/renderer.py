@@ -1,7 +1,7 @@
 """Camera pictures of rooms: one compiled MuJoCo model whose bodies are moved into each room.
 
-A new model or renderer per room would be slow; here a room is a handful of mocap poses and
-colours, and only kinematics, camera and light are recomputed per picture.
+A new model per room would be slow; a room is a few mocap poses and colours, and only kinematics,
+camera and light are recomputed per picture.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _scene_xml() -> str:
 
 
 class Renderer:
-    """Renders the room given to ``enter``; pictures are uint8 RGB arrays."""
+    """Renderer of the room given to ``enter``; pictures are uint8 RGB arrays."""
 
     def __init__(self) -> None:
         try:
@@ -161,7 +161,7 @@ class Renderer:
         return self._camera.render()
 
     def large_picture(self, base: Pose) -> np.ndarray:
-        """The same view for people: uint8 [336, 672, 3]."""
+        """Return the same view for people: uint8 [336, 672, 3]."""
         self._aim(base)
         if self._large is None:
             self._large = mujoco.Renderer(self._model, HEIGHT_PX * 4, WIDTH * 4)
@@ -186,7 +186,10 @@ class Renderer:
 
 
 def _camera_quaternion(yaw: float, pitch: float) -> np.ndarray:
-    """MuJoCo cameras look along -z with y up; this one looks along +x of its yaw, pitched down."""
+    """Return the rotation of a camera that looks along +x of its yaw, pitched down.
+
+    MuJoCo's cameras look along -z with y up.
+    """
     forward = np.array(
         [math.cos(yaw) * math.cos(pitch), math.sin(yaw) * math.cos(pitch), -math.sin(pitch)]
     )
@@ -199,14 +202,14 @@ def _camera_quaternion(yaw: float, pitch: float) -> np.ndarray:
 
 
 def to_jpeg(picture: np.ndarray) -> bytes:
-    """JPEG of a uint8 RGB picture, full colour resolution: far things are a few pixels wide."""
+    """Return the JPEG of a uint8 RGB picture, in full colour resolution for small things."""
     buffer = io.BytesIO()
     Image.fromarray(picture).save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling=0)
     return buffer.getvalue()
 
 
 def from_jpeg(data: bytes) -> np.ndarray:
-    """uint8 RGB [height, width, 3] of a JPEG."""
+    """Return a JPEG as uint8 RGB [height, width, 3]."""
     with Image.open(io.BytesIO(data)) as image:
         return np.asarray(image.convert("RGB"))
 
@@ -247,7 +250,7 @@ def footprint(room: Room, base: Pose, cell: int = 4) -> np.ndarray:
 
 
 def _outline(shape: str, share: np.ndarray, turned: float) -> np.ndarray:
-    """Half width in m at each ``share`` of the height (0 = floor)."""
+    """Return the half width in m at each ``share`` of the height (0 = floor)."""
     if shape == "cone":
         return RADIUS[shape] * (1 - share)
     if shape == "ball":

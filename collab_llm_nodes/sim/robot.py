@@ -1,4 +1,4 @@
-"""A planar base as a circle: velocity and acceleration limits, solid walls and things, odometry.
+"""A planar circular base: limits of velocity and acceleration, solid walls and things, odometry.
 
 Lengths in m, angles in rad, speeds in m/s and rad/s.
 """
@@ -62,7 +62,7 @@ class Base:
         self._measure(moved, self.turn * dt)
 
     def _push_out(self, x: float, y: float) -> tuple[float, float]:
-        """The nearest free place: sliding along what is solid is pushing out of it."""
+        """Return the nearest free place, so that the base slides along solid things."""
         r = self.config.radius
         for thing in self.room.things:
             dx, dy = x - thing.x, y - thing.y
@@ -94,7 +94,7 @@ class Base:
         )
 
     def execute(self, action: str, dt: float = 0.04, allowance: float = 4.0) -> None:
-        """Carry one action text out, measured by odometry, as the navigator's executor does.
+        """Execute one action text, measured by odometry, as the navigator's executor does.
 
         ``allowance`` is the longest time in s (a blocked step ends there). Ends at rest.
         """
@@ -119,7 +119,7 @@ class Base:
 
 
 def parse_action(action: str) -> tuple[str, float, float]:
-    """("stop"|"move"|"turn", sign (+ = left or forward), metres or radians) of an action text."""
+    """Return "stop", "move" or "turn", the sign (+ = left or forward), and metres or radians."""
     words = action.split()
     if words[0] == "stop":
         return "stop", 0.0, 0.0

@@ -1,8 +1,8 @@
 """Rooms drawn from an integer seed: size, things on the floor, the one to find, where to start.
 
 Lengths are metres, angles radians (+ = left, counter-clockwise). A room spans
-``[0, width] x [0, depth]``. Things of one shape have one size, so their apparent size tells
-how far they are.
+``[0, width] x [0, depth]``. Things of one shape have one size, so their apparent size
+shows their distance.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Room:
 
 
 def make_room(seed: int) -> Room:
-    """The room of ``seed``: 1-3 distractors, four in five sharing the target's shape or colour."""
+    """Return the room of ``seed``: 1-3 distractors, 4 of 5 with the target's shape or colour."""
     rng = np.random.default_rng([seed, 0x0C0117AB])
     while True:
         width, depth = rng.uniform(4.0, 7.0, size=2)
@@ -93,7 +93,7 @@ def make_room(seed: int) -> Room:
 
 
 def _kinds(rng: np.random.Generator) -> list[tuple[str, str]]:
-    """Shape and colour of the target (first) and of its distractors, all different."""
+    """Return shape and colour of the target (first) and of its distractors, all different."""
     kinds = [(str(rng.choice(SHAPES)), str(rng.choice(COLOURS)))]
     wanted = 1 + int(rng.integers(1, 4))
     while len(kinds) < wanted:
@@ -108,7 +108,7 @@ def _kinds(rng: np.random.Generator) -> list[tuple[str, str]]:
 def _spots(
     rng: np.random.Generator, width: float, depth: float, count: int
 ) -> list[tuple[float, float]]:
-    """Places at least ``_THING_GAP`` apart; empty if this room is too crowded."""
+    """Return places at least ``_THING_GAP`` apart; none if the room is too crowded."""
     spots: list[tuple[float, float]] = []
     for _ in range(20 * count):
         x = float(rng.uniform(_WALL_MARGIN, width - _WALL_MARGIN))
@@ -123,7 +123,7 @@ def _spots(
 def _start(
     rng: np.random.Generator, width: float, depth: float, spots: list[tuple[float, float]]
 ) -> Pose | None:
-    """A start with a free corridor to the first spot, heading anywhere; None if none was found."""
+    """Return a start with a free corridor to the first spot, heading anywhere, or None."""
     for _ in range(40):
         x = float(rng.uniform(0.6, width - 0.6))
         y = float(rng.uniform(0.6, depth - 0.6))

@@ -147,7 +147,7 @@ def test_a_visitor_instructs_sees_motion_and_stops(graph: Any, browser: Any) -> 
     from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser
     from collab_llm_nodes.nodes.navigator import Navigator
     from collab_llm_nodes.nodes.sim_go2 import SimGo2
-    from collab_llm_nodes.robot.mission import MissionConfig
+    from collab_llm_nodes.robot.mission import MAX_INSTRUCTION
 
     cloud = Cloud(
         graph,
@@ -172,7 +172,7 @@ def test_a_visitor_instructs_sees_motion_and_stops(graph: Any, browser: Any) -> 
     wish = page.find("[data-id=instruction]")
     wish.send_keys("   ", "\ue007")  # Enter
     page.wait(lambda: "write where to go" in page.script("document.body.innerText"), "a reaction")
-    assert wish.get_attribute("maxlength") == str(MissionConfig().max_instruction)
+    assert wish.get_attribute("maxlength") == str(MAX_INSTRUCTION)
     wish.send_keys("find the cone")
     page.find("[data-id=go]").click()
     page.wait(lambda: "step" in page.text("goal"), "the instruction is followed")

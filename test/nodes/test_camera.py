@@ -54,6 +54,12 @@ needs_unitree = pytest.mark.skipif(
 )
 
 
+@pytest.fixture
+def retries_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources are opened again after short pauses."""
+    monkeypatch.setattr(cameras, "RETRY_S", (0.02, 0.1))
+
+
 # Pictures.
 
 
@@ -363,11 +369,13 @@ def test_a_folder_begins_again_with_loop_and_what_was_added(graph: Any, pictures
 
 
 @pytest.mark.parametrize("empty", [True, False])
-def test_a_folder_without_a_picture_is_said(graph: Any, tmp_path: Path, empty: bool) -> None:
+def test_a_folder_without_a_picture_is_said(
+    graph: Any, tmp_path: Path, empty: bool, retries_soon: None
+) -> None:
     if not empty:
         (tmp_path / "notes.txt").write_text("a cone")
     parameters = {"source": "folder", "url": str(tmp_path), "silent_after": 0.2}
-    camera = Camera(graph, retry_first=0.02, retry_most=0.1, **parameters)
+    camera = Camera(graph, **parameters)
     graph.wait_for(camera.status(DiagnosticStatus.ERROR, "no picture in it"))
     (tmp_path / "late.jpg").write_bytes(jpeg())
     graph.wait_for(lambda: camera.observations)
@@ -387,10 +395,10 @@ def test_a_folder_without_a_picture_is_said(graph: Any, tmp_path: Path, empty: b
     ],
 )
 def test_what_is_not_there_is_said_and_tried_again_with_growing_pauses(
-    graph: Any, parameters: dict[str, Any], words: str
+    graph: Any, parameters: dict[str, Any], words: str, retries_soon: None
 ) -> None:
     pytest.importorskip("cv2")
-    camera = Camera(graph, retry_first=0.02, retry_most=0.1, silent_after=0.2, **parameters)
+    camera = Camera(graph, silent_after=0.2, **parameters)
     graph.wait_for(camera.status(DiagnosticStatus.ERROR, words))
     graph.wait_for(lambda: camera.node._camera.reconnects >= 3)
     camera.node.post(camera.node.stop)
@@ -624,9 +632,9 @@ def test_videohub_gives_the_robots_jpegs_with_an_honest_stamp(graph: Any) -> Non
 
 
 @needs_unitree
-def test_videohub_asks_one_after_the_other_at_its_rate(graph: Any) -> None:
+def test_videohub_asks_one_after_the_other_at_its_rate(graph: Any, retries_soon: None) -> None:
     robot = FakeGo2(graph.node("go2"), mute={("videohub", 1001)})
-    camera = Camera(graph, source="videohub", max_rate=50.0, silent_after=0.3, retry_first=0.05)
+    camera = Camera(graph, source="videohub", max_rate=50.0, silent_after=0.3)
     graph.wait_for(lambda: robot.requests("videohub", 1001))
     graph.wait_for(camera.status(DiagnosticStatus.ERROR, "GET_IMAGE: 3104, no answer in time"))
     assert len(robot.requests("videohub", 1001)) <= 3  # none is asked for while one is waited for
@@ -655,9 +663,11 @@ def test_videohub_wakes_only_when_something_is_due(
 
 
 @needs_unitree
-def test_videohub_tells_the_robots_errors_and_corrupt_pictures(graph: Any) -> None:
+def test_videohub_tells_the_robots_errors_and_corrupt_pictures(
+    graph: Any, retries_soon: None
+) -> None:
     robot = FakeGo2(graph.node("go2"), codes={("videohub", 1001): 3203})
-    camera = Camera(graph, source="videohub", silent_after=0.2, retry_first=0.02, retry_most=0.05)
+    camera = Camera(graph, source="videohub", silent_after=0.2)
     graph.wait_for(camera.status(DiagnosticStatus.ERROR, "the robot does not have this function"))
     robot.server.picture = b"\xff\xd8 half a picture"
     robot.server.codes.clear()

@@ -33,7 +33,7 @@ _SAMPLING = {"temperature", "top_k", "top_p", "seed", "law", "max_tokens"}
         (ParserConfig, set()),
         (Go2DriverConfig, set()),
         (BridgeConfig, set()),
-        (CameraConfig, {"max_rate", "retry_first", "retry_most", "open_timeout", "frame_id"}),
+        (CameraConfig, {"max_rate", "open_timeout", "frame_id"}),
         (DashboardConfig, {"camera_fov"}),
     ],
 )

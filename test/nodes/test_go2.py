@@ -117,6 +117,8 @@ def test_it_drives_a_robot_and_stops_it(graph: Any) -> None:
     stage = Stage(graph, {})
     assert stage.count(1003) >= 1  # it begins with a stop
     stage.walks()
+    ticks = stage.driver._clock_timer
+    assert ticks.timer_period_ns == 20_000_000
     stage.drive(0.0, 0.0, 0.5)
     stage.wait(lambda: stage.server.velocity[2] > 0.45 and abs(stage.server.velocity[0]) < 0.01)
     stops = stage.count(1003)
@@ -124,6 +126,7 @@ def test_it_drives_a_robot_and_stops_it(graph: Any) -> None:
     stage.wait(lambda: stage.count(1003) > stops)
     stage.wait(stage.stands)
     stage.wait(lambda: stage.driver._go2.phase.value == "standing")
+    stage.wait(lambda: ticks.timer_period_ns == 100_000_000)  # at rest it wakes less often
     numbers = {(s, n) for s, n, _ in stage.server.log}
     assert numbers == {("sport", 1003), ("sport", 1008)}
     assert max(stage.server.ids.values()) == 1  # every number once
@@ -446,7 +449,7 @@ def test_velocities_of_a_stranger_beside_the_guard_move_nothing(graph: Any) -> N
 
 
 def test_locked_joints_are_unlocked_and_it_walks(graph: Any) -> None:
-    stage = Stage(graph, {"unlock_pause": 0.3}, machine=LOCKED)
+    stage = Stage(graph, {}, machine=LOCKED)
     stage.wait(stage.says(DiagnosticStatus.WARN, "LOCKED"))
     stage.walks()
     assert stage.count(1002) >= 1
@@ -463,7 +466,7 @@ def test_a_robot_in_damping_is_reported_and_left_alone(graph: Any) -> None:
 
 
 def test_a_deaf_robot_is_reported_by_its_measured_velocity(graph: Any) -> None:
-    stage = Stage(graph, {"deaf_after": 0.4, "unlock_pause": 0.3}, deaf_until=math.inf)
+    stage = Stage(graph, {}, deaf_until=math.inf)
     stage.drive(0.4)
     stage.wait(stage.says(DiagnosticStatus.ERROR, "DEAF"))
     stage.wait(lambda: stage.count(1002))

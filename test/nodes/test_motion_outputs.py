@@ -14,11 +14,13 @@ pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make tes
 from geometry_msgs.msg import Twist, TwistStamped
 from motion_graph import Reader, Robot, graph
 from rclpy.action import ActionServer, CancelResponse, GoalResponse
+from rclpy.task import Future
 from started_nodes import start
 
 from collab_llm.msg import NavigationAction, Status
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.nodes.navigator import Navigator
+from collab_llm_nodes.robot.grammar import Kind
 from collab_llm_nodes.ros.qos import COMMAND, RESULT
 from collab_llm_nodes.ros.step_outputs import make_output
 
@@ -294,6 +296,24 @@ def test_every_way_out_of_a_nav2_step_cancels_it(graph: Any) -> None:
         assert result.status.code == getattr(Status, status)
         graph.wait_for(lambda: nav2.cancelled == number, 30)  # noqa: B023
         graph.wait_for(robot.stands)
+
+
+def test_a_nav2_step_whose_acceptance_is_lost_is_cancelled(graph: Any) -> None:
+    pytest.importorskip("nav2_msgs", reason="not built: scripts/setup.sh tests")
+    robot = Robot(graph, ["move forward 50 cm"], output="nav2")
+    nav2 = Behaviors(graph, robot, ["HANG"])
+    client = robot.navigator._output._clients[Kind.FORWARD]
+    send = client.send_goal_async
+
+    def send_unheard(*args: Any) -> Future:
+        send(*args)
+        return Future()
+
+    client.send_goal_async = send_unheard
+    handle = robot.send()
+    graph.wait_for(lambda: nav2.goals)
+    graph.ask(handle.cancel_goal_async)
+    graph.wait_for(lambda: nav2.cancelled == 1)
 
 
 def test_nav2_that_is_not_there_is_said_so(graph: Any) -> None:

@@ -18,6 +18,7 @@ from collab_llm.action import Generate
 from collab_llm.msg import Status
 from collab_llm_nodes.nodes import navigator
 from collab_llm_nodes.nodes.navigator import Navigator
+from collab_llm_nodes.robot import mission
 
 pytestmark = pytest.mark.ros
 __all__ = ["graph"]  # fixture
@@ -232,10 +233,14 @@ def test_bad_goals_are_refused_and_caller_and_log_learn_why(
     assert robot.navigate().status.code == Status.OK  # and the next one is served
 
 
-def test_no_frames_end_with_a_status_and_it_recovers(graph: Any) -> None:
-    robot = Robot(graph, ["stop"], mission__observation_timeout=0.3)
+def test_no_frames_end_with_a_status_and_it_recovers(
+    graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    robot = Robot(graph, ["stop"])
     robot.camera_on = False
-    result = robot.navigate()
+    with monkeypatch.context() as patch:
+        patch.setattr(mission, "OBSERVATION_S", 0.3)
+        result = robot.navigate()
     assert result.status.code == Status.NO_OBSERVATION
     assert not robot.moved()
     robot.camera_on = True

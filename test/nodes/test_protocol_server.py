@@ -22,7 +22,7 @@ from collab_llm.srv import CollectiveGenerate
 from collab_llm_nodes.nodes import generate_router  # noqa: F401  its default is today's registry
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser
 from collab_llm_nodes.protocols import registry
-from collab_llm_nodes.ros.spelling import warn_of_misspelt_nodes
+from collab_llm_nodes.ros.parameters import warn_of_misspelt_nodes
 
 pytestmark = pytest.mark.ros
 
@@ -122,5 +122,5 @@ def test_its_node_may_be_misspelt(
     warn_of_misspelt_nodes([node], ["x", "--ros-args", "--params-file", str(file)])
     told = capfd.readouterr().err
     assert told.count("WARN") == 1
-    assert "nobody reads the parameters of ekho_server; did you mean echo_server?" in told
+    assert "no node reads the parameters of ekho_server; did you mean echo_server?" in told
     node.destroy_node()

@@ -23,6 +23,7 @@ from std_srvs.srv import Trigger
 from collab_llm.action import Generate, Navigate
 from collab_llm.msg import GeneratedText, Status
 from collab_llm.msg import Room as RoomMsg
+from collab_llm_nodes.nodes import sim_go2
 from collab_llm_nodes.nodes.camera_ingest import CameraIngest
 from collab_llm_nodes.nodes.motion_guard import MotionGuard
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser
@@ -113,8 +114,11 @@ def test_a_room_chosen_while_the_simulator_is_inactive_is_entered(graph: Any) ->
     assert room.node._pacer.timer_period_ns == 10_000_000
 
 
-def test_simulator_in_lockstep_advances_with_the_commands(graph: Any) -> None:
-    room = Room(graph, seed=3, lockstep=True, lockstep_timeout=5.0)
+def test_simulator_in_lockstep_advances_with_the_commands(
+    graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sim_go2, "LOCKSTEP_S", 5.0)
+    room = Room(graph, seed=3, lockstep=True)
     graph.wait_for(lambda: room.odometry)
     twist = Twist()
     twist.angular.z = 0.5

@@ -31,19 +31,9 @@ def text_of(log: EpisodeLog) -> str:
 
 def test_sentences() -> None:
     log = EpisodeLog(EpisodeConfig())
-    north = Pose2D(1.0, 2.0, math.pi / 2)
-    assert log.saw("a red ball", 2.0, 0.0, north, MORNING)
-    assert log.saw("a lamp", 1.0, math.pi / 2, north, MORNING + 60)
-    assert log.saw("the cat", 1.0, -math.pi / 2, north, MORNING + 60)
-    assert log.saw("a box", 1.5, math.pi, north, MORNING + 60)
     log.did(STEP, Pose2D(1.4, 2.0, 0.0), MORNING + 120)
     log.said("A door\n is open.", Pose2D(), MORNING + 180)
     assert text_of(log).splitlines() == [
-        "At 10:32 on 2026-11-23, a red ball was seen 2.0 m ahead of (1.0, 2.0), near (1.0, 4.0).",
-        "At 10:33 on 2026-11-23, a lamp was seen 1.0 m to the left of (1.0, 2.0), near (0.0, 2.0).",
-        "At 10:33 on 2026-11-23, the cat was seen 1.0 m to the right of (1.0, 2.0),"
-        " near (2.0, 2.0).",
-        "At 10:33 on 2026-11-23, a box was seen 1.5 m behind (1.0, 2.0), near (1.0, 0.5).",
         "At 10:34 on 2026-11-23, the robot did: move forward 40 cm, at (1.4, 2.0).",
         "At 10:35 on 2026-11-23, seen from (0.0, 0.0): A door is open.",
     ]
@@ -54,20 +44,6 @@ def test_times_are_those_of_the_zone() -> None:
     log = EpisodeLog(EpisodeConfig(), timezone(timedelta(hours=2)))
     log.said("Hello", Pose2D(), MORNING)
     assert text_of(log).startswith("At 12:32 on 2026-11-23,")
-
-
-def test_a_thing_that_stays_is_noted_once_in_a_while() -> None:
-    log = EpisodeLog(EpisodeConfig(repeat_s=20, moved_m=0.5, things=2))
-    here = Pose2D()
-    assert log.saw("a ball", 1.0, 0.0, here, MORNING)
-    assert not log.saw("a ball", 1.4, 0.0, here, MORNING + 10)
-    assert log.saw("a ball", 1.6, 0.0, here, MORNING + 11)  # it has moved
-    assert not log.saw("a ball", 1.6, 0.0, here, MORNING + 30)
-    assert log.saw("a ball", 1.6, 0.0, here, MORNING + 31)  # it is long ago
-    assert not log.saw("a ball", 2.6, 0.0, Pose2D(-1.0), MORNING + 32)  # the robot has moved
-    assert log.saw("a box", 1.0, 0.0, here, MORNING + 33)
-    assert log.saw("a cup", 1.0, 0.0, here, MORNING + 34)  # the ball is forgotten
-    assert log.saw("a ball", 1.6, 0.0, here, MORNING + 35)
 
 
 def test_episodes_end_by_age_by_length_and_with_the_robot() -> None:
@@ -93,13 +69,11 @@ def test_episodes_end_by_age_by_length_and_with_the_robot() -> None:
 def test_numbers_that_are_none_and_empty_names_are_refused(bad: float) -> None:
     log = EpisodeLog(EpisodeConfig())
     for call in (
-        lambda: log.saw("a ball", bad, 0.0, Pose2D(), MORNING),
-        lambda: log.saw("a ball", 1.0, bad, Pose2D(), MORNING),
-        lambda: log.saw("a ball", 1.0, 0.0, Pose2D(yaw=bad), MORNING),
-        lambda: log.saw("a ball", 1.0, 0.0, Pose2D(), bad),
+        lambda: log.said("a ball", Pose2D(yaw=bad), MORNING),
+        lambda: log.said("a ball", Pose2D(), bad),
+        lambda: log.last_sighting("ball", "near", Pose2D(0.0, bad), MORNING),
         lambda: log.did(STEP, Pose2D(bad), MORNING),
         lambda: log.said("x", Pose2D(), 1e300),
-        lambda: log.saw(" \n", 1.0, 0.0, Pose2D(), MORNING),
         lambda: log.said("\x00", Pose2D(), MORNING),
     ):
         with pytest.raises(InvalidInput):
@@ -123,14 +97,14 @@ def test_the_robot_is_asked_where_the_ball_was(tmp_path: Path) -> None:
         log = EpisodeLog(EpisodeConfig(sentences=2))
         things = ("a red ball", "a lamp", "a box", "a cup", "a chair", "a dog")
         for number, thing in enumerate(things):
-            log.saw(thing, 1.0, 0.0, Pose2D(number), MORNING + number)
+            log.said(f"{thing} is ahead", Pose2D(number), MORNING + number)
             episode = log.take(MORNING + number)
             if episode is not None:
                 remember(index, episode, most=2)
         names = [entry.name for entry in index.documents()]
         assert names == ["episode 2026-11-23 10:32:07 2", "episode 2026-11-23 10:32:09 3", "manual"]
         hit = side.retrieve("Where did I last see the chair?").hits[0]
-        assert "a chair was seen 1.0 m ahead of (4.0, 0.0)" in hit.chunk.text
+        assert "seen from (4.0, 0.0): a chair is ahead" in hit.chunk.text
         assert not any("red ball" in h.chunk.text for h in side.retrieve("a red ball").hits)
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import pytest
+from driving import INDOORS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,7 +78,7 @@ def drive(
 )
 def test_forward_is_measured(cm: int, yaw: float, lag: float, drift: float) -> None:
     base = LaggingBase(Pose2D(1.0, -2.0, yaw), lag=lag, drift=drift)
-    executor = StepExecutor()
+    executor = StepExecutor(INDOORS)
     commands = drive(executor, parse(f"move forward {cm} cm"), base)
     assert executor.outcome is Outcome.DONE
     along = (base.pose.x - 1.0) * math.cos(yaw) + (base.pose.y + 2.0) * math.sin(yaw)
@@ -93,7 +94,7 @@ def test_forward_is_measured(cm: int, yaw: float, lag: float, drift: float) -> N
 )
 def test_turn_is_measured_across_the_seam(degrees: int, yaw: float, lag: float) -> None:
     base = LaggingBase(Pose2D(yaw=yaw), lag=lag)
-    executor = StepExecutor()
+    executor = StepExecutor(INDOORS)
     side = "left" if degrees > 0 else "right"
     action = parse(f"turn {side} {abs(degrees)} degree", GrammarConfig(max_angle=180.0))
     commands = drive(executor, action, base)
@@ -155,7 +156,7 @@ def test_a_chain_of_steps_keeps_the_limits(texts: list[str], each: float, share:
 
 
 def test_the_same_motion_keeps_its_speed_and_is_measured_from_the_picture() -> None:
-    base, executor, now = LaggingBase(lag=0.01), StepExecutor(), 1.0
+    base, executor, now = LaggingBase(lag=0.01), StepExecutor(INDOORS), 1.0
     commands = [executor.start(parse("move forward 75 cm"), base.pose, now)]
     while base.pose.x < 0.4:
         now += DT
@@ -174,7 +175,7 @@ def test_the_same_motion_keeps_its_speed_and_is_measured_from_the_picture() -> N
 
 
 def test_a_goal_already_passed_is_braked_for_not_jumped_at() -> None:
-    base, executor, now = LaggingBase(lag=0.01), StepExecutor(), 1.0
+    base, executor, now = LaggingBase(lag=0.01), StepExecutor(INDOORS), 1.0
     commands = [executor.start(parse("move forward 75 cm"), base.pose, now)]
     while base.pose.x < 0.4:
         now += DT
@@ -188,7 +189,7 @@ def test_a_goal_already_passed_is_braked_for_not_jumped_at() -> None:
 
 
 def test_a_limit_from_outside_slows_down_within_the_acceleration() -> None:
-    base, executor, now = LaggingBase(lag=0.01), StepExecutor(), 1.0
+    base, executor, now = LaggingBase(lag=0.01), StepExecutor(INDOORS), 1.0
     commands = [executor.start(parse("move forward 75 cm"), base.pose, now)]
     while base.pose.x < 0.3:
         now += DT
@@ -203,7 +204,7 @@ def test_a_limit_from_outside_slows_down_within_the_acceleration() -> None:
 
 def test_ends_within_tolerance_in_the_simulated_room() -> None:
     base = Base(make_room(3))
-    executor = StepExecutor()
+    executor = StepExecutor(INDOORS)
     start = base.odometry
     now = 0.0
     command = executor.start(parse("turn left 45 degree"), Pose2D(start.x, start.y, start.yaw), now)
@@ -219,7 +220,7 @@ def test_ends_within_tolerance_in_the_simulated_room() -> None:
 @pytest.mark.parametrize("slope", [0.0, 0.8])
 def test_a_wall_ends_the_step(slope: float) -> None:
     base = LaggingBase(wall=0.2, slope=slope)
-    executor = StepExecutor()
+    executor = StepExecutor(INDOORS)
     commands = drive(executor, parse("move forward 75 cm"), base)
     assert executor.outcome is Outcome.BLOCKED
     assert executor.travelled == pytest.approx(0.2, abs=0.01)
@@ -229,7 +230,7 @@ def test_a_wall_ends_the_step(slope: float) -> None:
 
 def test_a_base_that_does_not_obey_is_blocked() -> None:
     for text in ("move forward 25 cm", "turn right 15 degree"):
-        executor = StepExecutor()
+        executor = StepExecutor(INDOORS)
         commands = drive(executor, parse(text), LaggingBase(lag=1e9))
         assert executor.outcome is Outcome.BLOCKED
         assert any(c != ZERO for c in commands)
@@ -245,7 +246,7 @@ def test_a_base_that_only_creeps_runs_out_of_time() -> None:
 
 
 def started(text: str = "move forward 75 cm") -> StepExecutor:
-    executor = StepExecutor()
+    executor = StepExecutor(INDOORS)
     executor.start(parse(text), Pose2D(), 10.0)
     assert executor.on_odometry(Pose2D(), 10.1) != ZERO
     return executor
@@ -281,7 +282,7 @@ def test_cancel_stops() -> None:
 
 @pytest.mark.parametrize("text", ["stop", "hello", "do not move"])
 def test_no_motion_is_done_at_once(text: str) -> None:
-    executor = StepExecutor()
+    executor = StepExecutor(INDOORS)
     assert executor.start(parse(text), Pose2D(), 0.0) == ZERO
     assert executor.outcome is Outcome.DONE
     assert executor.on_odometry(Pose2D(), 0.1) == ZERO

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.errors import ConfigError
-from collab_llm_nodes.robot.executor import ZERO, Velocity
+from collab_llm_nodes.robot.executor import ZERO, ExecutorConfig, Velocity
 from collab_llm_nodes.robot.guard import (
     ALONE_S,
     LONGEST_S,
@@ -662,3 +662,8 @@ def test_motion_only_with_every_sign_of_life_and_at_somebodys_command(
         state = guard.state(wall)
         assert set(state.reasons) <= set(REASONS)
         assert state.allowed or guard.velocity == ZERO
+
+
+def test_guard_and_executor_have_the_same_top_speeds() -> None:
+    limits, steps = LimitsConfig(), ExecutorConfig()
+    assert (limits.linear_speed, limits.angular_speed) == (steps.linear_speed, steps.angular_speed)

@@ -120,7 +120,7 @@ def test_messages_that_come_late_together_are_no_jump_by_their_stamps() -> None:
 
 def test_who_is_given_whole_steps_is_stopped_by_a_jump_as_well() -> None:
     class Output:
-        outcome, message, tells_the_end, cancelled = Outcome.IDLE, "", True, False
+        outcome, message, reports_the_end, cancelled = Outcome.IDLE, "", True, False
 
         def start(self, action: ParsedAction, speed: float, allowance: float) -> None:
             self.outcome = Outcome.RUNNING

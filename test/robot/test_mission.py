@@ -6,15 +6,21 @@ import math
 from dataclasses import replace
 
 import pytest
-from driving import CONFIG, DT, Drive
+from driving import CONFIG, DT, INDOORS, Drive
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.errors import ConfigError, InvalidInput
-from collab_llm_nodes.robot.executor import ZERO, ExecutorConfig, Pose2D
+from collab_llm_nodes.robot.executor import ZERO, Pose2D
 from collab_llm_nodes.robot.grammar import Code, Kind, ParsedAction, parse
-from collab_llm_nodes.robot.mission import MissionConfig, Phase, UnverifiedConfig, check_instruction
+from collab_llm_nodes.robot.mission import (
+    OBSERVATION_S,
+    PARSER_S,
+    Phase,
+    UnverifiedConfig,
+    check_instruction,
+)
 
 
 def refusal(code: Code) -> ParsedAction:
@@ -136,7 +142,7 @@ def test_hopeless_failures_end_at_once(code: str) -> None:
 
 def test_no_frame_in_time() -> None:
     drive = Drive()
-    drive.run(CONFIG.observation_timeout - 0.2)
+    drive.run(OBSERVATION_S - 0.2)
     assert drive.code() == ""
     drive.run(0.4)
     assert drive.code() == "NO_OBSERVATION"
@@ -158,7 +164,7 @@ def test_an_answer_without_an_action_in_time() -> None:
     drive.run(0.2)
     assert drive.observe()
     drive.mission.on_answer_ended(drive.now)
-    drive.run(CONFIG.parser_timeout + 0.1)
+    drive.run(PARSER_S + 0.1)
     assert drive.code() == "UNAVAILABLE"
 
 
@@ -237,7 +243,7 @@ def test_steps_are_limited() -> None:
 
 
 def test_a_step_beyond_its_allowance() -> None:
-    hasty = ExecutorConfig(allowance_base=0.1, allowance_factor=1.0, progress_share=0.0)
+    hasty = replace(INDOORS, allowance_base=0.1, allowance_factor=1.0, progress_share=0.0)
     drive = Drive(replace(CONFIG, executor=hasty))
     drive.obeys = False
     assert drive.step("move forward 50 cm")
@@ -262,19 +268,19 @@ def test_the_first_ending_counts() -> None:
 
 def test_instructions_are_checked() -> None:
     with pytest.raises(InvalidInput, match="empty"):
-        check_instruction(" \n", CONFIG)
+        check_instruction(" \n")
     with pytest.raises(InvalidInput, match="at most 500"):
-        check_instruction("go " * 400, CONFIG)
-    check_instruction("find the red ball", CONFIG)
+        check_instruction("go " * 400)
+    check_instruction("find the red ball")
 
 
 @pytest.mark.parametrize("character", ["\x00", "\x1b", "\x07", "\x7f", "\x85"])
 def test_an_instruction_has_no_control_characters(character: str) -> None:
     with pytest.raises(InvalidInput, match="control character .* at 5") as caught:
-        check_instruction(f"go to{character}[2J the ball", CONFIG)
+        check_instruction(f"go to{character}[2J the ball")
     assert caught.value.field == "instruction"
     assert character not in str(caught.value), "nor does the message"
-    check_instruction("find the bal\u00e9\tor\r\nthe box\n", CONFIG)
+    check_instruction("find the bal\u00e9\tor\r\nthe box\n")
 
 
 EVENTS = st.sampled_from(
@@ -396,5 +402,5 @@ def test_limits_of_unverified_steps_have_limits(field: str, value: float) -> Non
 @pytest.mark.parametrize("instruction", ["", " \n", "\x01\x02", "?!"])
 def test_an_instruction_that_says_nothing_is_refused(instruction: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        check_instruction(instruction, MissionConfig())
+        check_instruction(instruction)
     assert caught.value.field == "instruction"

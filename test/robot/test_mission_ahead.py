@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from driving import CONFIG, DT, Drive
+from driving import CONFIG, DT, INDOORS, Drive
 
 from collab_llm_nodes.robot.executor import ZERO
 from collab_llm_nodes.robot.mission import MissionConfig, Phase
@@ -47,7 +47,7 @@ def test_it_does_not_look_ahead_unless_told_to() -> None:
 def test_the_same_motion_goes_on_without_a_pause_from_where_the_picture_was_taken() -> None:
     drive = looking_ahead("move forward 75 cm")
     assert 0.25 < drive.pose.x < 0.75  # late in the step
-    assert drive.mission.told == ["move forward 75 cm"]
+    assert drive.mission.prompt_history == ["move forward 75 cm"]
     taken = drive.pose.x
     before = drive.mission.velocity.linear
     drive.run(0.2)
@@ -143,7 +143,7 @@ def test_a_picture_that_comes_late_counts_from_where_it_was_taken() -> None:
 
 def drive_ahead(way: float, latency: float, overlap: float) -> tuple[float, int]:
     """Seconds for ``way`` in steps of 75 cm with answers that take ``latency``; stops on it."""
-    drive = Drive(MissionConfig(overlap=overlap))
+    drive = Drive(MissionConfig(overlap=overlap, executor=INDOORS))
     begun, stops, last, asked = drive.now, 0, 0.0, math.inf
     while drive.pose.x < way:
         drive.run(DT)

@@ -9,7 +9,7 @@ from driving import CONFIG, Drive, moving
 
 from collab_llm_nodes.robot.executor import ZERO
 from collab_llm_nodes.robot.guard import Guard, GuardConfig, Source
-from collab_llm_nodes.robot.mission import Permission
+from collab_llm_nodes.robot.mission import OBSERVATION_S, Permission
 
 OUTAGE = replace(CONFIG, deadline=300.0, outage_timeout=20.0, refusal_timeout=5.0)
 
@@ -82,13 +82,14 @@ def test_a_link_that_stays_down_is_reported_by_the_failure_of_the_answers() -> N
 
 
 def test_a_camera_that_restarts_costs_time_only_and_one_that_does_not_is_reported() -> None:
-    drive = Drive(OUTAGE)
+    config = replace(OUTAGE, refusal_timeout=OBSERVATION_S + 3.0)
+    drive = Drive(config)
     assert drive.step("turn left 15 degree")
     drive.run(2.0)
-    drive.run(CONFIG.observation_timeout + 1.0)
+    drive.run(OBSERVATION_S + 1.0)
     assert drive.code() == ""
     assert drive.step("turn left 15 degree")
-    drive.run(2.0 + OUTAGE.refusal_timeout)
+    drive.run(2.0 + config.refusal_timeout)
     assert drive.code() == "NO_OBSERVATION"
 
 

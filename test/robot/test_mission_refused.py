@@ -107,7 +107,7 @@ def test_a_lower_speed_limit_is_kept_and_not_taken_for_a_wall() -> None:
 
 
 def test_where_a_guard_is_required_and_there_is_none_the_mission_says_so() -> None:
-    drive = Drive(replace(CONFIG, observation_timeout=10.0), guarded=True)
+    drive = Drive(guarded=True)
     drive.run(CONFIG.guard_timeout - 0.5)
     assert drive.code() == ""
     drive.run(1.0)

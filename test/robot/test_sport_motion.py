@@ -239,8 +239,8 @@ def test_a_velocity_that_is_no_number_is_a_stop() -> None:
     [
         ({}, {"x": 1.0, "y": -0.4, "z": 1.5}),
         (
-            {"linear_speed": 0.5, "lateral_speed": 0.1, "angular_speed": 0.7},
-            {"x": 0.5, "y": -0.1, "z": 0.7},
+            {"linear_speed": 0.5, "angular_speed": 0.7},
+            {"x": 0.5, "y": -0.4, "z": 0.7},
         ),
     ],
 )

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from collab_llm_nodes.robot.executor import ZERO, ExecutorConfig, Outcome, Pose2D
+from collab_llm_nodes.robot.go2.increments import ARM_S, REQUEST_S, STOP_S, Increments
 from collab_llm_nodes.robot.go2.sport import Api, Call
 from collab_llm_nodes.robot.grammar import ParsedAction, parse
-from collab_llm_nodes.robot.increments import ARM_S, REQUEST_S, STOP_S, Increments
 from collab_llm_nodes.robot.steps import DelegatedSteps
 
 DT = 0.05
@@ -21,8 +21,8 @@ CONFIG = ExecutorConfig(linear_speed=0.5, allowance_base=2.0, allowance_factor=2
 class Output:
     """Notes what it is told."""
 
-    def __init__(self, *, tells_the_end: bool = True) -> None:
-        self.tells_the_end = tells_the_end
+    def __init__(self, *, reports_the_end: bool = True) -> None:
+        self.reports_the_end = reports_the_end
         self.outcome, self.message = Outcome.IDLE, ""
         self.started: list[tuple[ParsedAction, float, float]] = []
         self.cancelled = 0
@@ -107,7 +107,7 @@ def test_no_motion_is_not_handed_over() -> None:
     ("farthest", "outcome"), [(0.75, Outcome.DONE), (0.72, Outcome.DONE), (0.4, Outcome.BLOCKED)]
 )
 def test_odometry_decides_where_the_other_side_cannot(farthest: float, outcome: Outcome) -> None:
-    steps, output = begun(tells_the_end=False)
+    steps, output = begun(reports_the_end=False)
     now = 10.0
     while steps.outcome is Outcome.RUNNING:
         now += DT

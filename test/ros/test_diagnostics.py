@@ -40,6 +40,7 @@ from collab_llm_nodes.nodes.motion_guard import MotionGuard
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser, ParserConfig
 from collab_llm_nodes.nodes.navigator import Navigator
 from collab_llm_nodes.nodes.predraft_cache import PreDraftCacheNode
+from collab_llm_nodes.robot import mission
 from collab_llm_nodes.ros.health import Level
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
 from collab_llm_nodes.ros.qos import CAMERA, COMMAND, RESULT, STATE
@@ -129,7 +130,7 @@ def test_motion_that_nobody_carries_out_is_told(ros_graph: Any, reports: Reports
     ros_graph.node("recorder").create_subscription(Twist, "wheels", lambda _: None, 1)
     ros_graph.wait_for(lambda: reports.user.count_subscribers("wheels") == 1)
     reports._arrays.clear()
-    reports.wait("motion_guard: node", Level.WARN, "nobody takes cmd_vel")
+    reports.wait("motion_guard: node", Level.WARN, "no node takes cmd_vel")
     reports.user.create_subscription(Twist, "wheels", lambda _: None, 1)
     values = reports.wait("motion_guard: node", Level.WARN, "nothing stops the robot before")
     assert values["obstacle_stop"] == "none"
@@ -164,9 +165,11 @@ def test_texts_without_an_action_are_told(ros_graph: Any, reports: Reports) -> N
     assert values["UNREADABLE"] == "2"
 
 
-def test_missions_that_fail_are_told(ros_graph: Any, reports: Reports) -> None:
-    impatient = {"mission.observation_timeout": 0.1, "require_guard": False}
-    start(ros_graph, Navigator, **{"diagnostics.recent": 2.0, **impatient})
+def test_missions_that_fail_are_reported(
+    ros_graph: Any, reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mission, "OBSERVATION_S", 0.1)
+    start(ros_graph, Navigator, **{"diagnostics.recent": 2.0, "require_guard": False})
     client = ActionClient(reports.user, Navigate, "navigate")
     ros_graph.wait_for(client.server_is_ready)
     goal = ros_graph.ask(client.send_goal_async, Navigate.Goal(instruction="go"))
@@ -254,7 +257,7 @@ def test_qos_is_overridden_by_parameter(ros_graph: Any) -> None:
         source="compressed",
         **{f"{prefix}.reliability": "reliable", f"{prefix}.depth": 3},
     )
-    qos = camera._heard.qos_profile
+    (qos,) = (s.qos_profile for s in camera.subscriptions if s.topic_name == "/image/compressed")
     assert (qos.reliability, qos.depth) == (ReliabilityPolicy.RELIABLE, 3)
     assert (CAMERA.reliability, CAMERA.depth) == (ReliabilityPolicy.BEST_EFFORT, 1), "of the others"
 
@@ -417,9 +420,9 @@ def test_calls_of_services_are_published_as_the_parameter_says(ros_graph: Any) -
 
 # Said once: in a transition, which is somebody's wish; on a change; as the last word. All the rest
 # can repeat at the rate of a topic or of requests. Debug lines are for those who ask for them.
-ONCE = {"configure", "activate", "_transition", "_spin", "_tell_ready"}
-ONCE |= {"spelling.py warn_of_misspelt_nodes"}
-ONCE |= {"managed_node.py warn_of"}  # once a second by what it says (repeats.py)
+ONCE = {"configure", "activate", "_transition", "_spin", "_log_readiness"}
+ONCE |= {"parameters.py warn_of_misspelt_nodes"}
+ONCE |= {"managed_node.py warn_of"}  # once a second by its words (Repeats)
 ONCE |= {"endpoints.py look"}  # while it lasts
 ONCE |= {"dragon_server.py _with_own_store"}
 ONCE |= {"camera_ingest.py _on_skipped"}  # for each file

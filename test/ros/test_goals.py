@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, call
 
@@ -10,13 +13,16 @@ import pytest
 
 pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
 
-from action_msgs.msg import GoalStatus
+from action_msgs.msg import GoalStatus, GoalStatusArray
 from rclpy.action import ActionClient, ActionServer, CancelResponse, GoalResponse
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
 from rclpy.task import Future
 
 from collab_llm.action import Navigate
 from collab_llm_nodes.ros import goals
-from collab_llm_nodes.ros.goals import SentGoal
+from collab_llm_nodes.ros.goals import SentGoal, action_client, action_server
+from collab_llm_nodes.ros.qos import STATE
 
 pytestmark = pytest.mark.ros
 
@@ -88,7 +94,7 @@ def test_the_result_of_a_goal_whose_acceptance_is_lost_comes(ros_graph: Any, soo
 def test_a_goal_whose_acceptance_is_lost_can_be_called_off(ros_graph: Any, soon: None) -> None:
     scene = Scene(ros_graph, Deaf, GoalResponse.ACCEPT)
     ros_graph.wait_for(lambda: scene.followed)
-    scene.graph.do(scene.sent.call_off)
+    scene.graph.do(scene.sent.cancel)
     ros_graph.wait_for(lambda: scene.ended)
     assert scene.statuses == [GoalStatus.STATUS_CANCELED]
 
@@ -125,7 +131,7 @@ def test_a_cancellation_that_comes_before_its_goal_is_repeated(
             return Future()
 
     scene = Scene(ros_graph, Slow, GoalResponse.ACCEPT)
-    scene.graph.do(scene.sent.call_off)
+    scene.graph.do(scene.sent.cancel)
     assert not scene.followed
     scene.graph.do(held[0])
     ros_graph.wait_for(lambda: scene.statuses == [GoalStatus.STATUS_CANCELED])
@@ -152,3 +158,41 @@ def test_a_goal_is_forgotten_with_its_client(ros_graph: Any, soon: None) -> None
 
     scene.graph.do(leave)
     assert not list(scene.node.timers)
+
+
+def test_a_burst_of_answers_waits_for_a_busy_client(ros_graph: Any) -> None:
+    """rclpy's own queue holds ten answers, and drops the rest without a word."""
+
+    async def follow(goal: Any) -> Navigate.Result:
+        goal.succeed()
+        return Navigate.Result()
+
+    server = ros_graph.node("navigator")
+    action_server(server, Navigate, "navigate", follow, lambda goal: CancelResponse.ACCEPT)
+    with contextlib.ExitStack() as stack:
+        node = Node("client", context=ros_graph.context)
+        stack.callback(node.destroy_node)
+        executor = SingleThreadedExecutor(context=ros_graph.context)
+        executor.add_node(node)
+        stack.callback(executor.shutdown)
+        client = action_client(node, Navigate, "navigate")
+        statuses = ros_graph.collect(
+            ros_graph.node("watcher"), GoalStatusArray, "navigate/_action/status", STATE
+        )
+        ros_graph.wait_for(client.server_is_ready)
+        answers = [client.send_goal_async(Navigate.Goal()) for _ in range(30)]
+        ros_graph.wait_for(lambda: statuses and len(statuses[-1].status_list) == 30)
+        executor.spin_until_future_complete(answers[-1], 30.0)
+        assert all(answer.done() for answer in answers)
+
+
+def test_every_action_has_queues_for_a_burst() -> None:
+    """Clients and servers of actions are made in one place, by one quality of service."""
+    root = Path(goals.__file__).parents[2]
+    makers = [
+        file.name
+        for package in ("collab_llm_nodes", "collab_llm_lab")
+        for file in (root / package).rglob("*.py")
+        if re.search(r"\bAction(?:Client|Server)\(", file.read_text("utf-8"))
+    ]
+    assert makers == ["goals.py"]

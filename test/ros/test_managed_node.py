@@ -25,7 +25,7 @@ from collab_llm_nodes.nodes.motion_guard import MotionGuard
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser, ParserConfig
 from collab_llm_nodes.ros.domain import on_fast_dds
 from collab_llm_nodes.ros.managed_node import ManagedNode
-from collab_llm_nodes.ros.spelling import warn_of_misspelt_nodes
+from collab_llm_nodes.ros.parameters import warn_of_misspelt_nodes
 
 pytestmark = pytest.mark.ros
 
@@ -230,7 +230,7 @@ def test_a_misspelt_node_in_a_parameter_file_is_told(
     warn_of_misspelt_nodes([node], ["x", "--ros-args", "--params-file", str(file)])
     told = capfd.readouterr().err
     assert told.count("WARN") == 1
-    assert f"{file}: nobody reads the parameters of navigater; did you mean navigator?" in told
+    assert f"{file}: no node reads the parameters of navigater; did you mean navigator?" in told
     node.destroy_node()
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from collab_llm_nodes.robot.executor import ZERO, Pose2D
+from collab_llm_nodes.robot.executor import ZERO, ExecutorConfig, Pose2D
 from collab_llm_nodes.robot.grammar import parse
 from collab_llm_nodes.robot.mission import Mission, MissionConfig, Permission
 
 DT = 0.05
+INDOORS = ExecutorConfig(linear_speed=0.5, angular_speed=0.8)
+"""Speeds of a robot that has had its first run."""
 CONFIG = MissionConfig(
+    executor=INDOORS,
     max_steps=5,
     deadline=60.0,
-    observation_timeout=2.0,
     answer_timeout=3.0,
-    parser_timeout=1.0,
     retries=2,
     retry_pause=0.5,
     max_blocked=2,

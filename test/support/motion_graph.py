@@ -86,7 +86,6 @@ class Reader:
 
 
 PATIENT = {
-    "mission.observation_timeout": 5.0,
     "mission.answer_timeout": 5.0,
     "mission.executor.watchdog": 2.0,
     "mission.executor.progress_window": 5.0,

@@ -88,6 +88,7 @@ class Counts:
     hangs: int = 0
     cuts: int = 0
     ms_per_token: float = 0.0
+    errors: list[str] = field(default_factory=list)  # of the failed answers
     recoveries: list[dict[str, float]] = field(default_factory=list)
 
     def row(self, profile: LinkProfile) -> dict[str, Any]:
@@ -243,8 +244,9 @@ def disturb(
             )
             try:
                 tokens = answer.result(DEADLINE_S + 1.0).tokens
-            except CollabError:
+            except CollabError as error:
                 counts.failed += 1
+                counts.errors.append(f"{error.code}: {error}")
                 continue
             except FutureTimeout:
                 counts.hangs += 1

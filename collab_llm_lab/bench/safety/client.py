@@ -22,7 +22,7 @@ from typing import Any
 from geometry_msgs.msg import PoseStamped, Twist
 from nav_msgs.msg import Odometry
 from rcl_interfaces.srv import SetParameters
-from rclpy.action import ActionClient, ActionServer, CancelResponse
+from rclpy.action import CancelResponse
 from rclpy.parameter import Parameter
 from sensor_msgs.msg import CompressedImage
 from std_srvs.srv import Trigger
@@ -35,8 +35,8 @@ from collab_llm_nodes.processes import START_DEADLINE_S
 from collab_llm_nodes.robot.executor import ZERO, Pose2D, Velocity
 from collab_llm_nodes.ros.client import GraphClient
 from collab_llm_nodes.ros.convert import code_of, status_of
-from collab_llm_nodes.ros.goals import SentGoal
-from collab_llm_nodes.ros.qos import CAMERA, COMMAND, REQUESTS, RESULT, STATE
+from collab_llm_nodes.ros.goals import SentGoal, action_client, action_server
+from collab_llm_nodes.ros.qos import CAMERA, COMMAND, RESULT, STATE
 
 ORDER_S = 0.15
 """Events are told to the watch so much later, in the order of their times."""
@@ -89,21 +89,19 @@ class SafetyClient(GraphClient):
         )
         for kind, topic, callback, qos in heard:
             node.create_subscription(kind, topic, callback, qos)
-        self._navigate = ActionClient(node, Navigate, "navigate")
+        self._navigate = action_client(node, Navigate, "navigate")
         self._press = node.create_client(Trigger, "emergency_stop")
         self._reset = node.create_client(Trigger, "reset_emergency_stop")
         self._parameters = node.create_client(SetParameters, "sim_go2/set_parameters")
         node.create_timer(0.05, self._tell)
         if scripted:
             self._texts = node.create_publisher(GeneratedText, "generated_text", RESULT)
-            self._generate = ActionServer(
+            self._generate = action_server(
                 node,
                 Generate,
                 "edge_cloud/generate",
                 self._answer,
-                cancel_callback=lambda goal: CancelResponse.ACCEPT,
-                goal_service_qos_profile=REQUESTS,
-                result_service_qos_profile=REQUESTS,
+                lambda goal: CancelResponse.ACCEPT,
             )
 
     # Instructions.
@@ -141,7 +139,7 @@ class SafetyClient(GraphClient):
             DeadlineExceeded: it has no end.
         """
         if (goal := self._goal) is not None:
-            self._executor.create_task(goal.call_off)
+            self._executor.create_task(goal.cancel)
             self.wait(lambda: self.ended is not None, 10.0, "the end of what was cancelled")
 
     def forget_goal(self) -> None:

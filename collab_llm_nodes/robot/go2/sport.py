@@ -1,4 +1,4 @@
-"""Conversation with a Unitree Go2: what may be asked of it, its answers, when it obeys. No I/O.
+"""The Sport API of a Unitree Go2: requests, answers, and the decisions of its driver. No I/O.
 
 Facts: unitree_ros2 (v0.2, 2025-07, and later), unitree_sdk2_python, and the vendor's pages on the
 sport services. All times are seconds of the machine's monotonic clock.
@@ -19,8 +19,8 @@ from collab_llm_nodes.config import check_ranges, fixed
 class Api(Enum):
     """Every function of the robot that this project can call: service and number.
 
-    A request is made from one of these and in one place (``Requests.make``), so that nothing else
-    can be sent: no flip, jump or handstand, nor Damp, which lets the robot fall.
+    ``Requests.make`` takes nothing else, so that no flip, jump or handstand can be sent, nor Damp,
+    which lets the robot fall.
     """
 
     BALANCE_STAND = ("sport", 1002)
@@ -43,6 +43,16 @@ class Api(Enum):
 
 WALKING = (Api.BALANCE_STAND, Api.STOP_MOVE, Api.MOVE)
 AVOIDANCE = (Api.AVOID_SWITCH_SET, Api.AVOID_SWITCH_GET, Api.AVOID_MOVE, Api.AVOID_REMOTE)
+
+REQUEST_S = 0.5
+"""Longest wait for the robot's answer [s]; it takes some 20 ms over its network."""
+UNLOCK_PAUSE_S = 1.0
+"""Time from one BalanceStand to the next: it takes about as long to stand [s]."""
+DEAF_S, DEAF_SHARE = 0.8, 0.2
+"""A robot is deaf if it moves by less than this share of its command for so long [s]: it takes up
+to 0.5 s to start walking."""
+LATERAL_SPEED = 0.4
+"""Top speed sideways [m/s]. ``motion_guard`` passes no such velocity on; others may send one."""
 
 NO_ANSWER = 3104
 
@@ -98,7 +108,7 @@ class Answer:
         return f"{self.call.api.name}: {self.code}, {CODES.get(self.code, 'unknown code')}"
 
     def value(self, key: str) -> Any:
-        """``key`` of the JSON object in ``data``; None if there is none."""
+        """Return ``key`` of the JSON object in ``data``; None if there is none."""
         try:
             found = json.loads(self.data)
         except json.JSONDecodeError:
@@ -107,7 +117,7 @@ class Answer:
 
 
 class Requests:
-    """Makes requests with unique numbers and finds the request that an answer belongs to."""
+    """Requests with unique ids, and the pairing of answers with them."""
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
@@ -117,9 +127,11 @@ class Requests:
     def make(
         self, api: Api, parameter: Mapping[str, Any] | None, now: float, *, reply: bool = True
     ) -> Call:
-        """A call to be sent now, with JSON or nothing as parameter. Numbers are monotonic
-        nanoseconds, as in the vendor's clients: they differ between processes that use one
-        service."""
+        """Return a call to be sent now, with JSON or nothing as parameter.
+
+        Ids are monotonic nanoseconds, as in the vendor's clients, so that those of several
+        processes differ.
+        """
         self._last = max(self._last + 1, int(now * 1e9))
         text = "" if parameter is None else json.dumps(parameter)
         call = Call(self._last, api, text, reply)
@@ -128,25 +140,25 @@ class Requests:
         return call
 
     def on_response(self, id: int, number: int, code: int, data: str = "") -> Answer | None:
-        """The answer to one of our calls; None for those to others, and what comes too late."""
+        """Return the answer to one of our calls; None for other calls, and for late answers."""
         call, _ = self._waiting.pop(id, (None, 0.0))
         if call is None:
             return None
         return Answer(call, code if number == call.api.number else 3105, data)
 
     def overdue(self, now: float) -> list[Answer]:
-        """Those that nobody answered in time, once."""
+        """Return each call that was not answered in time, once, as an answer ``NO_ANSWER``."""
         late = [call for call, sent in self._waiting.values() if now - sent > self.timeout]
         for call in late:
             del self._waiting[call.id]
         return [Answer(call, NO_ANSWER) for call in late]
 
 
-# What the robot says of itself.
+# The robot's state.
 
 
 class Stance(Enum):
-    """Stance of the robot, which decides whether it would obey a velocity."""
+    """Stance of the robot, on which depends whether it obeys a velocity."""
 
     READY = "ready"
     LOCKED = "standing with locked joints"
@@ -178,7 +190,7 @@ _STANCES_OF_MODES = {
 
 @dataclass(frozen=True)
 class SportState:
-    """The part of SportModeState that matters for motion.
+    """The fields of SportModeState that matter for motion.
 
     Attributes:
         machine: number of the state machine; the vendor's field is called ``error_code``.
@@ -202,13 +214,13 @@ class SportState:
     def stands(self) -> bool:
         return self.speed < 0.05 and abs(self.turn) < 0.1
 
-    def obeys(self, command: Command, share: float) -> bool:
-        """It moves by at least ``share`` of ``command``, or too little is asked to tell."""
+    def obeys(self, command: Command) -> bool:
+        """Return True if it moves by ``DEAF_SHARE`` of ``command``, or ``command`` is tiny."""
         wanted, turn = math.hypot(command.x, command.y), abs(command.yaw)
         if wanted < 0.08 and turn < 0.15:
             return True
-        walks = wanted >= 0.08 and self.speed >= share * wanted
-        return walks or (turn >= 0.15 and abs(self.turn) >= share * turn)
+        walks = wanted >= 0.08 and self.speed >= DEAF_SHARE * wanted
+        return walks or (turn >= 0.15 and abs(self.turn) >= DEAF_SHARE * turn)
 
 
 @dataclass(frozen=True)
@@ -225,7 +237,7 @@ REST = Command()
 
 @dataclass(frozen=True)
 class Trouble:
-    """Reason why the robot does not, or might not, do as it is told: a code and words."""
+    """Reason why the robot does not, or might not, obey: a code and words."""
 
     code: str = ""
     text: str = ""
@@ -247,7 +259,7 @@ class Go2Config:
         " its plain Move, which stops before nothing.",
     )
     dry_run: bool = fixed(
-        False, "Carry nothing out: of all requests that concern motion only StopMove can be sent."
+        False, "Execute nothing: of all requests that concern motion only StopMove can be sent."
     )
     rate: float = fixed(
         20.0,
@@ -260,10 +272,7 @@ class Go2Config:
         0.4, "Without a command for this long the robot is stopped [s].", low=0.05, high=0.5
     )
     state_timeout: float = fixed(
-        0.4, "Without a word from the robot for this long it is stopped [s].", low=0.05, high=0.5
-    )
-    request_timeout: float = fixed(
-        0.5, "Longest wait for the robot's answer [s].", low=0.05, high=5.0
+        0.4, "Without a state of the robot for this long it is stopped [s].", low=0.05, high=0.5
     )
     stop_repeat: float = fixed(
         0.1, "StopMove is sent again after this time until it is obeyed [s].", low=0.02, high=0.5
@@ -271,33 +280,23 @@ class Go2Config:
     unlock: bool = fixed(
         True, "Send BalanceStand when a motion is wanted and the joints are locked."
     )
-    unlock_pause: float = fixed(
-        1.0, "Time from one BalanceStand to the next [s].", low=0.2, high=10.0
-    )
     unlock_tries: int = fixed(8, "BalanceStand at most this often for one motion.", low=1, high=50)
-    deaf_after: float = fixed(
-        0.8, "Commanded for this long without moving, the robot is deaf [s].", low=0.3, high=10.0
-    )
-    deaf_share: float = fixed(
-        0.2, "Less than this share of the commanded speed is not moving.", low=0.02, high=0.9
-    )
-    linear_speed: float = fixed(1.0, "Never faster, ahead or back [m/s].", low=0.05, high=2.5)
-    lateral_speed: float = fixed(0.4, "Never faster sideways [m/s].", low=0.0, high=1.0)
-    angular_speed: float = fixed(1.5, "Never turns faster [rad/s].", low=0.1, high=4.0)
+    linear_speed: float = fixed(1.0, "Top speed, ahead or back [m/s].", low=0.05, high=2.5)
+    angular_speed: float = fixed(1.5, "Top turn rate [rad/s].", low=0.1, high=4.0)
 
     def __post_init__(self) -> None:
         check_ranges(self)
 
     @property
     def functions(self) -> tuple[Api, ...]:
-        """Functions of the robot that the driver needs; it can call no others."""
+        """Return the functions of the robot that the driver may call."""
         if self.dry_run:
             return (Api.STOP_MOVE,)
         return (*WALKING, *AVOIDANCE) if self.avoid else WALKING
 
 
 class Phase(Enum):
-    """Present work of the driver."""
+    """State of the driver."""
 
     STANDING = "standing"
     STOPPING = "stopping"
@@ -306,49 +305,47 @@ class Phase(Enum):
 
 
 class Go2:
-    """Decides which calls the robot gets. Report every event and send what comes back.
+    """State machine of the driver. Report every event, and send the calls returned.
 
-    It begins, and ends, with stopping. A motion is carried out while its commands are fresh, the
-    robot speaks and its stance allows it; a stop is repeated until the robot answers it and stands.
+    It begins, and ends, with a stop. A motion is executed while its commands and the robot's state
+    are fresh and the stance allows it; a stop is repeated until the robot answers it and stands.
 
     Attributes:
-        config: its settings.
-        phase: what is being done.
-        refusing: a motion is commanded and not carried out; ``trouble(now)`` says why.
+        refusing: a motion is commanded and not executed; ``trouble(now)`` has the reason.
     """
 
     def __init__(self, config: Go2Config) -> None:
         self.config = config
         self._avoids = Api.AVOID_MOVE in config.functions
-        self.requests = Requests(config.request_timeout)
+        self.requests = Requests(REQUEST_S)
         self.phase = Phase.STANDING
         self.refusing = False
         self._halted = True
         self._command, self._commanded_at = REST, -math.inf
         self._state, self._heard_at = SportState(), -math.inf
         self._sent, self._sent_at = REST, -math.inf
-        self._obeyed_at = -math.inf  # or began to be asked
+        self._obeyed_at = -math.inf  # or when the motion began
         self._deaf = False
         self._unlocked_at, self._tries = -math.inf, 0
         self._stop_began = self._stop_sent = -math.inf
         self._stop_answered, self._stop_first = False, 0
-        self._doubled = ""  # another driver or guard of this robot
-        self._strangers = ""  # who else moves it
-        self._overruled = False  # by whoever locked the joints during a motion
+        self._doubled = ""  # second drivers or guards of this robot
+        self._strangers = ""  # foreign publishers
+        self._overruled = False  # the joints were locked during a motion
         self._complaint: Answer | None = None
-        self._done: dict[Api, int] = {}  # number of the last call that was
+        self._done: dict[Api, int] = {}  # id of the last successful call
         self._avoidance = Avoidance()
 
     # Events.
 
     def begin(self, now: float) -> list[Call]:
-        """The driver becomes active: whatever the robot does, it stops first."""
+        """Activate the driver; the robot stops first."""
         self._halted = False
         self._command = REST
         return self._begin_stop(now)
 
     def halt(self, now: float) -> list[Call]:
-        """The driver ends: stop. ``tick`` repeats it for as long as it is called."""
+        """Stop because the driver ends; ``tick`` repeats the stop while it is called."""
         self._halted = True
         self._command = REST
         calls = self._begin_stop(now)
@@ -359,41 +356,41 @@ class Go2:
         return calls
 
     def on_command(self, command: Command, now: float) -> list[Call]:
-        """Somebody wants this velocity; one that is not finite is a stop."""
+        """Take a commanded velocity; one that is not finite is a stop."""
         finite = all(map(math.isfinite, (command.x, command.y, command.yaw)))
         self._command, self._commanded_at = command if finite else REST, now
         return self._decide(now)
 
     def on_peers(self, doubled: str, now: float) -> list[Call]:
-        """Take who is there twice, of the robot's guards and drivers; "" is nobody."""
+        """Take the second guards and drivers of the robot, in words; "" is none."""
         self._doubled = doubled
         return self._decide(now)
 
     def on_strangers(self, strangers: str, now: float) -> list[Call]:
-        """Take who else asks for motion, in words; "" is nobody."""
+        """Take the foreign publishers of motion topics, in words; "" is none."""
         self._strangers = strangers
         return self._decide(now)
 
     def on_state(self, state: SportState, now: float) -> list[Call]:
-        """The robot says how it is."""
+        """Take the robot's state."""
         back = self._silent(now) and now - self._stop_sent > self.config.stop_repeat
         self._state, self._heard_at = state, now
         if back and self.phase is Phase.STOPPING:
             return self._begin_stop(now)
         if state.stance is Stance.READY or self.phase is Phase.MOVING:
             self._overruled = state.stance is Stance.LOCKED
-        if self.phase is Phase.MOVING and state.obeys(self._sent, self.config.deaf_share):
+        if self.phase is Phase.MOVING and state.obeys(self._sent):
             self._obeyed_at = now
             if not state.stands:
                 self._deaf = False
         return self._decide(now)
 
     def on_answer(self, answer: Answer, now: float) -> list[Call]:
-        """The robot answered a call, or did not."""
+        """Take the answer to a call, or ``NO_ANSWER``."""
         if answer.code == 0:
             self._complaint = None
             self._done[answer.call.api] = answer.call.id
-        elif answer.call.id > self._done.get(answer.call.api, 0):  # not said better since
+        elif answer.call.id > self._done.get(answer.call.api, 0):  # no later success
             self._complaint = answer
         if answer.call.api is Api.STOP_MOVE and answer.code == 0:
             self._stop_answered |= answer.call.id >= self._stop_first
@@ -401,7 +398,7 @@ class Go2:
         return self._decide(now)
 
     def tick(self, now: float) -> list[Call]:
-        """Time goes by; call it a few times as often as ``rate``."""
+        """Return the calls that are due; call it a few times as often as ``rate``."""
         calls = []
         for answer in self.requests.overdue(now):
             calls += self.on_answer(answer, now)
@@ -409,13 +406,13 @@ class Go2:
 
     @property
     def avoiding(self) -> bool:
-        """The robot's own obstacle avoidance is on, and all motion goes through it."""
+        """Return True if the robot's obstacle avoidance is on, and used for all motion."""
         return self._avoidance.armed
 
-    # What is wrong.
+    # Faults.
 
     def trouble(self, now: float) -> Trouble:
-        """The first thing that keeps the robot from moving, or that might."""
+        """Return the first reason that keeps the robot from moving, or might."""
         stance, state = self._state.stance, self._state
         if self.config.dry_run:
             return Trouble("DRY_RUN", "this is a dry run, in which the robot is never moved")
@@ -423,7 +420,7 @@ class Go2:
             words = "the robot's nodes were started twice: end one of the graphs"
             return Trouble("STARTED_TWICE", f"{words} ({self._doubled})")
         if self._strangers:
-            words = f"somebody else moves the robot: end it ({self._strangers})"
+            words = f"another node moves the robot: end it ({self._strangers})"
             return Trouble("FOREIGN_PUBLISHER", words)
         if self._heard_at == -math.inf:
             return Trouble("NO_STATE", "the robot has not been heard: network, CYCLONEDDS_URI?")
@@ -453,7 +450,7 @@ class Go2:
     def _silent(self, now: float) -> bool:
         return now - self._heard_at > self.config.state_timeout
 
-    # What to do.
+    # Decisions.
 
     def _decide(self, now: float) -> list[Call]:
         fresh = now - self._commanded_at <= self.config.watchdog
@@ -473,7 +470,7 @@ class Go2:
         return calls + (self._stop(now) if self.refusing else self._move(now))
 
     def _notice_deafness(self, now: float) -> None:
-        if self.phase is Phase.MOVING and now - self._obeyed_at > self.config.deaf_after:
+        if self.phase is Phase.MOVING and now - self._obeyed_at > DEAF_S:
             self._deaf = True
 
     def _move(self, now: float) -> list[Call]:
@@ -482,7 +479,7 @@ class Go2:
         c, command = self.config, self._command
         command = Command(
             _clamp(command.x, c.linear_speed),
-            _clamp(command.y, c.lateral_speed),
+            _clamp(command.y, LATERAL_SPEED),
             _clamp(command.yaw, c.angular_speed),
         )
         # A change goes out sooner, but a flood of commands is not passed on.
@@ -494,22 +491,22 @@ class Go2:
 
     def _velocity(self, command: Command, now: float) -> Call:
         if self._avoids:
-            ways = {"x": command.x, "y": command.y, "yaw": command.yaw, "mode": 0}
-            return self.requests.make(Api.AVOID_MOVE, ways, now, reply=False)
-        ways = {"x": command.x, "y": command.y, "z": command.yaw}
-        return self.requests.make(Api.MOVE, ways, now, reply=False)
+            velocity = {"x": command.x, "y": command.y, "yaw": command.yaw, "mode": 0}
+            return self.requests.make(Api.AVOID_MOVE, velocity, now, reply=False)
+        velocity = {"x": command.x, "y": command.y, "z": command.yaw}
+        return self.requests.make(Api.MOVE, velocity, now, reply=False)
 
     def _unlock(self, now: float) -> list[Call]:
-        """BalanceStand and a pause; then a robot that is deaf, not locked, is tried again."""
-        if self.phase is Phase.UNLOCKING and now - self._unlocked_at < self.config.unlock_pause:
+        """Return BalanceStand and pause; then try a deaf robot that is not locked again."""
+        if self.phase is Phase.UNLOCKING and now - self._unlocked_at < UNLOCK_PAUSE_S:
             return []
-        trying = self.phase is Phase.MOVING and now - self._obeyed_at <= self.config.deaf_after
+        trying = self.phase is Phase.MOVING and now - self._obeyed_at <= DEAF_S
         if self._state.stance is Stance.READY and (trying or self.phase is Phase.UNLOCKING):
             return self._move(now)
         if self._tries >= self.config.unlock_tries:
             return self._stop(now)
         self.phase, self._unlocked_at, self._tries = Phase.UNLOCKING, now, self._tries + 1
-        # A robot that was deaf may still hear the last velocity; the watchdog waits for the next.
+        # A deaf robot may still obey the last velocity, and the watchdog waits for the next one.
         moved, self._sent, self._sent_at = self._sent != REST, REST, -math.inf
         stop = [self.requests.make(Api.STOP_MOVE, {}, now, reply=False)] if moved else []
         return [*stop, self.requests.make(Api.BALANCE_STAND, {}, now)]
@@ -535,20 +532,21 @@ class Go2:
             return self._begin_stop(now)
         lasted = now - self._stop_began
         stands = self._state.stands and not self._silent(now)
-        # Not for ever: somebody with the remote control may want to walk it away.
+        # Not for ever: the remote control must be able to move the robot away.
         if self._stop_answered and (stands or lasted > 1.0) or (stands and lasted > 2.0):
             self.phase = Phase.STANDING
             return []
         if lasted > 2.0 and self._silent(now):
-            return []  # nobody is there; on_state stops it when it comes back
+            return []  # the robot is away; on_state stops it when it is back
         pause = self.config.stop_repeat if lasted < 2.0 else 1.0
         return self._send_stop(now) if now - self._stop_sent >= pause else []
 
 
 class Avoidance:
-    """Takes the robot's obstacle avoidance into use, in the vendor's order: SwitchSet until
-    SwitchGet says true, then commands of the API instead of those of the remote control. Looks
-    again now and then, since the remote control can switch it off.
+    """Activation of the robot's obstacle avoidance, in the vendor's order.
+
+    SwitchSet until SwitchGet says true, then commands of the API instead of the remote control's.
+    It is checked every ``LOOK_S``, since the remote control can switch it off.
 
     Attributes:
         armed: it obeys our commands.
@@ -564,7 +562,7 @@ class Avoidance:
         self._pending: Call | None = None
 
     def arm(self, requests: Requests, now: float) -> list[Call]:
-        """The next call of the sequence, if it is due."""
+        """Return the next call of the sequence, if it is due."""
         if self._pending is not None or now < self._due:
             return []
         parameter = {
@@ -575,7 +573,7 @@ class Avoidance:
         return [self._pending]
 
     def on_answer(self, answer: Answer, now: float) -> None:
-        """Go on in the sequence; after any failure begin again, after a pause."""
+        """Advance the sequence; after any failure pause, and begin again."""
         if answer.call != self._pending:
             return
         self._pending = None
@@ -599,23 +597,25 @@ def _clamp(value: float, most: float) -> float:
 
 
 class ClockAlignment:
-    """Delay of the robot's messages, without trusting that its clock and ours agree.
+    """Delay of the robot's messages, although its clock and ours may differ.
 
-    The message that travelled fastest shows the clocks' difference best; what came later than it
-    was delayed by so much. Clocks drift, hence the slow growth. A robot's clock that is set makes
-    messages seem faster than any before, or is earlier than it was: both are followed at once.
+    The fastest message shows the offset of the clocks; others were delayed by what they took
+    longer. The offset grows slowly, since clocks drift. A robot's clock that is set makes messages
+    seem faster than any before, or goes back: both are followed at once.
     """
 
     DRIFT = 2e-4  # of quartz clocks, generously
-    BACK_S = 0.1  # messages of one topic come in their order: only a clock can fall back
+    BACK_S = 0.1  # messages of one topic arrive in order: only a clock goes back
 
     def __init__(self) -> None:
         self._difference = math.inf
         self._at = self._stamped = -math.inf
 
     def delay(self, robot: float, received: float) -> float:
-        """Delay [s] of what the robot stamped ``robot`` and we ``received``, by a clock of ours
-        that nobody sets [s]."""
+        """Return the delay of a message stamped ``robot`` by the robot [s].
+
+        ``received``: by our monotonic clock [s].
+        """
         measured = received - robot
         drift = self.DRIFT * (received - self._at) if self._at > -math.inf else 0.0
         was_set = robot < self._stamped - self.BACK_S

@@ -1,8 +1,8 @@
 """The decision to stop a Go2 whose driver fell silent during a motion. No I/O, no clock.
 
-The Go2 holds a velocity for one second, and a driver that is killed cannot take it back. While it
-drives, it sends a velocity at least ten times a second; when these cease without a stop, somebody
-else has to send one. All times are seconds of the machine's monotonic clock.
+The Go2 holds a velocity for one second, and a killed driver cannot stop it. A driver sends a
+velocity at least ten times a second; when these cease without a stop, the watchdog sends StopMove.
+All times are seconds of the machine's monotonic clock.
 """
 
 from __future__ import annotations
@@ -21,24 +21,21 @@ _LASTS_S = 2.0
 
 
 class Watchdog:
-    """Listens to the requests for motion and stops the robot when they break off.
-
-    It knows no function of the robot but StopMove.
-    """
+    """Stops the robot when the requests for motion break off; sends nothing but StopMove."""
 
     def __init__(self) -> None:
         self._requests = Requests(math.inf)
-        self._own: deque[int] = deque(maxlen=100)  # numbers of our requests, which we hear as well
+        self._own: deque[int] = deque(maxlen=100)  # ids of our requests, which we receive as well
         self._due = math.inf  # when the last velocity must have been followed by another
         self._stopped_at = -math.inf
 
     @property
     def watches(self) -> bool:
-        """A motion is under way, or being stopped: call ``tick`` often."""
+        """Return True while a motion is under way, or being stopped: call ``tick`` often."""
         return self._due < math.inf
 
     def on_request(self, api: tuple[str, int], number: int, parameter: str, now: float) -> None:
-        """Take what somebody asks of the robot: service and function, the request's number."""
+        """Take a request to the robot: service and function, its id and parameter."""
         if number in self._own:
             return
         if api == Api.STOP_MOVE.value:
@@ -47,7 +44,7 @@ class Watchdog:
             self._due = now + SILENCE_S if _moves(parameter) else math.inf
 
     def on_end(self, now: float) -> list[Call]:
-        """Return the stop that is due if nobody watches from now on."""
+        """Return the stop that is due because the watchdog itself ends."""
         if self.watches:
             self._due = min(self._due, now)
         return self.tick(now)
@@ -65,10 +62,10 @@ class Watchdog:
 
 
 def _moves(parameter: str) -> bool:
-    """Return True for a velocity other than zero, and for what cannot be read.
+    """Return True for a velocity other than zero, and for a parameter that cannot be read.
 
-    An increment of the obstacle avoidance (``mode`` 1) is one request for the whole way: silence
-    after it says nothing.
+    Silence after an increment of the obstacle avoidance (``mode`` 1) means nothing: it is one
+    request for the whole distance.
     """
     try:
         values = json.loads(parameter)

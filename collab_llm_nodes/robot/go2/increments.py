@@ -1,9 +1,9 @@
-"""Steps as increments of position, which the Go2's own obstacle avoidance carries out. No I/O.
+"""Steps as increments of position, executed by the Go2's own obstacle avoidance. No I/O.
 
 The robot's service ``obstacles_avoid`` takes "0.75 m ahead" (Move, mode 1), walks it, and stops
-before what is in the way ahead. It must be switched on, and told to listen to programs instead of
-the remote control (the vendor's order, ``unitree.Avoidance``); afterwards the remote control gets
-it back. It does not say when it has arrived: odometry does (``DelegatedSteps``).
+before obstacles ahead. It must be switched on, and switched from the remote control to programs (in
+the vendor's order, ``sport.Avoidance``); afterwards the remote control gets it back. It does not
+report its arrival, so odometry decides (``DelegatedSteps``).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ ARM_S = 3.0
 REQUEST_S = 0.5
 """Longest wait for an answer."""
 STOP_S = 2.0
-"""Time for which a stop that is not answered, or refused, is sent again."""
+"""Time for which an unanswered or refused stop is repeated."""
 
 
 class Increments:
-    """Decides which calls the robot gets. Report every event and send what comes back.
+    """State machine of one step at a time. Report every event, and send the calls returned.
 
     Attributes:
         outcome, message: as of ``steps.StepOutput``.
@@ -47,7 +47,7 @@ class Increments:
         return self.tick(now)
 
     def cancel(self, now: float) -> list[Call]:
-        """Stop: by the service that moves it, and by the one that always can."""
+        """Stop by the service that moves the robot, and by StopMove."""
         if self.outcome is Outcome.RUNNING:
             self.outcome = Outcome.CANCELLED
         self._stop_began = now
@@ -64,8 +64,10 @@ class Increments:
         ]
 
     def on_answer(self, answer: Answer, now: float) -> list[Call]:
-        """The robot answered one of our calls, or did not. The vendor's own client wants no answer
-        to the increment, so that one may be missing: odometry shows what became of it."""
+        """Take the robot's answer to one of our calls, or its absence.
+
+        The answer to the increment itself may be missing, since the vendor's own client wants none.
+        """
         self._avoidance.on_answer(answer, now)
         if answer.call == self._stop:
             self._stop = None
@@ -77,7 +79,7 @@ class Increments:
         return []
 
     def tick(self, now: float) -> list[Call]:
-        """Time goes by; call it some 20 times a second."""
+        """Return the calls that are due; call it some 20 times a second."""
         calls: list[Call] = []
         for answer in self.requests.overdue(now):
             calls += self.on_answer(answer, now)
