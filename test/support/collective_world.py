@@ -7,10 +7,13 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+import pytest
 from enumeration import rows_of
 
 from collab_llm_nodes.decoding.rejection import verify_chain
 from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.protocols.collective import machine as machine_module
+from collab_llm_nodes.protocols.collective.length import Verification
 from collab_llm_nodes.protocols.collective.machine import (
     Action,
     Draw,
@@ -68,6 +71,32 @@ def judge(claim: Claim) -> Verdict:
     own = [target_token((*before, *claim.draft[:i])) for i in range(len(claim.draft) + 1)]
     rows = rows_of(np.eye(VOCABULARY)[own])
     return verify_chain(rows, claim.draft, claim.q, claim.sampling, len(claim.answer), EOS)
+
+
+class RecordingSelector:
+    """A speculation length that a test sets, in place of a rule.
+
+    Attributes:
+        s, best: as in ``LengthSelector``.
+        seen: what it has observed.
+    """
+
+    def __init__(self, s: int, best: int | None = None) -> None:
+        self.s = s
+        self.best = s if best is None else best
+        self.seen: list[Verification] = []
+
+    def observe(self, verification: Verification) -> None:
+        self.seen.append(verification)
+
+
+def recorded(
+    monkeypatch: pytest.MonkeyPatch, s: int = 3, best: int | None = None
+) -> RecordingSelector:
+    """Have all machines use one selector, and return it."""
+    selector = RecordingSelector(s, best)
+    monkeypatch.setattr(machine_module, "selector", lambda config: selector)
+    return selector
 
 
 class World:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Sequence
 
 from collab_llm_nodes.decoding.vote import vote
@@ -48,8 +46,6 @@ class Drawing:
         self.since = since
         self.asked_at = 0.0
         self.awaited: set[int] = set()
-        self._first_share = 1.0  # of the time of a step: what the first token of each draft took
-        self._first_step_until = math.inf
         self._number = number
         self._count = count
         self._eos = eos
@@ -75,8 +71,6 @@ class Drawing:
             for model in draft.models:
                 self._rows.setdefault(model, []).append(row)
         self.awaited = set(self._rows)
-        if self._step == 0:
-            self._first_step_until = now
         if not self.awaited:
             self._open = []
             return []
@@ -105,15 +99,8 @@ class Drawing:
         for draft in self.drafts:
             draft.own[model] = None
 
-    def first_s(self, now: float) -> float:
-        """Return the time in which drafts that are complete by now got their first token [s]."""
-        return self._first_share * (min(now, self._first_step_until) - self.since)
-
     def vote(self) -> None:
         """Make the drafts longer by what the majority proposes."""
-        given = [each for row in self._given for each in row if each is not None]
-        if given and not self._every_token:
-            self._first_share = statistics.fmean(each.first for each in given)
         for draft, own in zip(self._open, self._given, strict=True):
             self._vote(draft, own)
         self._open = []

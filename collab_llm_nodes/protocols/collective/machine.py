@@ -63,13 +63,9 @@ from collab_llm_nodes.protocols.collective.messages import (
     Verify,
 )
 from collab_llm_nodes.protocols.collective.metrics import CollectiveMetrics
-from collab_llm_nodes.protocols.collective.prompts import PromptCost
 from collab_llm_nodes.protocols.collective.requests import Draft, Job, RequestState, State
 from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
 from collab_llm_nodes.protocols.collective.waits import Waits
-
-_READING_ROUNDS = 4
-"""One in so many consecutive verifications that read prompts counts for the length."""
 
 
 @dataclass(frozen=True)
@@ -169,16 +165,13 @@ class Machine:
         self._verifying: list[Draft] = []
         self._undrafted = False  # the target decodes without drafts
         self._waits = Waits()
-        self._prompts = PromptCost()
         self._verification = 0  # number of the one under way, or of the last one
         self._verified_from = 0.0
         self._step_from = 0.0  # the last verdict on drafts, or the begin of work after a pause
         self._step_draft_s = 0.0  # time since then in which drafts were made
-        self._step_first_s = 0.0  # the part of it for their first tokens
         self._step_extra = 0  # tokens since then without drafts
-        self._step_reads = False  # a prompt has been read since then
+        self._step_read = 0  # prompt tokens that the target has read since then
         self._began_steady = False  # the verification under way
-        self._reading = 0  # verifications in a row that have read a prompt
         self._batches = 0
         self._paused = False
         self._level = 0  # active requests at the last admission
@@ -278,10 +271,10 @@ class Machine:
         drafts, self._verifying = self._verifying, []
         pairs = list(zip(drafts, verdicts, strict=True))
         verified = [(each, word) for each, word in pairs if isinstance(word, Outcome)]
+        read = sum(len(d.request.job.prompt) for d in drafts if not d.request.metrics.rounds)
+        self._step_read += read
         if self._undrafted:
-            if any(not draft.request.metrics.rounds for draft in drafts):
-                self._step_reads = True
-            else:
+            if not read:
                 self._waits.on_undrafted(now - self._verified_from)
             self._step_extra += len(verified)
         else:
@@ -334,7 +327,7 @@ class Machine:
             self._begin_step(now)  # nothing is under way
         serving = set(self.serving(now))
         requests = list(self._next_requests(now))
-        asked = self._length_for(requests) if serving else 0
+        asked = self.s if serving else 0
         drafts = []
         for request in requests:
             request.state = State.DRAFTING
@@ -347,12 +340,11 @@ class Machine:
             own: list[list[int] | None] = [
                 [] if model in models else None for model in range(self._k)
             ]
-            reads = wanted > 0 and not request.read
-            catches_up = wanted > 0 and request.missed
-            request.read |= reads
-            request.missed = not wanted
+            unread = request.unread(models)
+            if wanted:
+                request.read |= dict.fromkeys(models, request.context + wanted)
             run = None if learns else request.run
-            drafts.append(Draft(request, asked, wanted, own, reads, catches_up, run))
+            drafts.append(Draft(request, asked, wanted, own, unread, run))
         self._drawing = Drawing(
             self._batches,
             drafts,
@@ -365,18 +357,6 @@ class Machine:
         self._batches += 1
         self._ask(now)
         return True
-
-    def _length_for(self, requests: Sequence[RequestState]) -> int:
-        """Return the speculation length of a draft.
-
-        No other length is tried where nothing is learned from it: new requests have prompts, and
-        verifications that read some seldom count.
-        """
-        reads = any(not request.drafts for request in requests)
-        # Where this one reads, the one under way does, too.
-        before = 1 if self._verifying and not self._undrafted else 0
-        counts = not reads or not (self._reading + before + 1) % _READING_ROUNDS
-        return self.s if counts else self._selector.best
 
     def _asked(self, request: RequestState, serving: set[int]) -> set[int]:
         """Return the models to ask: those that can change the vote, and now and then all.
@@ -474,13 +454,8 @@ class Machine:
         drawing, self._drawing = self._drawing, None
         assert drawing is not None
         if any(draft.tokens for draft in drawing.drafts):
-            took_s, first_s = now - drawing.since, drawing.first_s(now)
-            self._waits.on_drafted(took_s)
-            self._step_draft_s += took_s
-            self._step_first_s += first_s
-            unread = sum(draft.reads for draft in drawing.drafts)
-            if not any(draft.catches_up for draft in drawing.drafts):  # more than prompts is read
-                self._prompts.on_drafted(len(drawing.drafts), unread, first_s)
+            self._waits.on_drafted(now - drawing.since)
+            self._step_draft_s += now - drawing.since
         for draft in drawing.drafts:
             if draft.request.state is State.DRAFTING:
                 draft.request.state = State.POOLED
@@ -553,8 +528,8 @@ class Machine:
 
     def _begin_step(self, now: float) -> None:
         """Let the time of the next verdict on drafts begin."""
-        self._step_from, self._step_extra, self._step_reads = now, 0, False
-        self._step_draft_s = self._step_first_s = 0.0
+        self._step_from, self._step_draft_s = now, 0.0
+        self._step_extra = self._step_read = 0
 
     def _have_verified(self, drafts: list[Draft], now: float) -> None:
         """Give drafts to the target."""
@@ -577,38 +552,28 @@ class Machine:
         )
 
     def _monitor(self, verified: Sequence[tuple[Draft, Outcome]], now: float) -> None:
-        """Let the length selector learn from a verification of a steady batch.
-
-        One that reads a prompt tells more of the prompt than of the length. Where each one does,
-        some are taken all the same, without the draft models' time for prompts, which is told
-        apart. In a pipeline they read while the target verifies: that costs nothing.
-        """
-        reads = self._step_reads or any(draft.request.drafts == 1 for draft, _ in verified)
-        self._reading = self._reading + 1 if reads else 0
-        if not reads and any(draft.tokens for draft, _ in verified):
+        """Let the length selector learn from a verification of a steady batch."""
+        llm_s = now - self._verified_from
+        if not self._step_read and any(draft.tokens for draft, _ in verified):
             tokens = 1.0 + statistics.fmean(outcome.accepted for _, outcome in verified)
-            self._waits.on_verified(now - self._verified_from, tokens)
-        if self._reading % _READING_ROUNDS:
+            self._waits.on_verified(llm_s, tokens)
+        if not verified or not self._began_steady:
             return
-        if verified and self._began_steady:
-            hidden = self._overlaps(self._schedule.target_batch)
-            prompts = sum(draft.reads for draft, _ in verified) if reads and not hidden else 0
-            read_s = prompts * self._prompts.prompt_s  # an estimate: no step is below its pass
-            self._learns.observe(
-                Verification(
-                    [draft.asked for draft, _ in verified],
-                    [len(draft.tokens) for draft, _ in verified],
-                    [outcome.accepted for _, outcome in verified],
-                    now - self._verified_from,
-                    max(now - self._step_from - read_s, now - self._verified_from),
-                    draft_s=0.0 if hidden else max(self._step_draft_s - read_s, 0.0),
-                    first_s=0.0 if hidden else max(self._step_first_s - read_s, 0.0),
-                    extra=self._step_extra,
-                    prompts_s=0.0 if hidden else self._prompts.per_token_s,
-                    catches_up=any(draft.catches_up for draft, _ in verified),
-                    runs=[draft.run for draft, _ in verified],
-                )
+        hidden = self._overlaps(self._schedule.target_batch)
+        self._learns.observe(
+            Verification(
+                [draft.asked for draft, _ in verified],
+                [len(draft.tokens) for draft, _ in verified],
+                [outcome.accepted for _, outcome in verified],
+                llm_s,
+                now - self._step_from,
+                draft_s=0.0 if hidden else self._step_draft_s,
+                extra=self._step_extra,
+                read=self._step_read,
+                unread=sum(draft.unread for draft, _ in verified) / max(self._k, 1),
+                runs=[draft.run for draft, _ in verified],
             )
+        )
 
     def _reweigh(self, verified: Sequence[tuple[Draft, Outcome]]) -> None:
         """Reward and punish the draft models for what the target accepted."""
@@ -666,8 +631,6 @@ class Machine:
             self._running.remove(request)
         elif request.state is State.POOLED:
             self._pool = deque(draft for draft in self._pool if draft.request is not request)
-        if request.answer:
-            self._prompts.on_answer(len(request.answer))
         if request.state is not State.WAITING:
             if request.metrics.rounds and self._weights_config.rule != VOTED:
                 self._weights.drift(request.weights)

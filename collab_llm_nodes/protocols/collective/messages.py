@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from collab_llm_nodes.decoding.rejection import Outcome
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
@@ -40,12 +40,10 @@ class Proposal:
     Attributes:
         tokens: ids.
         q: [tokens] distributions that they were drawn from, where they were asked for.
-        first: share of the time of all tokens that the first one took.
     """
 
     tokens: Ids
     q: tuple[SparseDistribution, ...] | None = None
-    first: float = field(default=1.0, compare=False)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ a model that has missed rounds, or whose draft has lost the vote, catches up by 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -192,7 +191,6 @@ class DraftModel:
             for index, own in asks.items()
             for ask in own
         ]
-        begun, ends = time.monotonic(), list[float]()  # of each pass
         while True:
             open_ = [each for each in growing if each.grows(self._eos)]
             if not open_:
@@ -211,11 +209,9 @@ class DraftModel:
                 if isinstance(law, ModelError):
                     raise law
                 self._append(each, law[0])
-            ends.append(time.monotonic())
-        first = (ends[0] - begun) / (ends[-1] - begun) if len(ends) > 1 else 1.0
         found = iter(growing)
         return {
-            index: [each.proposal(first) for each in islice(found, len(own))]
+            index: [each.proposal() for each in islice(found, len(own))]
             for index, own in asks.items()
         }
 
@@ -264,11 +260,11 @@ class _Growing:
         ask = self.ask
         return Context(ask.id, ask.prompt, (*ask.answer, *self.tokens), 1, self.member)
 
-    def proposal(self, first: float) -> Proposal | None:
-        """Return the draft, unless it has failed; ``first`` as in ``Proposal``."""
+    def proposal(self) -> Proposal | None:
+        """Return the draft, unless it has failed."""
         if self.failed:
             return None
-        return Proposal(tuple(self.tokens), tuple(self.q) if self.ask.send_q else None, first)
+        return Proposal(tuple(self.tokens), tuple(self.q) if self.ask.send_q else None)
 
 
 class Drafts:

@@ -54,7 +54,6 @@ def proposals_to_json(proposals: Sequence[Proposal | None]) -> list[Any]:
         if each is None
         else {
             "tokens": each.tokens,
-            "first": each.first,
             "q": None
             if each.q is None
             else [(row.ids.tolist(), row.probs.tolist()) for row in each.q],
@@ -69,11 +68,11 @@ def proposals_from_json(rows: Sequence[Any]) -> list[Proposal | None]:
 
 
 def _proposal(row: Mapping[str, Any]) -> Proposal:
-    tokens, first = tuple(row["tokens"]), row["first"]
+    tokens = tuple(row["tokens"])
     if row["q"] is None:
-        return Proposal(tokens, first=first)
+        return Proposal(tokens)
     q = tuple(
         SparseDistribution(np.array(ids, np.int32), np.array(probs, np.float32))
         for ids, probs in row["q"]
     )
-    return Proposal(tokens, q, first)
+    return Proposal(tokens, q)

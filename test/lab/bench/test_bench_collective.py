@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from collective_world import recorded
 from rich.console import Console
 from text_family import write_family
 from typer.testing import CliRunner
@@ -67,7 +68,6 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ConfigError, DeadlineExceeded
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.random_init import write_random_model
-from collab_llm_nodes.protocols.collective.length import Verification, _Fixed
 from collab_llm_nodes.protocols.collective.messages import Claim, Ids, Verdict
 from collab_llm_nodes.protocols.collective.models import Drafts
 from collab_llm_nodes.protocols.collective.workers import Failed, InThread, LocalDraft, Proposed
@@ -184,13 +184,12 @@ def test_time_between_runs_does_not_count(
     family: Family, prompts: list[Ids], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passed = 0.0
-    told: list[Verification] = []
     shifted = SimpleNamespace(
         monotonic=lambda: time.monotonic() + passed, thread_time=time.thread_time
     )
     monkeypatch.setattr(watch, "time", shifted)
-    monkeypatch.setattr(_Fixed, "observe", lambda self, verification: told.append(verification))
-    with closing(Collective(family, [1], 2, TOKENS, fixed(2), endless=60)) as way:
+    selector = recorded(monkeypatch, s=2)
+    with closing(Collective(family, [1], 2, TOKENS, endless=60)) as way:
         began = way._gate.clock()
         runs = []
         for _ in range(3):
@@ -200,7 +199,7 @@ def test_time_between_runs_does_not_count(
     assert after - began < 1000.0
     assert sum(run.seconds for run in runs) <= after - began
     assert max(max(run.latencies) for run in runs) < after - began
-    assert 0 < sum(each.step_s for each in told) < after - began
+    assert 0 < sum(each.step_s for each in selector.seen) < after - began
 
 
 def test_an_endless_way_can_be_closed_in_the_middle_of_a_run(

@@ -33,7 +33,7 @@ with socket.socket(fileno=int(sys.argv[1])) as parent, parent.makefile("rb") as 
     for line in lines:
         answers = []
         for told in json.loads(line)["draws"]:
-            says = {"tokens": [len(told["asks"][0].get("first", {}))], "first": 1.0, "q": None}
+            says = {"tokens": [len(told["asks"][0].get("first", {}))], "q": None}
             answer = {name: told[name] for name in ("batch", "step", "model")}
             answer["proposals"] = [says]
             if told["asks"][0]["count"] == 0:
