@@ -67,6 +67,9 @@ from collab_llm_nodes.protocols.collective.requests import Draft, Job, RequestSt
 from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
 from collab_llm_nodes.protocols.collective.waits import Waits
 
+RETRY_S = 5.0
+"""Time for which a draft model that has failed is left out: its process may have to start again."""
+
 
 @dataclass(frozen=True)
 class Grown:
@@ -260,7 +263,7 @@ class Machine:
     def on_draft_failure(self, model: int, error: CollabError, now: float) -> None:
         """Leave ``model`` out for a while; the others go on."""
         self._models[model].silent = False
-        self._models[model].out_until = now + self._schedule.retry_s
+        self._models[model].out_until = now + RETRY_S
         self._leave_out(model, error)
         self._go_on(now)
 

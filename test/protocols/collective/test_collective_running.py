@@ -43,7 +43,7 @@ from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.protocols.base import Control, Progress, Resources
-from collab_llm_nodes.protocols.collective import runner
+from collab_llm_nodes.protocols.collective import machine, runner
 from collab_llm_nodes.protocols.collective.length import FIXED, LengthConfig
 from collab_llm_nodes.protocols.collective.messages import Ask, Claim, Draw, Proposal
 from collab_llm_nodes.protocols.collective.models import DraftModel, Drafts, Target
@@ -283,12 +283,13 @@ def test_a_draft_model_that_hangs_is_left_out(caplog: pytest.LogCaptureFixture) 
     engines = [Stuck(drafts()[0].loaded), drafts()[1]]
     made = config(
         pipeline="thread",
-        schedule=small(draft_timeout_s=0.3, retry_s=0.0),
+        schedule=small(draft_timeout_s=0.3),
         drafts=DraftsConfig(workers=2),
     )
     with caplog.at_level(logging.WARNING), running(made, engines) as collective:
         answers = ask_all(collective, [request(i) for i in range(4)])
-        assert collective.health()["drafts_in_service"] == 1
+        # On a busy machine the other one may have been late, too: its answer brings it back.
+        wait_for(lambda: collective.health()["drafts_in_service"] == 1)
         Stuck.go_on.set()
         wait_for(lambda: collective.health()["drafts_in_service"] == 2)
     assert [answer.tokens for answer in answers] == [alone(p) for p in PROMPTS[:4]]
@@ -412,8 +413,9 @@ def test_the_target_frees_rejected_tokens() -> None:
 
 @pytest.fixture(scope="module")
 def in_processes() -> Any:
-    made = config(pipeline="process", schedule=small(retry_s=0.0, draft_timeout_s=60.0))
-    with running(made, ()) as collective:
+    made = config(pipeline="process", schedule=small(draft_timeout_s=60.0))
+    with pytest.MonkeyPatch.context() as patch, running(made, ()) as collective:
+        patch.setattr(machine, "RETRY_S", 0.0)
         yield collective
 
 

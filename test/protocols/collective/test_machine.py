@@ -25,7 +25,7 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.protocols.base import Source
 from collab_llm_nodes.protocols.collective.length import FIXED, LengthConfig
-from collab_llm_nodes.protocols.collective.machine import Job, Machine
+from collab_llm_nodes.protocols.collective.machine import RETRY_S, Job, Machine
 from collab_llm_nodes.protocols.collective.messages import Claim, Proposal
 from collab_llm_nodes.protocols.collective.requests import RequestState
 from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
@@ -129,7 +129,6 @@ def test_any_schedule_gives_the_targets_answers(data: st.DataObject) -> None:
         pool_low=data.draw(st.integers(0, high), "pool_low"),
         max_active=data.draw(st.integers(1, 6), "max_active"),
         draft_timeout_s=1.0,
-        retry_s=2.0,
         vote_every_token=every_token,
         fill_waits=fill_waits,
     )
@@ -323,7 +322,7 @@ def test_a_deadline_in_mid_batch_keeps_what_is_finished() -> None:
 
 
 def test_a_silent_model_is_left_out_until_it_answers() -> None:
-    world = make(length=LengthConfig(FIXED), draft_timeout_s=1.0, retry_s=0.0)
+    world = make(length=LengthConfig(FIXED), draft_timeout_s=1.0)
     machine = world.machine
     world.submit(job(1), job(2))
     late = world.drawing.pop(0)
@@ -350,14 +349,14 @@ def under_verification(world: World) -> bool:
 
 
 def test_a_failed_model_comes_back_after_a_while() -> None:
-    world = make(retry_s=5.0)
+    world = make()
     world.submit(job(1))
     world.drawing = world.drawing[1:]
     world.machine.on_draft_failure(0, ModelError("no memory"), world.now)
     world.poll()
     assert [i.error.code for i in world.incidents] == ["MODEL_ERROR"]
     assert world.machine.serving(world.now) == (1, 2)
-    assert world.machine.serving(world.now + 5.0) == (0, 1, 2)
+    assert world.machine.serving(world.now + RETRY_S) == (0, 1, 2)
     world.run()
     check_complete(world, [job(1)])
 
