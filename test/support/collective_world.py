@@ -16,9 +16,9 @@ from collab_llm_nodes.protocols.collective import machine as machine_module
 from collab_llm_nodes.protocols.collective.length import Verification
 from collab_llm_nodes.protocols.collective.machine import (
     Action,
+    AnswerUpdate,
     Draw,
     Ended,
-    Grown,
     Incident,
     Job,
     Machine,
@@ -32,7 +32,7 @@ GREEDY = SamplingConfig()
 
 
 def target_token(context: Sequence[int]) -> int:
-    """The target's token behind ``context``."""
+    """The target's token after ``context``."""
     return random.Random(f"target {list(context)}").randrange(VOCABULARY)
 
 
@@ -100,10 +100,10 @@ def recorded(
 
 
 class World:
-    """Carries a machine's actions out, one at a time, in the order that it is told to.
+    """Carries a machine's actions out, one at a time, in the order that a test chooses.
 
     Attributes:
-        answers, ended: what the machine has told, by request.
+        answers, ended: results of the machine, by request.
         released: requests whose KV caches are freed.
         held: most requests that held KV caches at a time.
     """
@@ -115,7 +115,7 @@ class World:
         self.ended: dict[str, Ended] = {}
         self.released: set[str] = set()
         self.incidents: list[Incident] = []
-        self.told: list[Grown] = []
+        self.updates: list[AnswerUpdate] = []
         self.seen: set[str] = set()
         self.held = 0
         self.drawing: list[Draw] = []
@@ -139,10 +139,10 @@ class World:
             assert self.verifying is None, "the target is asked for one verification at a time"
             self.verifying = action
             self._hold(action.claims)
-        elif isinstance(action, Grown):
+        elif isinstance(action, AnswerUpdate):
             assert action.tokens[: len(self.answers[action.id])] == self.answers[action.id]
             self.answers[action.id] = action.tokens
-            self.told.append(action)
+            self.updates.append(action)
         elif isinstance(action, Ended):
             assert action.id not in self.ended, "an answer ends once"
             self.ended[action.id] = action

@@ -1,4 +1,4 @@
-"""The messages between the machine and those who run the models."""
+"""The messages between the machine and the models."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ class Ask:
     Attributes:
         id: of the request.
         prompt: token ids of its prompt.
-        answer: the verified tokens, and behind them those that were voted in this draft so far.
+        answer: the verified tokens, followed by those voted in this draft so far.
         count: length of the draft that is wanted [tokens]; it is shorter if it ends with an end
             token.
         sampling: the request's output law.
-        send_q: draw the tokens from the draft model's distribution, and tell it: the paper's rule.
+        send_q: draw the tokens from the draft model's distribution, and return it: the paper's
+            rule.
     """
 
     id: str
@@ -96,10 +97,10 @@ class Verify:
 
 @dataclass(frozen=True)
 class Release:
-    """No model need remember the request ``id`` any longer."""
+    """The models may free the KV caches of the request ``id``."""
 
     id: str
 
 
 Verdict = Outcome | CollabError
-"""The target's word on a claim, or why there is none."""
+"""The target's judgement of a claim, or the error that prevented it."""

@@ -1,4 +1,4 @@
-"""A request, and its draft, on their way through the machine."""
+"""The state of a request and of its draft in the machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collab_llm_nodes.protocols.collective.metrics import CollectiveMetrics
 
 @dataclass(frozen=True)
 class Job:
-    """One answer asked for.
+    """A request for one answer.
 
     Attributes:
         id: unique among the answers under way.
@@ -34,7 +34,7 @@ class Job:
 
 
 class State(Enum):
-    """The place where a request is."""
+    """The stage of a request."""
 
     WAITING = "waiting"  # holds no KV cache
     RUNNING = "running"
@@ -46,7 +46,7 @@ class State(Enum):
 
 @dataclass
 class RequestState:
-    """A request on its way.
+    """The state of a request.
 
     Attributes:
         weights: of the draft models, for its votes.
@@ -106,8 +106,8 @@ class Draft:
         unread: tokens of prompt and answer that the draft models have not read before, all
             together.
         own: [k] each model's tokens; None if it is not asked, or has given none.
-        run: draft tokens of the request that were accepted since the last rejected one; None: it is
-            not known, or the draft only tells which models are right.
+        run: draft tokens of the request that were accepted since the last rejected one; None if
+            unknown, or if the draft only finds out which models are right.
         tokens: those that were voted so far.
         q: distributions of the voted tokens, under the paper's rule.
         voted: model of the last vote; -1: none.

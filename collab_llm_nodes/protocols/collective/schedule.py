@@ -56,7 +56,7 @@ class ScheduleConfig:
     fill_waits: bool = _fixed(
         True,
         "In a pipeline, a target that would wait for drafts reads the prompts of new requests, or"
-        " decodes requests that nobody drafts for; else it waits, as in paper 002.",
+        " decodes requests that are not being drafted for; else it waits, as in paper 002.",
     )
     paper_faithful: bool = _fixed(
         False,

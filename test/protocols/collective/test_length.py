@@ -196,7 +196,7 @@ def test_zero_is_found_and_left_again() -> None:
     hopeless = System(0.05, noise=0.02, start_s=0.3)
     assert min(LENGTHS, key=hopeless.cost) == 0
     assert hopeless.regret(ADAPTIVE) < 0.05
-    assert hopeless.regret(ADAPTIVE, initial=12) < 0.12, "the way down from 12 is in it"
+    assert hopeless.regret(ADAPTIVE, initial=12) < 0.12, "from 12 down to 0"
     pays = System(0.9, noise=0.02, start_s=1.0)  # but s = 1 alone does not
     assert pays.cost(1) > pays.cost(0) > pays.cost(4)
     assert pays.regret(ADAPTIVE, initial=0) < 0.05
@@ -464,6 +464,6 @@ def test_a_fixed_length_stays() -> None:
     ],
 )
 def test_settings_that_make_no_sense_are_refused(values: dict[str, object], field: str) -> None:
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as caught:
         from_mapping(LengthConfig, values)
-    assert told.value.field == field
+    assert caught.value.field == field

@@ -77,14 +77,14 @@ def test_a_batch_gets_the_targets_answers(pipelined: bool, every_token: bool, mo
     check_complete(world, jobs)
 
 
-def test_a_token_is_told_with_its_rule_and_counted() -> None:
+def test_a_token_is_reported_with_its_rule_and_counted() -> None:
     world = make(length=LengthConfig(FIXED), draft_batch=1)
     world.submit(job(1, max_tokens=16))
     world.run()
-    last = world.told[-1]
+    last = world.updates[-1]
     assert len(last.sources) == len(last.tokens) == last.metrics.tokens
     assert last.sources.count(Source.ACCEPTED) == last.metrics.accepted > 0
-    assert last.metrics.rounds == len(world.told) < last.metrics.tokens
+    assert last.metrics.rounds == len(world.updates) < last.metrics.tokens
     assert 0 < last.metrics.acceptance < 1
     assert 1 < last.metrics.tau <= 5
     assert last.metrics.time_to_first_token_s < last.metrics.total_s
@@ -95,14 +95,14 @@ def test_speculation_saves_verifications_and_the_vote_is_better_than_one() -> No
         world = make(models, LengthConfig(FIXED, initial=s))
         world.submit(*(job(i) for i in range(30)))
         world.run()
-        return sum(told.metrics.rounds for told in last_told(world))
+        return sum(update.metrics.rounds for update in last_updates(world))
 
     assert rounds(0, 4) == rounds(3, 0)
     assert rounds(3, 4) < rounds(1, 4) < 0.6 * rounds(0, 4)
 
 
-def last_told(world: World) -> list[Any]:
-    return list({told.id: told for told in world.told}.values())
+def last_updates(world: World) -> list[Any]:
+    return list({update.id: update for update in world.updates}.values())
 
 
 # ---------------------------------------------------------------- any schedule
@@ -183,9 +183,9 @@ def test_any_schedule_gives_the_targets_answers(data: st.DataObject) -> None:
     assert machine.pool_peak <= bound
     assert set(world.ended) == {j.id for j in jobs}, "nothing is lost"
     for each in jobs:
-        told, own = world.answers[each.id], alone(each)
+        found, own = world.answers[each.id], alone(each)
         complete = each.id not in late | cancelled
-        assert told == (own if complete else own[: len(told)])
+        assert found == (own if complete else own[: len(found)])
     assert world.released == world.seen
     assert (machine.active, machine.waiting, machine.pooled) == (0, 0, 0)
 
@@ -291,9 +291,9 @@ def test_five_hundred_prompts_at_once() -> None:
 def test_a_bad_job_is_refused(bad: Job, field: str) -> None:
     world = make()
     world.submit(job(0))
-    with pytest.raises(InvalidInput) as told:
+    with pytest.raises(InvalidInput) as caught:
         world.machine.submit(bad, 0.0)
-    assert told.value.field == field
+    assert caught.value.field == field
 
 
 def test_a_deadline_in_mid_batch_keeps_what_is_finished() -> None:
@@ -594,9 +594,9 @@ def test_all_models_draft_always_as_in_the_paper() -> None:
 
 
 def test_the_papers_rule_is_for_whole_drafts_only() -> None:
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as caught:
         make(weights=WeightsConfig(VOTED), vote_every_token=True)
-    assert told.value.field == "vote_every_token"
+    assert caught.value.field == "vote_every_token"
 
 
 def test_a_draining_batch_does_not_adapt_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -655,6 +655,6 @@ def test_each_size_of_batch_has_a_length_of_its_own() -> None:
     ],
 )
 def test_settings_that_make_no_sense_are_refused(values: dict[str, object], field: str) -> None:
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as caught:
         from_mapping(ScheduleConfig, values)
-    assert told.value.field == field
+    assert caught.value.field == field
