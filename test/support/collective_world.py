@@ -7,15 +7,18 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+import pytest
 from enumeration import rows_of
 
 from collab_llm_nodes.decoding.rejection import verify_chain
 from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.protocols.collective import machine as machine_module
+from collab_llm_nodes.protocols.collective.length import Verification
 from collab_llm_nodes.protocols.collective.machine import (
     Action,
+    AnswerUpdate,
     Draw,
     Ended,
-    Grown,
     Incident,
     Job,
     Machine,
@@ -29,7 +32,7 @@ GREEDY = SamplingConfig()
 
 
 def target_token(context: Sequence[int]) -> int:
-    """The target's token behind ``context``."""
+    """The target's token after ``context``."""
     return random.Random(f"target {list(context)}").randrange(VOCABULARY)
 
 
@@ -70,11 +73,37 @@ def judge(claim: Claim) -> Verdict:
     return verify_chain(rows, claim.draft, claim.q, claim.sampling, len(claim.answer), EOS)
 
 
-class World:
-    """Carries a machine's actions out, one at a time, in the order that it is told to.
+class RecordingSelector:
+    """A speculation length that a test sets, in place of a rule.
 
     Attributes:
-        answers, ended: what the machine has told, by request.
+        s, best: as in ``LengthSelector``.
+        seen: what it has observed.
+    """
+
+    def __init__(self, s: int, best: int | None = None) -> None:
+        self.s = s
+        self.best = s if best is None else best
+        self.seen: list[Verification] = []
+
+    def observe(self, verification: Verification) -> None:
+        self.seen.append(verification)
+
+
+def recorded(
+    monkeypatch: pytest.MonkeyPatch, s: int = 3, best: int | None = None
+) -> RecordingSelector:
+    """Have all machines use one selector, and return it."""
+    selector = RecordingSelector(s, best)
+    monkeypatch.setattr(machine_module, "selector", lambda config: selector)
+    return selector
+
+
+class World:
+    """Carries a machine's actions out, one at a time, in the order that a test chooses.
+
+    Attributes:
+        answers, ended: results of the machine, by request.
         released: requests whose KV caches are freed.
         held: most requests that held KV caches at a time.
     """
@@ -86,7 +115,7 @@ class World:
         self.ended: dict[str, Ended] = {}
         self.released: set[str] = set()
         self.incidents: list[Incident] = []
-        self.told: list[Grown] = []
+        self.updates: list[AnswerUpdate] = []
         self.seen: set[str] = set()
         self.held = 0
         self.drawing: list[Draw] = []
@@ -110,10 +139,10 @@ class World:
             assert self.verifying is None, "the target is asked for one verification at a time"
             self.verifying = action
             self._hold(action.claims)
-        elif isinstance(action, Grown):
+        elif isinstance(action, AnswerUpdate):
             assert action.tokens[: len(self.answers[action.id])] == self.answers[action.id]
             self.answers[action.id] = action.tokens
-            self.told.append(action)
+            self.updates.append(action)
         elif isinstance(action, Ended):
             assert action.id not in self.ended, "an answer ends once"
             self.ended[action.id] = action

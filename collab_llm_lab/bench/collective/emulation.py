@@ -37,7 +37,7 @@ class Pace:
 
 TARGET_PACE = Pace(0.030, 0.030 / 160)
 """About Llama-2-70B in half precision on four A100: 35 GB of weights each, and bound by arithmetic
-behind some 160 tokens."""
+from some 160 tokens on."""
 DRAFT_PACE = Pace(0.003, 0.003 / 1000)
 """About a model of 160 M parameters there: bound by its launches."""
 

@@ -140,7 +140,7 @@ def _until_end(answer: Sequence[int], eos: frozenset[int]) -> Ids:
     return tuple(answer[: end + 1])
 
 
-class RightAnswers:
+class TargetAnswers:
     """The target's own greedy answers: transformers' generate, one prompt at a time."""
 
     def __init__(self, family: Family, max_tokens: int) -> None:

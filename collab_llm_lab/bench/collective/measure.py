@@ -1,4 +1,4 @@
-"""The measurements: ways of decoding in turn, on the same prompts."""
+"""The measurements: methods of decoding take turns on the same prompts."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from collab_llm_lab.bench.collective.material import (
     MIXED,
     STREAMS,
     Family,
-    RightAnswers,
+    TargetAnswers,
 )
-from collab_llm_lab.bench.collective.watch import PARTS, Span
-from collab_llm_lab.bench.collective.ways import (
+from collab_llm_lab.bench.collective.methods import (
     IN_FLIGHT,
     Collective,
+    Method,
     Run,
     S,
     Transformers,
     Tree,
-    Way,
 )
+from collab_llm_lab.bench.collective.watch import PARTS, Span
 from collab_llm_lab.training.text.evaluate import accepted_in_rounds
 from collab_llm_lab.training.text.samples import SUB_DOMAINS
 from collab_llm_nodes.decoding.weights import VOTED as VOTED_WEIGHTS
@@ -52,7 +52,7 @@ SHOWN_S = 0.5
 """Part of a run that the time line shows (paper 002, Figure 3)."""
 
 PART_TOKENS = 128
-"""Tokens for each place of a batch after which it is another endless way's turn: seconds at most.
+"""Tokens for each place of a batch in one turn of an endless method: seconds at most.
 
 The machine is now faster, now slower, so turns are to be many and short; but not much shorter than
 the windows of eight verifications that the adaptive rule compares.
@@ -72,7 +72,7 @@ POINTS = 200
 
 Point = TypeVar("Point")
 Prompts = Mapping[str, Sequence[Ids]]
-Make = Callable[[], Way]
+Make = Callable[[], Method]
 Runs = dict[str, list[Run]]
 
 
@@ -90,9 +90,9 @@ class Bench:
 
     family: Family
     prompts: Prompts
-    right: RightAnswers
+    right: TargetAnswers
     sizes: Sizes
-    tell: Callable[[str], None]
+    report: Callable[[str], None]
     mismatches: int = 0
     near_ties: int = 0
     peer_differences: int = 0
@@ -104,38 +104,38 @@ class Bench:
         title: str,
         stream: str,
         batch: int,
-        ways: Mapping[str, Make],
+        methods: Mapping[str, Make],
         repeats: int,
         *,
         half: bool = True,
         endless: bool = False,
     ) -> Runs:
-        """Have each way answer the same prompts, by turns.
+        """Return the runs of methods that answer the same prompts in turn.
 
         The first turn warms up: it is not measured, and takes no more prompts than are in flight.
         Assisted generation answers one prompt after the other, so its speed is not the batch's: it
-        takes as many as at a batch of 1. Every other turn goes backwards: which way came before
+        takes as many as at a batch of 1. Every other turn goes backwards: which method came before
         should not matter.
 
         Args:
             half: half of the prompts.
-            endless: the ways are endless. A turn is over when they say so, the first as well.
+            endless: the methods are endless. A turn is over when they say so, the first as well.
         """
         prompts = self.prompts[stream][: self.sizes.count(batch, half=half)]
-        runs: Runs = {name: [] for name in ways}
+        runs: Runs = {name: [] for name in methods}
         with ExitStack() as stack:
-            made = {name: stack.enter_context(closing(make())) for name, make in ways.items()}
+            made = {name: stack.enter_context(closing(make())) for name, make in methods.items()}
             for turn in range(repeats + 1):
-                for name, way in reversed(made.items()) if turn % 2 else made.items():
+                for name, method in reversed(made.items()) if turn % 2 else made.items():
                     places = 1 if name == ASSISTED else batch
                     whole = turn or endless
                     most = self.sizes.count(places, half=half) if whole else IN_FLIGHT * places
-                    run = way.run(prompts[:most])
+                    run = method.run(prompts[:most])
                     self._compare(name, run)
                     if turn:
                         runs[name].append(run)
                 if turn * _TOLD // repeats > (turn - 1) * _TOLD // repeats:
-                    self.tell(f"{title}, {stream}, batch {batch}: {turn} of {repeats} turns")
+                    self.report(f"{title}, {stream}, batch {batch}: {turn} of {repeats} turns")
         return runs
 
     def collective(self, batch: int, drafts: Sequence[int] | None = None, **options: Any) -> Make:
@@ -199,9 +199,9 @@ def by_length(bench: Bench) -> dict[str, Any]:
 
 @torch.inference_mode()
 def _matches(bench: Bench, stream: str) -> list[list[list[bool]]]:
-    """Return for each draft whether it says each token of each of the target's answers.
+    """Return for each draft whether it predicts each token of each of the target's answers.
 
-    One pass over an answer tells what the draft says at every place of it.
+    One pass over an answer gives the draft's token at every place of it.
     """
     found = []
     for engine in bench.family.drafts:
@@ -229,22 +229,22 @@ def _share(counts: Any) -> float:
 def drafts(bench: Bench, batch: int) -> dict[str, Any]:
     """Return acceptance and throughput of each draft alone and of the vote (Figure 11)."""
     found: dict[str, Any] = {}
-    ways = {name: bench.collective(batch, [i]) for i, name in enumerate(DRAFTS)}
-    ways[GENERALIST] = bench.generalist(batch)
-    ways[VOTED] = bench.collective(batch)
+    methods = {name: bench.collective(batch, [i]) for i, name in enumerate(DRAFTS)}
+    methods[GENERALIST] = bench.generalist(batch)
+    methods[VOTED] = bench.collective(batch)
     for stream in STREAMS:
-        runs = bench.in_turn("drafts", stream, batch, ways, bench.sizes.repeats)
+        runs = bench.in_turn("drafts", stream, batch, methods, bench.sizes.repeats)
         found[stream] = {name: _accepted_and_speed(own) for name, own in runs.items()}
     return found
 
 
 def variants(bench: Bench, batch: int) -> dict[str, Any]:
-    """Return acceptance and throughput of other ways to vote, and to overlap the models' work.
+    """Return acceptance and throughput of other methods to vote, and to overlap the models' work.
 
     Each differs in one thing from ``whole_drafts``: the vote on whole drafts, weights per request,
     all in sequence. Two more differ from ``processes``: b_SSM is half, and twice, b_LLM.
     """
-    ways = {
+    methods = {
         "whole_drafts": bench.collective(batch),
         "all_draft": bench.collective(batch, ask_all_every=1),
         "every_token": bench.collective(batch, vote_every_token=True),
@@ -254,7 +254,7 @@ def variants(bench: Bench, batch: int) -> dict[str, Any]:
         "half_draft_batch": bench.collective(batch, pipelined=True, draft_batch=-(-batch // 2)),
         "double_draft_batch": bench.collective(batch, pipelined=True, draft_batch=2 * batch),
     }
-    runs = bench.in_turn("variants", MIXED, batch, ways, bench.sizes.repeats)
+    runs = bench.in_turn("variants", MIXED, batch, methods, bench.sizes.repeats)
     return {name: _accepted_and_speed(own) for name, own in runs.items()}
 
 
@@ -269,10 +269,10 @@ def _accepted_and_speed(runs: Sequence[Run]) -> dict[str, float]:
 
 
 def ladder(bench: Bench, stream: str, batch: int, repeats: int) -> Runs:
-    """Run each step of the paper's ladder, and the ways beside it (Figures 8 to 10 and 13)."""
+    """Run each step of the paper's ladder, and the methods beside it (Figures 8 to 10 and 13)."""
     family, best = bench.family, bench.best_draft[stream]
     tokens = bench.sizes.max_tokens
-    ways = {
+    methods = {
         **_steps(bench, family, best, batch),
         "default_worst": bench.collective(batch, [bench.worst_draft[stream]]),
         GENERALIST: bench.generalist(batch),
@@ -280,7 +280,7 @@ def ladder(bench: Bench, stream: str, batch: int, repeats: int) -> Runs:
         ON_ALL_CORES: lambda: Transformers(family, batch, tokens, threads=_CORES),
         ASSISTED: lambda: Transformers(family, batch, tokens, family.peer_drafts[best]),
     }
-    return bench.in_turn("ladder", stream, batch, ways, repeats, half=stream != MIXED)
+    return bench.in_turn("ladder", stream, batch, methods, repeats, half=stream != MIXED)
 
 
 def emulated(bench: Bench, batch: int) -> Runs:
@@ -316,7 +316,7 @@ def _steps(
 
 
 def figures(runs: Runs) -> dict[str, dict[str, float]]:
-    """Return throughput and normalised latency of each way."""
+    """Return throughput and normalised latency of each method."""
     return {
         name: {
             "tokens_per_s": tokens_per_s(own),
@@ -353,9 +353,9 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
     ``RIVALS_TURNS`` times as many. All of them count together: a rule tries other lengths in few
     of them, which a median would leave out. Half as many turns before them are for the rules to
     learn in: ``learning`` has their throughput. The best fixed length and our rule run as two
-    instances each, whose difference tells how sure the figures are: ``twins`` has both.
+    instances each, whose difference shows how sure the figures are: ``twins`` has both.
 
-    These turns have half of a run's tokens. The ways take turns after each part of them, of
+    These turns have half of a run's tokens. The methods take turns after each part of them, of
     ``PART_TOKENS``; requests go on from part to part.
     """
 
@@ -366,10 +366,10 @@ def lengths(bench: Bench, batch: int) -> dict[str, Any]:
     def make(length: LengthConfig, seed: int = 0) -> Make:
         return bench.collective(batch, length=length, endless=part, seed=seed)
 
-    ways = {str(s): make(fixed(s)) for s in bench.sizes.lengths}
+    methods = {str(s): make(fixed(s)) for s in bench.sizes.lengths}
     scoring = parts * (bench.sizes.repeats // 2)
     choosing = 2 * (parts * bench.sizes.repeats - scoring)
-    by_s = bench.in_turn("lengths", MIXED, batch, ways, choosing, half=False, endless=True)
+    by_s = bench.in_turn("lengths", MIXED, batch, methods, choosing, half=False, endless=True)
     best = max(by_s, key=lambda s: _speed(by_s[s]))
     rivals = {
         best: fixed(int(best)),
@@ -427,12 +427,12 @@ def time_lines(bench: Bench, batch: int) -> dict[str, Any]:
     found = {}
     prompts = bench.prompts[MIXED][: bench.sizes.count(batch, half=True)]
     for name, pipelined in (("in_sequence", False), ("pipelined", True)):
-        way = Collective(
+        method = Collective(
             bench.family, range(len(DRAFTS)), batch, bench.sizes.max_tokens, pipelined=pipelined
         )
-        with closing(way):
-            way.run(prompts)
-            machine = way.machine
+        with closing(method):
+            method.run(prompts)
+            machine = method.machine
             begin = machine.verifying[len(machine.verifying) // 2][0]
             found[name] = {
                 "drafting": _part(machine.drafting, begin),
@@ -456,7 +456,7 @@ def pool(bench: Bench, batch: int) -> dict[str, Any]:
     prompts = bench.prompts[MIXED][: bench.sizes.count(batch)]
     found = {}
     for name, high in (("controlled", 0), ("uncontrolled", len(prompts) + 1)):
-        way = Collective(
+        method = Collective(
             bench.family,
             range(len(DRAFTS)),
             batch,
@@ -467,20 +467,20 @@ def pool(bench: Bench, batch: int) -> dict[str, Any]:
             pool_high=high,
             fill_waits=False,
         )
-        with closing(way):
-            way.run(prompts)
-            noted, held = _some(way.machine.pool), _some(way.target.held)
-            drafts_held = _some(way.drafts_held)
+        with closing(method):
+            method.run(prompts)
+            noted, held = _some(method.machine.pool), _some(method.target.held)
+            drafts_held = _some(method.drafts_held)
             begin = noted[0][0]
             found[name] = {
                 "drafts_waiting": [(t - begin, n) for t, n, _ in noted],
                 "requests_active": [(t - begin, n) for t, _, n in noted],
                 "kv_bytes": [(t - begin, n) for t, n in held],
                 "drafts_kv_bytes": [(t - begin, n) for t, n in drafts_held],
-                "peak_drafts_waiting": way.machine.pool_peak,
-                "peak_requests_active": max(n for *_, n in way.machine.pool),
-                "peak_kv_bytes": max(n for _, n in way.target.held),
-                "peak_drafts_kv_bytes": max(n for _, n in way.drafts_held),
+                "peak_drafts_waiting": method.machine.pool_peak,
+                "peak_requests_active": max(n for *_, n in method.machine.pool),
+                "peak_kv_bytes": max(n for _, n in method.target.held),
+                "peak_drafts_kv_bytes": max(n for _, n in method.drafts_held),
             }
     return found
 

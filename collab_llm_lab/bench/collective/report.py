@@ -19,13 +19,13 @@ from collab_llm_lab.bench.collective.material import (
     MIXED,
     STREAMS,
     TARGET,
-    RightAnswers,
+    TargetAnswers,
     load_family,
     partial_prompts,
 )
 from collab_llm_lab.bench.collective.measure import PIPELINE, Bench
+from collab_llm_lab.bench.collective.methods import IN_FLIGHT
 from collab_llm_lab.bench.collective.tables import PAPER_TOTALS, print_tables
-from collab_llm_lab.bench.collective.ways import IN_FLIGHT
 from collab_llm_lab.bench.harness import Keep, beside, check_parts, run_parts
 from collab_llm_lab.training.text.samples import SUB_DOMAINS
 from collab_llm_nodes.config import merged
@@ -81,8 +81,8 @@ def run_collective(
 
     Returns:
         ``acceptance.<stream>.<draft or vote>``, ``throughput`` likewise; ``acceptance_by_length``;
-        ``ladder.<batch>.<way>.{tokens_per_s, normalised_latency_ms}`` on the mixed stream, and
-        ``ladder_by_stream.<sub-domain>.<batch>.<way>``; ``ladder_total.<batch>``;
+        ``ladder.<batch>.<method>.{tokens_per_s, normalised_latency_ms}`` on the mixed stream, and
+        ``ladder_by_stream.<sub-domain>.<batch>.<method>``; ``ladder_total.<batch>``;
         ``adaptive.<batch>.{best_fixed_s, best_fixed_tokens_per_s, adaptive_tokens_per_s, ...}``;
         ``answer_tokens.<stream>``: mean length of an answer;
         ``overhead.<batch>.<part>`` and ``overhead_share``, the largest of them; ``variants``;
@@ -103,7 +103,7 @@ def run_collective(
     bench = Bench(
         family,
         partial_prompts(family, sizes.count(max(sizes.batches)), seed),
-        RightAnswers(family, sizes.max_tokens),
+        TargetAnswers(family, sizes.max_tokens),
         sizes,
         lambda text: console.print(text, highlight=False),
     )

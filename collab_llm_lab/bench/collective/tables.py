@@ -16,8 +16,8 @@ from collab_llm_lab.bench.collective.measure import (
     PEERS,
     PRINTED_RULE,
 )
+from collab_llm_lab.bench.collective.methods import S
 from collab_llm_lab.bench.collective.watch import PARTS as OVERHEADS
-from collab_llm_lab.bench.collective.ways import S
 
 PAPER_TOTALS = {"OPT-13B": 1.99, "Llama2-70B-chat": 2.63}
 """+Pipeline over Default in paper 002, Figure 10 (finance, batch 16)."""

@@ -1,4 +1,4 @@
-"""A machine and a target that note the time of what they do, and a gate that stops them."""
+"""A machine and a target that record their times, and a gate that stops them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Verified = Sequence[tuple[Draft, Outcome]]
 
 
 class WatchedMachine(Machine):
-    """A machine that tells the time it takes itself, and when the models were at work.
+    """A machine that records the time it takes itself, and when the models were at work.
 
     Attributes:
         overhead_s: CPU time of each of ``PARTS`` [s]; waits for the interpreter do not count.
@@ -40,7 +40,7 @@ class WatchedMachine(Machine):
     _target_from = 0.0
 
     def watch(self) -> None:
-        """Begin anew; call it while no pass is under way, or the next one waits at a gate."""
+        """Start new records, while no pass is under way or the next one waits at a gate."""
         self.overhead_s = dict.fromkeys(PARTS, 0.0)
         self.drafting, self.verifying, self.pool = [], [], []
 
@@ -135,7 +135,7 @@ class Gate:
 
 
 class WatchedTarget(Target):
-    """A target that tells the size of its KV caches.
+    """A target that records the size of its KV caches.
 
     Attributes:
         held: (time [s], bytes) after each verification.

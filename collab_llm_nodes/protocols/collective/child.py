@@ -34,7 +34,7 @@ def main(descriptor: int) -> None:
         parent.makefile("rb") as lines,
     ):
         begin = json.loads(next(lines))
-        leave_a_core()
+        avoid_one_core()
         engines: list[Engine] = []
         for index, fields in zip(begin["indices"], begin["models"], strict=True):
             try:
@@ -42,9 +42,9 @@ def main(descriptor: int) -> None:
                 set_threads(config)
                 engines.append(Engine(load(config)))
                 engines[-1].warm_up()
-            except Exception as error:  # noqa: BLE001 - the parent tells it
-                told = {"error": f"{type(error).__name__}: {error}", "index": index}
-                parent.sendall(line(told))
+            except Exception as error:  # noqa: BLE001 - the parent reports it
+                failure = {"error": f"{type(error).__name__}: {error}", "index": index}
+                parent.sendall(line(failure))
                 return
         freeze_startup_objects()
         parent.sendall(line({"vocabularies": [engine.vocabulary for engine in engines]}))
@@ -52,14 +52,16 @@ def main(descriptor: int) -> None:
 
 
 def _serve(parent: socket.socket, lines: Iterable[bytes], drafts: Drafts) -> None:
-    """Answer what the parent asks, until it closes the socket."""
+    """Answer the messages of the parent until it closes the socket."""
     known: dict[str, Ask] = {}
     for text in lines:
         message = json.loads(text)
         if "release" in message:
             known.pop(message["release"], None)
             drafts.release(message["release"])
-            if not drafts.held_bytes:  # else the next answer tells it: each word wakes the parent
+            if (
+                not drafts.held_bytes
+            ):  # else it comes with the next answer: each message wakes the parent
                 parent.sendall(line({"held_bytes": 0}))
         else:
             for answers in _answers(drafts, message["draws"], known):
@@ -69,25 +71,25 @@ def _serve(parent: socket.socket, lines: Iterable[bytes], drafts: Drafts) -> Non
 def _answers(
     drafts: Drafts, draws: Sequence[dict[str, Any]], known: dict[str, Ask]
 ) -> Iterator[list[dict[str, Any]]]:
-    """Yield the answers to the draws, those of some models at a time."""
+    """Yield the answers to the draws, those of one group of models at a time."""
     asks = {draw["model"]: asks_from_json(draw, known) for draw in draws}
     named = {draw["model"]: {k: draw[k] for k in ("batch", "step", "model")} for draw in draws}
     for answers in drafts.answers(asks):
         found = []
         for model, given in answers.items():
             if isinstance(given, Exception):  # the parent leaves it out for a while
-                told: dict[str, Any] = {"error": f"{type(given).__name__}: {given}"}
+                result: dict[str, Any] = {"error": f"{type(given).__name__}: {given}"}
             else:
-                told = {"proposals": proposals_to_json(given)}
-            found.append({**named[model], **told})
+                result = {"proposals": proposals_to_json(given)}
+            found.append({**named[model], **result})
         yield found
 
 
-def leave_a_core() -> None:
-    """Keep this process off one of the cores: the target's thread needs one to itself.
+def avoid_one_core() -> None:
+    """Keep this process off one core, so that the target's thread has it to itself.
 
-    Else k draft models and the target share the cores evenly, and the target, which sets the pace,
-    runs at a fraction of its speed wherever there are fewer than k + 1 cores.
+    The target sets the pace. Where there are fewer cores than models, sharing them evenly would
+    slow it to a fraction of its speed.
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) > 1:

@@ -1,9 +1,7 @@
-"""One draw: what the draft models propose for a batch of requests, and the votes on it."""
+"""One draw: the proposals of the draft models for a batch of requests, and the votes on them."""
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Sequence
 
 from collab_llm_nodes.decoding.vote import vote
@@ -12,7 +10,7 @@ from collab_llm_nodes.protocols.collective.requests import Draft, Job, State
 
 
 def sends_q(job: Job, paper_faithful: bool) -> bool:
-    """Tell whether drafts for ``job`` are judged by the draft model's own probabilities."""
+    """Return True if drafts for ``job`` are judged by the draft model's own probabilities."""
     return paper_faithful and job.sampling.sends_probabilities
 
 
@@ -21,7 +19,7 @@ class Drawing:
 
     Args:
         number: of the batch.
-        drafts: the batch; ``own`` of each tells the models that are asked for it.
+        drafts: the batch; ``own`` of each names the models that are asked.
         since: time at which it begins [s].
         count: number of all models.
         every_token: vote after each token, and let all models go on from the voted one.
@@ -48,8 +46,6 @@ class Drawing:
         self.since = since
         self.asked_at = 0.0
         self.awaited: set[int] = set()
-        self._first_share = 1.0  # of the time of a step: what the first token of each draft took
-        self._first_step_until = math.inf
         self._number = number
         self._count = count
         self._eos = eos
@@ -62,11 +58,11 @@ class Drawing:
 
     @property
     def settled(self) -> bool:
-        """True if all that was asked for is in, and to be voted on."""
+        """True if all proposals of the step have arrived and await the vote."""
         return bool(self._open) and not self.awaited
 
     def next_step(self, now: float) -> list[Draw]:
-        """Return what to ask next; nothing when the drafts are complete, or no model is left."""
+        """Return the next draws; none when the drafts are complete, or no model is left."""
         last = self._step == 0 and not self._every_token
         self._open = [] if last else [draft for draft in self.drafts if self._grows(draft)]
         self._given = [[None] * self._count for _ in self._open]
@@ -75,8 +71,6 @@ class Drawing:
             for model in draft.models:
                 self._rows.setdefault(model, []).append(row)
         self.awaited = set(self._rows)
-        if self._step == 0:
-            self._first_step_until = now
         if not self.awaited:
             self._open = []
             return []
@@ -91,29 +85,22 @@ class Drawing:
     def on_proposals(
         self, model: int, batch: int, step: int, proposals: Sequence[Proposal | None]
     ) -> None:
-        """Take in an answer; one to another step, or of a model that was left out, is dropped."""
+        """Record proposals; those of another step, or of a model that was left out, are dropped."""
         if (batch, step) == (self._number, self._step) and model in self.awaited:
             self.awaited.discard(model)
             for row, proposal in zip(self._rows[model], proposals, strict=True):
                 self._given[row][model] = proposal
 
     def leave_out(self, model: int) -> None:
-        """Go on without ``model``; what it has given so far counts for nothing."""
+        """Continue without ``model``, and drop its proposals."""
         self.awaited.discard(model)
         for given in self._given:
             given[model] = None
         for draft in self.drafts:
             draft.own[model] = None
 
-    def first_s(self, now: float) -> float:
-        """Return the time in which drafts that are complete by now got their first token [s]."""
-        return self._first_share * (min(now, self._first_step_until) - self.since)
-
     def vote(self) -> None:
-        """Make the drafts longer by what the majority proposes."""
-        given = [each for row in self._given for each in row if each is not None]
-        if given and not self._every_token:
-            self._first_share = statistics.fmean(each.first for each in given)
+        """Extend the drafts by the tokens that win the vote."""
         for draft, own in zip(self._open, self._given, strict=True):
             self._vote(draft, own)
         self._open = []

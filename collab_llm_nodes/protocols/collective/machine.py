@@ -1,25 +1,25 @@
 """The machine of collective speculation (paper 002, figures 4 and 7). No I/O, no clock, no threads.
 
-A request goes round until its answer is complete:
+A request cycles until its answer is complete:
 
     waiting ─▶ running ─▶ drafting ─▶ pool ─▶ verifying ─┐
                   ▲      (k models,  (waits for          │
                   │       a vote)     the target)        │
                   └──────────────────────────────────────┘
 
-Events come in by methods whose names begin with ``on_``; :meth:`Machine.poll` returns what is to be
-done: a ``Draw`` for the draft models, a ``Verify`` for the target, and news for those who asked. At
-most one draw and one verification are under way; in sequence, only one of both. Every answer names
-its batch, so what comes late is recognised and dropped.
+Events arrive through the ``on_`` methods; :meth:`Machine.poll` returns the actions to take: a
+``Draw`` for the draft models, a ``Verify`` for the target, and news for the callers. At most one
+draw and one verification are under way; in sequence, only one of both. Every answer names its
+batch, so a late one is recognised and dropped.
 
-Where drafting is quicker than verification, drafts pile up in the pool, and with each of them its
+Where drafting is quicker than verification, drafts pile up in the pool, and each holds its
 request's KV caches. So drafting pauses while the pool is at the high water mark, and resumes below
 the low one: the pool never holds more than ``high - 1 + draft_batch`` drafts.
 
 In a pipeline, drafting and verification overlap where more requests are under way than one batch
 holds. Fewer go together: on most devices a pass over half a batch takes more than half the time.
-A target that is free before the next drafts are reads the prompts of those who wait, or decodes the
-requests that run (``waits.py``).
+A target that is free before the next drafts are ready reads the prompts of waiting requests, or
+decodes running ones (``waits.py``).
 """
 
 from __future__ import annotations
@@ -63,18 +63,17 @@ from collab_llm_nodes.protocols.collective.messages import (
     Verify,
 )
 from collab_llm_nodes.protocols.collective.metrics import CollectiveMetrics
-from collab_llm_nodes.protocols.collective.prompts import PromptCost
 from collab_llm_nodes.protocols.collective.requests import Draft, Job, RequestState, State
 from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
 from collab_llm_nodes.protocols.collective.waits import Waits
 
-_READING_ROUNDS = 4
-"""One in so many consecutive verifications that read prompts counts for the length."""
+RETRY_S = 5.0
+"""Time for which a draft model that has failed is left out: its process may have to start again."""
 
 
 @dataclass(frozen=True)
-class Grown:
-    """The answer ``id`` so far: told after each verification."""
+class AnswerUpdate:
+    """The answer ``id`` so far, reported after each verification."""
 
     id: str
     tokens: Ids
@@ -84,7 +83,7 @@ class Grown:
 
 @dataclass(frozen=True)
 class Ended:
-    """The answer ``id`` has ended; what was told last is all there is of it."""
+    """The answer ``id`` has ended; the last update holds all of it."""
 
     id: str
     error: CollabError | None = None
@@ -95,7 +94,7 @@ class Incident:
     """A draft model is left out.
 
     Attributes:
-        silent: it has said nothing; else it has told the error.
+        silent: it has not answered in time; else it has reported the error.
     """
 
     model: int
@@ -103,7 +102,7 @@ class Incident:
     silent: bool = False
 
 
-Action = Draw | Verify | Release | Grown | Ended | Incident
+Action = Draw | Verify | Release | AnswerUpdate | Ended | Incident
 
 
 @dataclass
@@ -169,16 +168,13 @@ class Machine:
         self._verifying: list[Draft] = []
         self._undrafted = False  # the target decodes without drafts
         self._waits = Waits()
-        self._prompts = PromptCost()
         self._verification = 0  # number of the one under way, or of the last one
         self._verified_from = 0.0
         self._step_from = 0.0  # the last verdict on drafts, or the begin of work after a pause
         self._step_draft_s = 0.0  # time since then in which drafts were made
-        self._step_first_s = 0.0  # the part of it for their first tokens
         self._step_extra = 0  # tokens since then without drafts
-        self._step_reads = False  # a prompt has been read since then
+        self._step_read = 0  # prompt tokens that the target has read since then
         self._began_steady = False  # the verification under way
-        self._reading = 0  # verifications in a row that have read a prompt
         self._batches = 0
         self._paused = False
         self._level = 0  # active requests at the last admission
@@ -232,7 +228,7 @@ class Machine:
 
         Raises:
             Busy: too many wait already.
-            InvalidInput: an answer of this name is under way, or there is nothing to do.
+            InvalidInput: an answer of this name is under way, or there is no prompt.
         """
         if job.id in self._requests:
             raise InvalidInput(f"{job.id!r} is under way", field="id", remedy="choose another name")
@@ -250,7 +246,7 @@ class Machine:
         self._waiting.append(request)
 
     def cancel(self, id: str) -> None:
-        """Give an answer up, wherever it is; one that has ended already is no error."""
+        """Cancel an answer; one that has already ended is no error."""
         request = self._requests.get(id)
         if request is not None:
             self._end(request, Cancelled("the caller gave the answer up"))
@@ -258,53 +254,53 @@ class Machine:
     def on_proposals(
         self, model: int, batch: int, step: int, proposals: Sequence[Proposal | None], now: float
     ) -> None:
-        """Take in what ``model`` proposes, one for each ``Ask``; None where it cannot."""
+        """Record the proposals of ``model``, one for each ``Ask``; None where it has failed."""
         self._models[model].silent = False
         if self._drawing is not None:
             self._drawing.on_proposals(model, batch, step, proposals)
             self._go_on(now)
 
     def on_draft_failure(self, model: int, error: CollabError, now: float) -> None:
-        """Leave ``model`` out for a while; the others go on."""
+        """Leave ``model`` out for ``RETRY_S``; the others continue."""
         self._models[model].silent = False
-        self._models[model].out_until = now + self._schedule.retry_s
+        self._models[model].out_until = now + RETRY_S
         self._leave_out(model, error)
         self._go_on(now)
 
     def on_verdicts(self, batch: int, verdicts: Sequence[Verdict], now: float) -> None:
-        """Take in the target's word on each claim of a ``Verify``."""
+        """Apply the verdict of the target on each claim of a ``Verify``."""
         if batch != self._verification or not self._verifying:
             return
         drafts, self._verifying = self._verifying, []
         pairs = list(zip(drafts, verdicts, strict=True))
-        verified = [(each, word) for each, word in pairs if isinstance(word, Outcome)]
+        verified = [(each, verdict) for each, verdict in pairs if isinstance(verdict, Outcome)]
+        read = sum(len(d.request.job.prompt) for d in drafts if not d.request.metrics.rounds)
+        self._step_read += read
         if self._undrafted:
-            if any(not draft.request.metrics.rounds for draft in drafts):
-                self._step_reads = True
-            else:
+            if not read:
                 self._waits.on_undrafted(now - self._verified_from)
             self._step_extra += len(verified)
         else:
             self._monitor(verified, now)
             self._reweigh(verified)
             self._begin_step(now)
-        for draft, word in pairs:
+        for draft, verdict in pairs:
             request = draft.request
             if request.state is State.ENDED:
                 continue
-            if isinstance(word, CollabError):
-                self._end(request, word)
+            if isinstance(verdict, CollabError):
+                self._end(request, verdict)
             else:
-                self._grow(draft, word, now)
+                self._grow(draft, verdict, now)
 
     def on_target_failure(self, error: CollabError) -> None:
-        """End all answers: no one can stand for them."""
+        """End all answers with ``error``."""
         self._verifying = []
         for request in list(self._requests.values()):
             self._end(request, error)
 
     def poll(self, now: float) -> list[Action]:
-        """Return what is to be done now, in this order."""
+        """Return the actions to take now, in order."""
         for request in list(self._requests.values()):
             if now >= request.job.due:
                 self._end(request, _late())
@@ -316,7 +312,7 @@ class Machine:
         return news
 
     def wake_at(self) -> float:
-        """Return the time at which :meth:`poll` has something to do though nothing happened."""
+        """Return the time of the next deadline, at which :meth:`poll` must be called."""
         times = [request.job.due for request in self._requests.values()]
         if self._drawing is not None and self._drawing.awaited:
             times.append(self._drawing.asked_at + self._schedule.draft_timeout_s)
@@ -325,7 +321,7 @@ class Machine:
     # ------------------------------------------------------------------ drafting
 
     def _draw(self, now: float) -> bool:
-        """Begin a draft for the next requests, if the pool has room; True if that was done."""
+        """Begin a draft for the next requests if the pool has room; return True if one began."""
         if self._drawing is not None or not self._draftable:
             return False
         if self._verifying and not self._overlaps(self._schedule.draft_batch):
@@ -334,7 +330,7 @@ class Machine:
             self._begin_step(now)  # nothing is under way
         serving = set(self.serving(now))
         requests = list(self._next_requests(now))
-        asked = self._length_for(requests) if serving else 0
+        asked = self.s if serving else 0
         drafts = []
         for request in requests:
             request.state = State.DRAFTING
@@ -347,12 +343,11 @@ class Machine:
             own: list[list[int] | None] = [
                 [] if model in models else None for model in range(self._k)
             ]
-            reads = wanted > 0 and not request.read
-            catches_up = wanted > 0 and request.missed
-            request.read |= reads
-            request.missed = not wanted
+            unread = request.unread(models)
+            if wanted:
+                request.read |= dict.fromkeys(models, request.context + wanted)
             run = None if learns else request.run
-            drafts.append(Draft(request, asked, wanted, own, reads, catches_up, run))
+            drafts.append(Draft(request, asked, wanted, own, unread, run))
         self._drawing = Drawing(
             self._batches,
             drafts,
@@ -366,38 +361,26 @@ class Machine:
         self._ask(now)
         return True
 
-    def _length_for(self, requests: Sequence[RequestState]) -> int:
-        """Return the speculation length of a draft.
-
-        No other length is tried where nothing is learned from it: new requests have prompts, and
-        verifications that read some seldom count.
-        """
-        reads = any(not request.drafts for request in requests)
-        # Where this one reads, the one under way does, too.
-        before = 1 if self._verifying and not self._undrafted else 0
-        counts = not reads or not (self._reading + before + 1) % _READING_ROUNDS
-        return self.s if counts else self._selector.best
-
     def _asked(self, request: RequestState, serving: set[int]) -> set[int]:
         """Return the models to ask: those that can change the vote, and now and then all.
 
-        One that last proposed nothing, as it still loads or its context is short, decides nothing.
+        A model that last proposed nothing, because it loads or its context is full, does not count.
         """
         if self._schedule.asks_all(request.drafts):
             return serving
         return deciding(serving - request.mute or serving, request.weights.values)
 
     def _only_learns(self, request: RequestState, models: set[int]) -> bool:
-        """Tell whether a draft is made to find out which models are right.
+        """Return True if a draft only finds out which models are right.
 
-        The first one for a request has seldom more than one right token, and all models make it.
-        One token is enough to score them.
+        All models make the first draft of a request, and few of its tokens are right: one token is
+        enough to score them.
         """
         scored = self._weights_config.rule != VOTED and self._schedule.ask_all_every > 1
         return scored and not request.read and len(models) > 1
 
     def _overlaps(self, batch: int) -> bool:
-        """Tell whether drafting and verification may go on at the same time."""
+        """Return True if drafting and verification may overlap."""
         return self._pipelined and len(self._requests) > batch
 
     def _watch_pool(self) -> None:
@@ -452,7 +435,7 @@ class Machine:
         self._selector = self._selectors[size]
 
     def _ask(self, now: float) -> None:
-        """Ask for the next tokens; end the draw if none is wanted, or nobody is left to ask."""
+        """Request the next tokens; end the draw if none is wanted or no model is left."""
         assert self._drawing is not None
         draws = self._drawing.next_step(now)
         if draws:
@@ -461,7 +444,7 @@ class Machine:
             self._finish(now)
 
     def _go_on(self, now: float) -> None:
-        """Vote once all proposals are in, and ask for the next tokens."""
+        """Vote once all proposals have arrived, and request the next tokens."""
         if self._drawing is not None and self._drawing.settled:
             self._vote(self._drawing)
             self._ask(now)
@@ -474,13 +457,8 @@ class Machine:
         drawing, self._drawing = self._drawing, None
         assert drawing is not None
         if any(draft.tokens for draft in drawing.drafts):
-            took_s, first_s = now - drawing.since, drawing.first_s(now)
-            self._waits.on_drafted(took_s)
-            self._step_draft_s += took_s
-            self._step_first_s += first_s
-            unread = sum(draft.reads for draft in drawing.drafts)
-            if not any(draft.catches_up for draft in drawing.drafts):  # more than prompts is read
-                self._prompts.on_drafted(len(drawing.drafts), unread, first_s)
+            self._waits.on_drafted(now - drawing.since)
+            self._step_draft_s += now - drawing.since
         for draft in drawing.drafts:
             if draft.request.state is State.DRAFTING:
                 draft.request.state = State.POOLED
@@ -507,7 +485,7 @@ class Machine:
     # ------------------------------------------------------------------ verification
 
     def _verify(self, now: float) -> bool:
-        """Give the target the oldest drafts of the pool; True if that was done."""
+        """Give the target the oldest drafts of the pool; return True if there were some."""
         if self._verifying:
             return False
         if not self._pool:
@@ -527,9 +505,9 @@ class Machine:
         return True
 
     def _decode(self, now: float) -> bool:
-        """Have the target decode without drafts rather than wait for them; True if it does.
+        """Have the target decode without drafts while it would wait; return True if it does.
 
-        It reads the prompts of new requests first: it has to anyway, so that costs no time.
+        It reads the prompts of new requests first, which it has to do anyway.
         """
         drawing, schedule = self._drawing, self._schedule
         if drawing is None or not schedule.fill_waits:
@@ -545,16 +523,16 @@ class Machine:
                 return False
             count = min(len(self._running), schedule.target_batch)
             chosen = [self._running.popleft() for _ in range(count)]
-        nobody: list[list[int] | None] = [None] * self._k
-        drafts = [Draft(request, 0, 0, nobody) for request in chosen]
+        none: list[list[int] | None] = [None] * self._k
+        drafts = [Draft(request, 0, 0, none) for request in chosen]
         self._undrafted = True
         self._have_verified(drafts, now)
         return True
 
     def _begin_step(self, now: float) -> None:
-        """Let the time of the next verdict on drafts begin."""
-        self._step_from, self._step_extra, self._step_reads = now, 0, False
-        self._step_draft_s = self._step_first_s = 0.0
+        """Start to measure the time of the next verdict on drafts."""
+        self._step_from, self._step_draft_s = now, 0.0
+        self._step_extra = self._step_read = 0
 
     def _have_verified(self, drafts: list[Draft], now: float) -> None:
         """Give drafts to the target."""
@@ -577,41 +555,31 @@ class Machine:
         )
 
     def _monitor(self, verified: Sequence[tuple[Draft, Outcome]], now: float) -> None:
-        """Let the length selector learn from a verification of a steady batch.
-
-        One that reads a prompt tells more of the prompt than of the length. Where each one does,
-        some are taken all the same, without the draft models' time for prompts, which is told
-        apart. In a pipeline they read while the target verifies: that costs nothing.
-        """
-        reads = self._step_reads or any(draft.request.drafts == 1 for draft, _ in verified)
-        self._reading = self._reading + 1 if reads else 0
-        if not reads and any(draft.tokens for draft, _ in verified):
+        """Let the length selector learn from a verification of a steady batch."""
+        llm_s = now - self._verified_from
+        if not self._step_read and any(draft.tokens for draft, _ in verified):
             tokens = 1.0 + statistics.fmean(outcome.accepted for _, outcome in verified)
-            self._waits.on_verified(now - self._verified_from, tokens)
-        if self._reading % _READING_ROUNDS:
+            self._waits.on_verified(llm_s, tokens)
+        if not verified or not self._began_steady:
             return
-        if verified and self._began_steady:
-            hidden = self._overlaps(self._schedule.target_batch)
-            prompts = sum(draft.reads for draft, _ in verified) if reads and not hidden else 0
-            read_s = prompts * self._prompts.prompt_s  # an estimate: no step is below its pass
-            self._learns.observe(
-                Verification(
-                    [draft.asked for draft, _ in verified],
-                    [len(draft.tokens) for draft, _ in verified],
-                    [outcome.accepted for _, outcome in verified],
-                    now - self._verified_from,
-                    max(now - self._step_from - read_s, now - self._verified_from),
-                    draft_s=0.0 if hidden else max(self._step_draft_s - read_s, 0.0),
-                    first_s=0.0 if hidden else max(self._step_first_s - read_s, 0.0),
-                    extra=self._step_extra,
-                    prompts_s=0.0 if hidden else self._prompts.per_token_s,
-                    catches_up=any(draft.catches_up for draft, _ in verified),
-                    runs=[draft.run for draft, _ in verified],
-                )
+        hidden = self._overlaps(self._schedule.target_batch)
+        self._learns.observe(
+            Verification(
+                [draft.asked for draft, _ in verified],
+                [len(draft.tokens) for draft, _ in verified],
+                [outcome.accepted for _, outcome in verified],
+                llm_s,
+                now - self._step_from,
+                draft_s=0.0 if hidden else self._step_draft_s,
+                extra=self._step_extra,
+                read=self._step_read,
+                unread=sum(draft.unread for draft, _ in verified) / max(self._k, 1),
+                runs=[draft.run for draft, _ in verified],
             )
+        )
 
     def _reweigh(self, verified: Sequence[tuple[Draft, Outcome]]) -> None:
-        """Reward and punish the draft models for what the target accepted."""
+        """Reward and punish the draft models by the tokens that the target accepted."""
         rates = [self._rates(draft, outcome) for draft, outcome in verified]
         if self._weights_config.rule == VOTED:
             self._weights.update(average(rates, self._k))
@@ -631,7 +599,7 @@ class Machine:
         return [rate(own, verified) for own in draft.own]
 
     def _grow(self, draft: Draft, outcome: Outcome, now: float) -> None:
-        """Append the verified tokens, and send the request on."""
+        """Append the verified tokens, and queue the request for its next round, or end it."""
         request, job, metrics = draft.request, draft.request.job, draft.request.metrics
         request.answer += draft.tokens[: outcome.accepted]
         request.sources += [Source.ACCEPTED] * outcome.accepted
@@ -647,8 +615,9 @@ class Machine:
         metrics.total_s = now - request.since
         if metrics.rounds == 1:
             metrics.time_to_first_token_s = metrics.total_s
-        told = (tuple(request.answer), tuple(request.sources), replace(metrics))
-        self._news.append(Grown(job.id, *told))
+        self._news.append(
+            AnswerUpdate(job.id, tuple(request.answer), tuple(request.sources), replace(metrics))
+        )
         if request.answer[-1] in self._eos or request.left <= 0:
             self._end(request, None)
         else:
@@ -658,7 +627,7 @@ class Machine:
     # ------------------------------------------------------------------ the end of a request
 
     def _end(self, request: RequestState, error: CollabError | None) -> None:
-        """Forget a request, wherever it is; passes that are under way for it count no more."""
+        """Remove a request from wherever it is; results of passes under way for it are dropped."""
         del self._requests[request.job.id]
         if request.state is State.WAITING:
             self._waiting.remove(request)
@@ -666,8 +635,6 @@ class Machine:
             self._running.remove(request)
         elif request.state is State.POOLED:
             self._pool = deque(draft for draft in self._pool if draft.request is not request)
-        if request.answer:
-            self._prompts.on_answer(len(request.answer))
         if request.state is not State.WAITING:
             if request.metrics.rounds and self._weights_config.rule != VOTED:
                 self._weights.drift(request.weights)

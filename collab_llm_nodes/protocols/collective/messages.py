@@ -1,8 +1,8 @@
-"""The messages between the machine and those who run the models."""
+"""The messages between the machine and the models."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from collab_llm_nodes.decoding.rejection import Outcome
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
@@ -18,11 +18,12 @@ class Ask:
     Attributes:
         id: of the request.
         prompt: token ids of its prompt.
-        answer: the verified tokens, and behind them those that were voted in this draft so far.
+        answer: the verified tokens, followed by those voted in this draft so far.
         count: length of the draft that is wanted [tokens]; it is shorter if it ends with an end
             token.
         sampling: the request's output law.
-        send_q: draw the tokens from the draft model's distribution, and tell it: the paper's rule.
+        send_q: draw the tokens from the draft model's distribution, and return it: the paper's
+            rule.
     """
 
     id: str
@@ -40,12 +41,10 @@ class Proposal:
     Attributes:
         tokens: ids.
         q: [tokens] distributions that they were drawn from, where they were asked for.
-        first: share of the time of all tokens that the first one took.
     """
 
     tokens: Ids
     q: tuple[SparseDistribution, ...] | None = None
-    first: float = field(default=1.0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -98,10 +97,10 @@ class Verify:
 
 @dataclass(frozen=True)
 class Release:
-    """No model need remember the request ``id`` any longer."""
+    """The models may free the KV caches of the request ``id``."""
 
     id: str
 
 
 Verdict = Outcome | CollabError
-"""The target's word on a claim, or why there is none."""
+"""The target's judgement of a claim, or the error that prevented it."""

@@ -1,13 +1,12 @@
-"""The models behind the machine: they draft and verify for many requests in one pass.
+"""The models of collective speculation: they draft and verify for many requests in one pass.
 
-Each model keeps a KV cache for each request. It is told the whole context every time, goes back to
-what that has in common with what it has read, and reads the rest: so rejected tokens are freed, and
-a model that has missed rounds, or whose draft has lost the vote, catches up by itself.
+Each model keeps a KV cache for each request. It receives the whole context every time, rolls the
+cache back to their common prefix, and reads the rest. So rejected tokens are freed, and a model
+that has missed rounds, or whose draft has lost the vote, catches up by itself.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -48,7 +47,7 @@ class Context(NamedTuple):
     Attributes:
         id: of the request.
         prompt: token ids of its prompt.
-        tokens: those behind it.
+        tokens: those that follow it.
         wanted: logits are wanted after so many of the last tokens.
         member: of an ensemble, the model that reads.
     """
@@ -119,7 +118,7 @@ class Sessions:
         return self._held[key]
 
     def _feed(self, held: _Held, text: Ids, wanted: int) -> Feed:
-        """Go back to what has been read of ``text``; return the rest."""
+        """Roll the cache back to its common prefix with ``text``; return the rest as a feed."""
         keep = min(common_length(held.read, text), len(text) - wanted)
         held.session.length = keep
         held.read = text[:keep]
@@ -172,7 +171,7 @@ class DraftModel:
         return self.draw_all({index: asks})[index]
 
     def answers(self, asks: Mapping[int, Sequence[Ask]]) -> Answers:
-        """Return what :meth:`draw_all` does, or why a model has failed; the others go on."""
+        """Return the result of :meth:`draw_all`, with the error of each model that has failed."""
         try:
             return dict(self.draw_all(asks))
         except Exception as error:  # noqa: BLE001 - whatever it is, it leaves out one model
@@ -192,7 +191,6 @@ class DraftModel:
             for index, own in asks.items()
             for ask in own
         ]
-        begun, ends = time.monotonic(), list[float]()  # of each pass
         while True:
             open_ = [each for each in growing if each.grows(self._eos)]
             if not open_:
@@ -211,11 +209,9 @@ class DraftModel:
                 if isinstance(law, ModelError):
                     raise law
                 self._append(each, law[0])
-            ends.append(time.monotonic())
-        first = (ends[0] - begun) / (ends[-1] - begun) if len(ends) > 1 else 1.0
         found = iter(growing)
         return {
-            index: [each.proposal(first) for each in islice(found, len(own))]
+            index: [each.proposal() for each in islice(found, len(own))]
             for index, own in asks.items()
         }
 
@@ -264,11 +260,11 @@ class _Growing:
         ask = self.ask
         return Context(ask.id, ask.prompt, (*ask.answer, *self.tokens), 1, self.member)
 
-    def proposal(self, first: float) -> Proposal | None:
-        """Return the draft, unless it has failed; ``first`` as in ``Proposal``."""
+    def proposal(self) -> Proposal | None:
+        """Return the draft, unless it has failed."""
         if self.failed:
             return None
-        return Proposal(tuple(self.tokens), tuple(self.q) if self.ask.send_q else None, first)
+        return Proposal(tuple(self.tokens), tuple(self.q) if self.ask.send_q else None)
 
 
 class Drafts:
@@ -301,7 +297,7 @@ class Drafts:
                 yield group.answers(own)
 
     def release(self, id: str) -> None:
-        """Free what is held for a request."""
+        """Free the KV caches of a request."""
         for group in self._groups:
             group.sessions.release(id)
 

@@ -1,8 +1,9 @@
-"""A request, and its draft, on their way through the machine."""
+"""The state of a request and of its draft in the machine."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -15,7 +16,7 @@ from collab_llm_nodes.protocols.collective.metrics import CollectiveMetrics
 
 @dataclass(frozen=True)
 class Job:
-    """One answer asked for.
+    """A request for one answer.
 
     Attributes:
         id: unique among the answers under way.
@@ -33,7 +34,7 @@ class Job:
 
 
 class State(Enum):
-    """The place where a request is."""
+    """The stage of a request."""
 
     WAITING = "waiting"  # holds no KV cache
     RUNNING = "running"
@@ -45,16 +46,15 @@ class State(Enum):
 
 @dataclass
 class RequestState:
-    """A request on its way.
+    """The state of a request.
 
     Attributes:
         weights: of the draft models, for its votes.
         since: time at which it came [s].
         answer, sources: verified tokens, and the rule that produced each.
         drafts: how many were begun for it.
-        read: draft models have been asked for tokens, so they have read its prompt.
-        missed: its last draft was an empty one: the models have not read what came of it.
-        run: draft tokens accepted since the last rejected one; None: it is not known, as the target
+        read: tokens of prompt and answer that each draft model has read, by its index.
+        run: draft tokens accepted since the last rejected one; None if unknown, because the target
             has decoded tokens without drafts.
         mute: models that proposed nothing when they were last asked.
     """
@@ -64,8 +64,7 @@ class RequestState:
     since: float
     state: State = State.WAITING
     drafts: int = 0
-    read: bool = False
-    missed: bool = False
+    read: dict[int, int] = field(default_factory=dict)
     run: int | None = 0
     mute: set[int] = field(default_factory=set)
     answer: list[int] = field(default_factory=list)
@@ -77,8 +76,18 @@ class RequestState:
         """Tokens that the answer may still get."""
         return self.job.max_tokens - len(self.answer)
 
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and answer."""
+        return len(self.job.prompt) + len(self.answer)
+
+    def unread(self, models: Iterable[int]) -> int:
+        """Return the tokens of prompt and answer that ``models`` have not read, all together."""
+        return sum(max(self.context - self.read.get(model, 0), 0) for model in models)
+
     def on_verdict(self, drafted: int, accepted: int) -> None:
-        """Note what the target made of a draft."""
+        """Note the verdict on a draft, whose verified tokens are in ``answer``."""
+        self.read = {model: min(read, self.context - 1) for model, read in self.read.items()}
         if accepted < drafted:
             self.run = 0
         elif not drafted:
@@ -94,11 +103,11 @@ class Draft:
     Attributes:
         asked: the length s that the selector asked for [tokens].
         wanted: the length that the request has room for [tokens].
-        reads: the draft models have to read the request's prompt for it.
-        catches_up: they have to read tokens that the target had decoded without drafts.
+        unread: tokens of prompt and answer that the draft models have not read before, all
+            together.
         own: [k] each model's tokens; None if it is not asked, or has given none.
-        run: draft tokens of the request that were accepted since the last rejected one; None: it is
-            not known, or the draft only tells which models are right.
+        run: draft tokens of the request that were accepted since the last rejected one; None if
+            unknown, or if the draft only finds out which models are right.
         tokens: those that were voted so far.
         q: distributions of the voted tokens, under the paper's rule.
         voted: model of the last vote; -1: none.
@@ -108,8 +117,7 @@ class Draft:
     asked: int
     wanted: int
     own: list[list[int] | None]
-    reads: bool = False
-    catches_up: bool = False
+    unread: int = 0
     run: int | None = 0
     tokens: list[int] = field(default_factory=list)
     q: list[SparseDistribution] = field(default_factory=list)

@@ -1,9 +1,9 @@
-"""Drives the machine: carries out its actions, and reports the results to it.
+"""The runner of the machine: it carries out actions and reports the results.
 
-Results and requests lie in an inbox until someone serves the machine: hands it all of them, and
-does what it then asks for. A thread of the runner does so whenever the bell rings, or when a
-deadline is over. The threads that bring results do so too: to wake another thread for each would
-cost a fast target a fifth of its time.
+Results and requests wait in an inbox until a thread serves the machine: it hands over all of them
+and carries out the actions that follow. A thread of the runner does so whenever the bell rings or
+a deadline passes. Threads that deliver results do so as well: to wake another thread for each would
+slow a fast target.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ from functools import partial
 from typing import Any
 
 from collab_llm_nodes.errors import CollabError, Unavailable
-from collab_llm_nodes.protocols.collective.machine import Ended, Grown, Incident, Job, Machine
+from collab_llm_nodes.protocols.collective.machine import (
+    AnswerUpdate,
+    Ended,
+    Incident,
+    Job,
+    Machine,
+)
 from collab_llm_nodes.protocols.collective.messages import Draw, Proposal, Release, Verify
 from collab_llm_nodes.protocols.collective.models import Target
 from collab_llm_nodes.protocols.collective.workers import (
@@ -28,15 +34,15 @@ from collab_llm_nodes.protocols.collective.workers import (
     DraftWorker,
     Executor,
     Failed,
-    Here,
+    Inline,
     InThread,
     Proposed,
-    as_model_error,
+    as_collab_error,
 )
 
 Event = Callable[[float], None]
-"""Tells the machine something; called with the time, by one thread at once."""
-News = Callable[[Grown | Ended], None]
+"""Reports something to the machine; called with the time, by one thread at a time."""
+News = Callable[[AnswerUpdate | Ended], None]
 
 _LONGEST_WAIT_S = 60.0
 
@@ -45,10 +51,10 @@ class Runner:
     """A machine at work with its models, until it is closed.
 
     Args:
-        machine: nobody else calls it from now on.
+        machine: only the runner calls it from now on.
         pipelined: verify in a thread of its own, so that the machine is served meanwhile.
         workers: given the callbacks for results, returns the draft models at work.
-        clock: returns the time that the machine is told [s]; by default a monotonic one.
+        clock: returns the machine's time [s]; by default a monotonic one.
 
     Raises:
         CollabError: a draft model cannot be loaded.
@@ -77,7 +83,7 @@ class Runner:
         self._failure: CollabError | None = None
         self._wakes_at = -math.inf  # time until which the thread waits for the bell, if it does
         self._workers = workers(self._proposed, self._failed)  # may fail: no thread runs before
-        self._verify: Executor = InThread("collective-target") if pipelined else Here()
+        self._verify: Executor = InThread("collective-target") if pipelined else Inline()
         self._thread = threading.Thread(target=self._run, name="collective", daemon=True)
         self._thread.start()
 
@@ -92,12 +98,12 @@ class Runner:
         return "" if self._failure is None else str(self._failure)
 
     def submit(self, job: Job, listener: News) -> Callable[[], None]:
-        """Have an answer made; ``listener`` is told of it by threads of the runner, one at once.
+        """Submit a request; threads of the runner call ``listener``, one at a time.
 
-        The last news is an ``Ended``, also where the request is refused.
+        The last call is with an ``Ended``, also where the request is refused.
 
         Returns:
-            A function that gives the answer up; it does nothing once the answer has ended.
+            A function that cancels the answer; it does nothing once the answer has ended.
         """
 
         def event(now: float) -> None:
@@ -141,10 +147,10 @@ class Runner:
             self._serve()
 
     def _serve(self, *, wait: bool = True) -> None:
-        """Hand the machine what has come in, and do what it asks for.
+        """Hand the inbox to the machine, and carry out its actions.
 
         Args:
-            wait: for another thread that does so now; else the bell rings once more.
+            wait: wait for another thread that serves the machine; else ring the bell again.
         """
         if not self._lock.acquire(blocking=wait):
             self._bell.put(None)
@@ -157,22 +163,21 @@ class Runner:
             self._verify(self._make_passes)
 
     def _make_passes(self) -> None:
-        """Make the passes of the target that wait.
+        """Make the queued passes of the target, in the machine's order.
 
-        They are taken in the machine's order, whichever thread asks first: a ``Verify`` that came
-        behind its request's ``Release`` would open a KV cache that nobody frees.
+        A ``Verify`` after its request's ``Release`` would open a KV cache that is never freed.
         """
         while self._passes:
             self._passes.popleft()()
 
     def _attend(self) -> None:
-        """Do what the machine asks for; the passes of the target are put in line."""
+        """Carry out the machine's actions; the passes of the target are queued."""
         try:
             if not self._failure:
                 self._act()
-        except Exception as error:  # noqa: BLE001 - those who wait must be told
+        except Exception as error:  # noqa: BLE001 - the listeners must be notified
             self._log.error(f"collective speculation has failed: {error!r}")
-            self._failure = as_model_error(error)
+            self._failure = as_collab_error(error)
             self._break_off(self._failure)
         if self._failure:
             self._refuse()
@@ -205,7 +210,7 @@ class Runner:
         self._have_drawn(draws)
 
     def _have_drawn(self, draws: list[Draw]) -> None:
-        """Hand each worker its draws, of which none is left then."""
+        """Hand each worker its draws, and empty the list."""
         for worker in self._workers if draws else ():
             own = [draw for draw in draws if draw.model in worker.models]
             if own:
@@ -213,7 +218,7 @@ class Runner:
         draws.clear()
 
     def _wait(self) -> None:
-        """Wait for the bell, until the machine wants to be asked again."""
+        """Wait for the bell, or until the machine's next deadline."""
         with self._lock:
             now = self._clock()
             self._wakes_at = now + _LONGEST_WAIT_S
@@ -227,7 +232,7 @@ class Runner:
         self._wakes_at = -math.inf
 
     def _refuse(self) -> None:
-        """Tell the failure to all who still ask."""
+        """Refuse the queued requests with the failure."""
         while self._inbox:
             with contextlib.suppress(Exception):  # the machine may be in any state
                 self._inbox.popleft()(self._clock())
@@ -250,7 +255,7 @@ class Runner:
                 draw.model, draw.batch, draw.step, proposals, done
             )
         )
-        self._serve(wait=False)  # who draws may be called by one who serves
+        self._serve(wait=False)  # a draft model may be called by a thread that serves
 
     def _failed(self, model: int, error: CollabError) -> None:
         self._post(lambda now: self._machine.on_draft_failure(model, error, now))
@@ -260,7 +265,7 @@ class Runner:
         try:
             verdicts = self._target.verify(asked.claims)
         except Exception as error:  # noqa: BLE001 - all answers end with it
-            failure = as_model_error(error)
+            failure = as_collab_error(error)
             event = lambda now: self._machine.on_target_failure(failure)  # noqa: E731
         else:
             done = self._clock()

@@ -16,7 +16,7 @@ from collab_llm_nodes.models.loading import load
 from collab_llm_nodes.models.prompt import check_prompt, encode
 from collab_llm_nodes.models.vocabulary import NamedHash, check_one_vocabulary
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
-from collab_llm_nodes.protocols.collective.machine import Ended, Grown, Job, Machine
+from collab_llm_nodes.protocols.collective.machine import AnswerUpdate, Ended, Job, Machine
 from collab_llm_nodes.protocols.collective.metrics import CollectiveMetrics
 from collab_llm_nodes.protocols.collective.models import Drafts, Target
 from collab_llm_nodes.protocols.collective.runner import Runner
@@ -25,11 +25,11 @@ from collab_llm_nodes.protocols.collective.workers import (
     DraftProcess,
     DraftWorker,
     Failed,
-    Here,
+    Inline,
     InThread,
     LocalDraft,
     Proposed,
-    shared_out,
+    divide_models,
 )
 from collab_llm_nodes.protocols.prompts import name_prompt, prompt_of
 
@@ -115,31 +115,31 @@ class Collective:
         )
 
     def run(self, request: Request, emit: Callable[[Progress], None], control: Control) -> Answer:
-        """Make one answer; its law is the target's alone, whatever the drafts.
+        """Return one answer, whose law is the target's alone.
 
-        One that has begun is returned with its error.
+        An answer that fails after its first token is returned with the error.
 
         Raises:
             InvalidInput: the prompt cannot be encoded, or fills the context.
             Busy: too many answers are under way.
-            Cancelled, DeadlineExceeded: it was given up, or is late, and no token is verified.
-            ModelError: the target has failed before the first token.
+            Cancelled, DeadlineExceeded: before the first token.
+            ModelError: the target failed before the first token.
         """
-        news: queue.SimpleQueue[Grown | Ended] = queue.SimpleQueue()
+        news: queue.SimpleQueue[AnswerUpdate | Ended] = queue.SimpleQueue()
         job = self._job(request, control.due)
         control.check()
         give_up = self._runner.submit(job, news.put)
         forget = control.on_cancel(give_up)
         try:
             return self._follow(news, request, emit, control)
-        except BaseException:  # such as one of ``emit``: nobody waits for the answer any longer
+        except BaseException:  # such as one of ``emit``: the caller no longer waits
             give_up()
             raise
         finally:
             forget()
 
     def health(self) -> Mapping[str, object]:
-        """Return figures of the machine, all of about the same time."""
+        """Return the figures of the machine."""
         machine, caches = self.machine, self._verifier.sessions
         return {
             "target": self._config.target.path,
@@ -180,25 +180,25 @@ class Collective:
 
     def _follow(
         self,
-        news: queue.SimpleQueue[Grown | Ended],
+        news: queue.SimpleQueue[AnswerUpdate | Ended],
         request: Request,
         emit: Callable[[Progress], None],
         control: Control,
     ) -> Answer:
-        """Pass the news of an answer on until it ends."""
+        """Emit the updates of an answer until it ends."""
         begun = "" if request.raw else self._target.loaded.begun_thought
         text = Detokeniser(self._target.decode, begun)
         limit = request.length(request.config.max_tokens)
         started = request.asked_at or time.monotonic()
-        last = Grown(request.id, (), (), CollectiveMetrics())
+        last = AnswerUpdate(request.id, (), (), CollectiveMetrics())
         while True:
-            told = _next(news, control.due)
-            grown = [each for each in told if isinstance(each, Grown)]
+            received = _next(news, control.due)
+            grown = [each for each in received if isinstance(each, AnswerUpdate)]
             if grown:
                 last = grown[-1]
                 text.update(last.tokens)
-            end = told[-1]
-            if isinstance(end, Grown):
+            end = received[-1]
+            if isinstance(end, AnswerUpdate):
                 emit(_progress(last, text, limit, started))
                 continue
             text.update(last.tokens, final=True)
@@ -211,14 +211,14 @@ class Collective:
         self._check_vocabularies((e.loaded.config.path, e.vocabulary) for e in self._drafts)
         sequence = self._config.pipeline == IN_SEQUENCE
         workers = 1 if sequence else self._config.drafts.workers
-        shares = [  # all of them before the first thread: an error leaves none behind
+        shares = [  # all of them before the first thread: an error leaves none running
             Drafts([self._drafts[i] for i in models], self._target.eos, models)
-            for models in shared_out(len(self._drafts), workers)
+            for models in divide_models(len(self._drafts), workers)
         ]
         return [
             LocalDraft(
                 share,
-                Here() if sequence else InThread(f"draft-{share.indices[0]}"),
+                Inline() if sequence else InThread(f"draft-{share.indices[0]}"),
                 proposed,
                 failed,
             )
@@ -230,7 +230,7 @@ class Collective:
         try:
             drafts = self._config.drafts
             configs = drafts.models()
-            for models in shared_out(len(configs), drafts.workers):
+            for models in divide_models(len(configs), drafts.workers):
                 own = {i: configs[i] for i in models}
                 workers.append(
                     DraftProcess(
@@ -250,15 +250,15 @@ class Collective:
         check_one_vocabulary(target, drafts, "drafts.paths[{}]")
 
 
-def _next(news: queue.SimpleQueue[Grown | Ended], due: float) -> list[Grown | Ended]:
-    """Wait for news; return all that has come, at least one.
+def _next(news: queue.SimpleQueue[AnswerUpdate | Ended], due: float) -> list[AnswerUpdate | Ended]:
+    """Wait for news, and return all that has arrived.
 
     Raises:
-        DeadlineExceeded: nothing has come long after the deadline ``due``.
+        DeadlineExceeded: nothing has arrived ``_GRACE_S`` after the deadline ``due``.
     """
     left = due + _GRACE_S - time.monotonic()
     try:
-        told = [news.get(timeout=min(max(left, 0.0), threading.TIMEOUT_MAX))]
+        received = [news.get(timeout=min(max(left, 0.0), threading.TIMEOUT_MAX))]
     except queue.Empty:
         raise DeadlineExceeded(
             "the models did not answer within the deadline",
@@ -267,18 +267,18 @@ def _next(news: queue.SimpleQueue[Grown | Ended], due: float) -> list[Grown | En
         ) from None
     with contextlib.suppress(queue.Empty):
         while True:
-            told.append(news.get_nowait())
-    return told
+            received.append(news.get_nowait())
+    return received
 
 
-def _progress(told: Grown, text: Detokeniser, limit: int, started: float) -> Progress:
-    metrics = replace(told.metrics, total_s=time.monotonic() - started)
+def _progress(update: AnswerUpdate, text: Detokeniser, limit: int, started: float) -> Progress:
+    metrics = replace(update.metrics, total_s=time.monotonic() - started)
     return Progress(
         text.text,
-        told.tokens,
-        tuple(int(source) for source in told.sources),
+        update.tokens,
+        tuple(int(source) for source in update.sources),
         text.ends,
         stage="speculate",
-        share_done=min(len(told.tokens) / limit, 1.0),
+        share_done=min(len(update.tokens) / limit, 1.0),
         metrics=metrics,
     )

@@ -39,9 +39,6 @@ class ScheduleConfig:
         low=0.001,
         high=600.0,
     )
-    retry_s: float = _fixed(
-        5.0, "A draft model that has failed is left out for this time [s].", low=0.0, high=3600.0
-    )
     vote_every_token: bool = _fixed(
         False,
         "Vote after each token, and let all models go on from the voted one; else each drafts its"
@@ -59,7 +56,7 @@ class ScheduleConfig:
     fill_waits: bool = _fixed(
         True,
         "In a pipeline, a target that would wait for drafts reads the prompts of new requests, or"
-        " decodes requests that nobody drafts for; else it waits, as in paper 002.",
+        " decodes requests that are not being drafted for; else it waits, as in paper 002.",
     )
     paper_faithful: bool = _fixed(
         False,

@@ -1,4 +1,4 @@
-"""Everything that collective speculation can be told."""
+"""The configuration of collective speculation."""
 
 from __future__ import annotations
 

@@ -22,27 +22,30 @@ def line(message: Mapping[str, Any]) -> bytes:
 
 
 def draw_to_json(draw: Draw, known: set[str]) -> dict[str, Any]:
-    """Return a draw; what the requests in ``known`` have told before is left out."""
+    """Return a draw, without the prompts and settings of requests in ``known``."""
     asks = []
     for ask in draw.asks:
         fields: dict[str, Any] = {"id": ask.id, "answer": ask.answer, "count": ask.count}
         if ask.id not in known:
             known.add(ask.id)
-            told = {"prompt": ask.prompt, "sampling": asdict(ask.sampling), "send_q": ask.send_q}
-            fields["first"] = told
+            fields["first"] = {
+                "prompt": ask.prompt,
+                "sampling": asdict(ask.sampling),
+                "send_q": ask.send_q,
+            }
         asks.append(fields)
     return {"batch": draw.batch, "step": draw.step, "model": draw.model, "asks": asks}
 
 
 def asks_from_json(message: Mapping[str, Any], known: dict[str, Ask]) -> list[Ask]:
-    """Return the asks of a draw; ``known`` remembers one of each request."""
+    """Return the asks of a draw; ``known`` stores one of each request."""
     asks = []
     for fields in message["asks"]:
         id, answer, count = fields["id"], tuple(fields["answer"]), fields["count"]
         if "first" in fields:
-            told = fields["first"]
-            sampling = SamplingConfig(**told["sampling"])
-            known[id] = Ask(id, tuple(told["prompt"]), answer, count, sampling, told["send_q"])
+            first = fields["first"]
+            sampling = SamplingConfig(**first["sampling"])
+            known[id] = Ask(id, tuple(first["prompt"]), answer, count, sampling, first["send_q"])
         asks.append(replace(known[id], answer=answer, count=count))
     return asks
 
@@ -54,7 +57,6 @@ def proposals_to_json(proposals: Sequence[Proposal | None]) -> list[Any]:
         if each is None
         else {
             "tokens": each.tokens,
-            "first": each.first,
             "q": None
             if each.q is None
             else [(row.ids.tolist(), row.probs.tolist()) for row in each.q],
@@ -64,16 +66,16 @@ def proposals_to_json(proposals: Sequence[Proposal | None]) -> list[Any]:
 
 
 def proposals_from_json(rows: Sequence[Any]) -> list[Proposal | None]:
-    """Return what :func:`proposals_to_json` was given."""
+    """Return the proposals that :func:`proposals_to_json` has encoded."""
     return [None if row is None else _proposal(row) for row in rows]
 
 
 def _proposal(row: Mapping[str, Any]) -> Proposal:
-    tokens, first = tuple(row["tokens"]), row["first"]
+    tokens = tuple(row["tokens"])
     if row["q"] is None:
-        return Proposal(tokens, first=first)
+        return Proposal(tokens)
     q = tuple(
         SparseDistribution(np.array(ids, np.int32), np.array(probs, np.float32))
         for ids, probs in row["q"]
     )
-    return Proposal(tokens, q, first)
+    return Proposal(tokens, q)

@@ -29,29 +29,29 @@ from collab_llm_nodes.protocols.collective.models import Drafts
 from collab_llm_nodes.protocols.collective.wire import draw_to_json, line, proposals_from_json
 
 Proposed = Callable[[Draw, list[Proposal | None]], None]
-"""Takes a draw, and what its model proposes."""
+"""Called with a draw, and the proposals of its model."""
 Failed = Callable[[int, CollabError], None]
-"""Takes the index of a draft model, and why it has failed."""
+"""Called with the index of a draft model that has failed, and the error."""
 
 _LOG = logging.getLogger(__name__)
 _COMMAND = (sys.executable, "-m", "collab_llm_nodes.protocols.collective.child")
 STOP_DEADLINE_S = 5.0
 """Longest wait for a thread or process to end."""
 _SEND_DEADLINE_S = 2
-"""Longest wait for a process to read what it is sent; it is idle then, or it hangs."""
+"""Longest wait for a process to read a message: one that does not read hangs."""
 
 
 class Executor(Protocol):
-    """Something that makes calls, in order."""
+    """Runs calls in order."""
 
     def __call__(self, work: Callable[[], None]) -> None:
-        """Have ``work`` called, now or later; it raises nothing."""
+        """Call ``work``, which raises nothing, now or later."""
 
     def close(self) -> None:
         """Return when all work is done."""
 
 
-class Here:
+class Inline:
     """Run calls in the caller's thread, in order; nested calls run after the current one."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Here:
 
 
 class InThread:
-    """A thread of its own."""
+    """Run calls in a thread of their own."""
 
     def __init__(self, name: str) -> None:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -85,7 +85,7 @@ class InThread:
         self._work.put(work)
 
     def close(self) -> None:
-        """Return when all work is done; give a pass that hangs up after some seconds."""
+        """Return when all work is done, or after ``STOP_DEADLINE_S`` if a pass hangs."""
         self._work.put(None)
         self._thread.join(STOP_DEADLINE_S)
 
@@ -103,13 +103,13 @@ class DraftWorker(Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """Size of their KV caches, as it was told last."""
+        """Size of their KV caches, as reported last."""
 
     def draw(self, draws: Sequence[Draw]) -> None:
-        """Have models answer side by side, by the callbacks."""
+        """Have the models draft side by side; they answer by the callbacks."""
 
     def release(self, id: str) -> None:
-        """Free what is held for a request."""
+        """Free the KV caches of a request."""
 
     def recover(self) -> None:
         """Restart a model that is silent, where that is possible."""
@@ -118,12 +118,12 @@ class DraftWorker(Protocol):
         """Free the models."""
 
 
-def shared_out(models: int, workers: int) -> list[range]:
+def divide_models(models: int, workers: int) -> list[range]:
     """Divide the models among workers as evenly as possible; return those of each.
 
     Args:
-        workers: how many there are to be; 0: as many as there are cores beside the target's. Never
-            more than models.
+        workers: number of workers, at most one per model; 0: one for each core beside the
+            target's.
     """
     wanted = workers or len(os.sched_getaffinity(0)) - 1
     count = min(max(wanted, 1), models)
@@ -156,7 +156,7 @@ class LocalDraft:
             for answers in self._drafts.answers(asks):
                 for model, found in answers.items():
                     if isinstance(found, Exception):
-                        self._failed(model, as_model_error(found))
+                        self._failed(model, as_collab_error(found))
                     else:
                         self._proposed(by_model[model], found)
 
@@ -190,7 +190,7 @@ class DraftProcess:
 
     Attributes:
         models: indices of its models among all draft models.
-        held_bytes: size of its KV caches, as it was told last.
+        held_bytes: size of its KV caches, as reported last.
     """
 
     def __init__(
@@ -220,13 +220,13 @@ class DraftProcess:
             ModelError: one cannot be loaded.
         """
         try:
-            told = self._ready.get(timeout=self._load_s)
+            message = self._ready.get(timeout=self._load_s)
         except queue.Empty:
-            told = {"error": f"the model is not loaded after {self._load_s:g} s"}
-        if "error" in told:
-            index = told.get("index", self.models[0])
-            raise ModelError(str(told["error"]), field=f"drafts.paths[{index}]")
-        return [str(own) for own in told["vocabularies"]]
+            message = {"error": f"the model is not loaded after {self._load_s:g} s"}
+        if "error" in message:
+            index = message.get("index", self.models[0])
+            raise ModelError(str(message["error"]), field=f"drafts.paths[{index}]")
+        return [str(own) for own in message["vocabularies"]]
 
     def draw(self, draws: Sequence[Draw]) -> None:
         with self._lock:
@@ -258,9 +258,9 @@ class DraftProcess:
     def recover(self) -> None:
         """Kill the process; a new one is started when it has ended.
 
-        One that still reads all contexts, after its load, is spared for a while: the next one would
-        have to read them again, and so be killed again, for ever. Its answer, though late, brings
-        it back into service. If none comes, it is killed at the end of some request.
+        A process that reads all contexts after its load is spared until ``_read_due``: the next one
+        would have to read them again, and be killed again, for ever. A late answer brings it back
+        into service. Without one it is killed when a request is released.
         """
         with self._lock:
             if self._pending and time.monotonic() < self._read_due:
@@ -327,7 +327,7 @@ class DraftProcess:
                 raise
 
     def _send(self, message: Mapping[str, Any]) -> None:
-        """Send a message; a process that does not read it is killed, and the listener tells."""
+        """Send a message; a process that does not read it is killed."""
         try:
             self._socket.sendall(line(message))
         except OSError:
@@ -335,11 +335,11 @@ class DraftProcess:
                 self._child.kill()
 
     def _listen(self, own: socket.socket, child: subprocess.Popen[bytes]) -> None:
-        """Pass on what the child says until it ends."""
+        """Handle the messages of the child until it ends."""
         with contextlib.suppress(OSError, ValueError), own.makefile("rb") as lines:
             for text in lines:
-                self._hear(json.loads(text))
-        ended = f"the process of draft model {self._names} {self._end(child)}"
+                self._on_message(json.loads(text))
+        ended = f"the process of draft model {self._names} {self._wait_for_end(child)}"
         own.close()
         self._ready.put({"error": ended})
         with self._lock:
@@ -351,20 +351,20 @@ class DraftProcess:
         for model in () if closing else self.models:
             self._failed(model, Unavailable(ended))
 
-    def _end(self, child: subprocess.Popen[bytes]) -> str:
-        """Wait until a process has ended, kill it if it does not; return what became of it."""
+    def _wait_for_end(self, child: subprocess.Popen[bytes]) -> str:
+        """Wait until a process has ended, or kill it; return a description of its end."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return f"ended with status {child.wait(STOP_DEADLINE_S)}"
         child.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             return f"was killed, and ended with status {child.wait(STOP_DEADLINE_S)}"
-        told = "was killed, but does not end"  # the kernel waits, for a device or a disk, say
-        self._log.error(f"the process of draft model {self._names} {told}; pid {child.pid}")
-        return told
+        end = "was killed, but does not end"  # the kernel waits, for a device or a disk, say
+        self._log.error(f"the process of draft model {self._names} {end}; pid {child.pid}")
+        return end
 
-    def _hear(self, message: Mapping[str, Any]) -> None:
+    def _on_message(self, message: Mapping[str, Any]) -> None:
         self.held_bytes = message.get("held_bytes", self.held_bytes)
-        if not self._loaded:  # its first word tells whether it is
+        if not self._loaded:  # its first message shows whether it is
             self._read_due = time.monotonic() + self._load_s
             self._loaded = "vocabularies" in message
             if self._loaded:
@@ -386,8 +386,8 @@ class DraftProcess:
         return ", ".join(map(str, self.models))
 
 
-def as_model_error(error: Exception) -> CollabError:
-    """Return ``error`` itself, or a ModelError that tells it."""
+def as_collab_error(error: Exception) -> CollabError:
+    """Return ``error`` itself, or a ModelError with its text."""
     if isinstance(error, CollabError):
         return error
     return ModelError(f"{type(error).__name__}: {error}", remedy="see the log")

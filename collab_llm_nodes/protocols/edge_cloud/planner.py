@@ -31,6 +31,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.decoding.draft_length import Acceptance, Trials
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Verdict
 from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
@@ -40,6 +41,7 @@ from collab_llm_nodes.protocols.means import Mean
 _LEARNING_RATE = 0.05
 _EVERY = 16  # answers before another mode than the chosen one is tried again, at least
 _SPREAD = 0.5  # standard deviation of the tokens of a round, over their mean: 0.3 to 0.6
+_ROUNDS = 256  # latest rounds, at most, that the acceptance is known by
 
 
 @dataclass
@@ -54,7 +56,7 @@ class Profile:
         ends: whether a drafted token ends the answer, and so the draft.
         rtt: from draft to verdict, less what the verifier took (2 T_c); until a round has shown it,
             the first verdict's, which also waits for the prefill.
-        accepted: by position in the draft: whether its token was accepted, all before it being so.
+        acceptance: of draft tokens.
         unexpected: verdicts that neither the draft model nor an early exit had suggested.
         by_exit: verdicts that only an early exit had suggested.
         exit_s: from the start of a verification to the exit that is right.
@@ -70,13 +72,15 @@ class Profile:
     drafted: Mean = field(default_factory=Mean)
     ends: Mean = field(default_factory=lambda: Mean(weight=1024))
     rtt: Mean = field(default_factory=Mean)
-    accepted: list[Mean] = field(default_factory=lambda: [Mean(weight=256) for _ in range(64)])
+    acceptance: Acceptance = field(default_factory=Acceptance)
     unexpected: Mean = field(default_factory=lambda: Mean(weight=256))
     by_exit: Mean = field(default_factory=lambda: Mean(weight=256))
     exit_s: Mean = field(default_factory=Mean)
     under_way: Mean = field(default_factory=Mean)
     temperature: float = 1.0
     speculating: bool = False
+    _round: int = -1  # of the last verdict
+    _run: int | None = None  # draft tokens accepted since the last rejected one; None: unknown
 
     def on_pass(self, tokens: int, seconds: float) -> None:
         """Take in a pass of the draft model over ``tokens``."""
@@ -92,8 +96,18 @@ class Profile:
         else:
             self.t_q1.add(took_s)
         self.speculating = bool(draft.tokens)
-        for i in range(min(verdict.accepted + 1, len(draft.tokens))):
-            self.accepted[i].add(float(i < verdict.accepted))
+        if not verdict.round:
+            self._run = 0
+        elif verdict.round != self._round + 1:  # another answer's
+            self._run = None
+        self._round = verdict.round
+        self.acceptance.add(self._run, len(draft.tokens), verdict.accepted)
+        if verdict.accepted < len(draft.tokens):
+            self._run = 0
+        elif not draft.tokens:
+            self._run = None
+        elif self._run is not None:
+            self._run += verdict.accepted
 
     def on_draft(self, tokens: int, gamma: int) -> None:
         """Take in that a draft of up to ``gamma`` tokens has ``tokens``.
@@ -145,18 +159,8 @@ class Profile:
         self.temperature = min(max(self.temperature * step, 0.5), 4.0)
 
     def tau(self, gamma: int) -> float:
-        """Return the tokens per round with drafts of ``gamma``.
-
-        Positions that were never tried are taken to be like all others.
-        """
-        judged = sum(mean.count for mean in self.accepted)
-        overall = sum(mean.value * mean.count for mean in self.accepted) / judged if judged else 0.0
-        tau = reached = 1.0
-        for mean in self.accepted[:gamma]:
-            reached *= mean.value if mean.count >= 8 else overall
-            reached *= 1.0 - self.ends.value  # nothing follows an end
-            tau += reached
-        return tau
+        """Return the tokens per round with drafts of ``gamma``."""
+        return self.acceptance.tokens(gamma, self.ends.value)
 
 
 @dataclass(frozen=True)
@@ -212,9 +216,8 @@ class Planner:
     """
 
     def __init__(self, config: PlannerConfig, gamma: int, depth: int) -> None:
+        self._trials = Trials[Mode](config.explore_share, _EVERY)
         self.configure(config, gamma, depth)
-        self._answers = 0
-        self._last: dict[Mode, int] = {}  # answer for which a mode was chosen last
         self._bias: dict[Mode, Mean] = {}  # of modes that were used: time taken over predicted
         self._bias_of_kind = {kind: Mean(1.0, weight=16) for kind in ("ar", "sd", "push_ahead")}
         self.profile = Profile()
@@ -224,6 +227,7 @@ class Planner:
         self._config = config
         self._depth = depth
         self._first = Mode(gamma, ahead=True)
+        self._trials.share = config.explore_share
 
     def on_answer(self, mode: Mode, metrics: EdgeCloudMetrics) -> None:
         """Compare the rounds of a complete answer in ``mode`` with what was predicted."""
@@ -256,33 +260,24 @@ class Planner:
         gain = max(self._config.min_gain, self._doubt())
         worth = self.seconds_per_token(best) <= (1.0 - gain) * self.seconds_per_token(alone)
         chosen, other = (best, alone) if worth else (alone, best)
-        self._answers += 1
-        mode = self._trial(chosen, other) or chosen
-        self._last[mode] = self._answers
-        return mode
+        token_s = self.seconds_per_token(chosen)
+        losses = [
+            (rival, self.seconds_per_token(rival) - token_s)
+            for rival in self._rivals(chosen, other)
+        ]
+        return self._trials.choose(chosen, token_s, losses)
 
     def _doubt(self) -> float:
         """Relative standard error of tau, from the number of rounds that it is known by."""
-        judged = self.profile.accepted[0]
-        return _SPREAD / math.sqrt(max(1, min(judged.count, judged.weight)))
+        return _SPREAD / math.sqrt(max(1, min(self.profile.drafted.count, _ROUNDS)))
 
-    def _trial(self, chosen: Mode, other: Mode) -> Mode | None:
-        """Return a mode to try instead of ``chosen``: no prediction is right for ever, or at first.
-
-        That is ``other``, and drafts of twice and half the length, and the other way to send them.
-        """
-        rivals = [other]
-        if chosen.gamma:
-            lengths = (2 * chosen.gamma, chosen.gamma // 2)
-            rivals += [Mode(g, chosen.ahead) for g in lengths if 1 <= g <= self._config.max_gamma]
-            rivals.append(Mode(chosen.gamma, not chosen.ahead))
-        for rival in rivals:
-            waited = self._answers - self._last.get(rival, 0)
-            may_lose = waited * self._config.explore_share / len(rivals)
-            limit = (1.0 + may_lose) * self.seconds_per_token(chosen)
-            if waited >= _EVERY and self.seconds_per_token(rival) <= limit:
-                return rival
-        return None
+    def _rivals(self, chosen: Mode, other: Mode) -> list[Mode]:
+        """Return the modes to try: ``other``, twice and half the length, and the other sending."""
+        if not chosen.gamma:
+            return [other]
+        lengths = (2 * chosen.gamma, chosen.gamma // 2)
+        near = [Mode(g, chosen.ahead) for g in lengths if 1 <= g <= self._config.max_gamma]
+        return [other, *near, Mode(chosen.gamma, not chosen.ahead)]
 
     def seconds_per_token(self, mode: Mode) -> float:
         """Predicted time per token; see the module's docstring."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from collective_world import recorded
 from rich.console import Console
 from text_family import write_family
 from typer.testing import CliRunner
@@ -23,10 +24,10 @@ from collab_llm_lab.bench.collective import (
     QUICK_PARTS,
     Sizes,
     measure,
+    methods,
     plots,
     report,
     watch,
-    ways,
 )
 from collab_llm_lab.bench.collective.emulation import Pace, paced
 from collab_llm_lab.bench.collective.goals import goals_of
@@ -35,7 +36,7 @@ from collab_llm_lab.bench.collective.material import (
     MIXED,
     STREAMS,
     Family,
-    RightAnswers,
+    TargetAnswers,
     load_family,
     partial_prompts,
 )
@@ -51,23 +52,22 @@ from collab_llm_lab.bench.collective.measure import (
     ladder,
     lengths,
 )
-from collab_llm_lab.bench.collective.report import run_collective
-from collab_llm_lab.bench.collective.tables import BESIDE, _adaptive
-from collab_llm_lab.bench.collective.ways import (
+from collab_llm_lab.bench.collective.methods import (
     Collective,
+    Method,
     Run,
     Transformers,
     Tree,
-    Way,
     merged,
 )
+from collab_llm_lab.bench.collective.report import run_collective
+from collab_llm_lab.bench.collective.tables import BESIDE, _adaptive
 from collab_llm_lab.bench.harness import beside
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ConfigError, DeadlineExceeded
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.random_init import write_random_model
-from collab_llm_nodes.protocols.collective.length import Verification, _Fixed
 from collab_llm_nodes.protocols.collective.messages import Claim, Ids, Verdict
 from collab_llm_nodes.protocols.collective.models import Drafts
 from collab_llm_nodes.protocols.collective.workers import Failed, InThread, LocalDraft, Proposed
@@ -93,10 +93,10 @@ def prompts(family: Family) -> list[Ids]:
 
 @pytest.fixture
 def drafts_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "DraftProcess", ThreadDraft)
+    monkeypatch.setattr(methods, "DraftProcess", ThreadDraft)
 
 
-WAYS: dict[str, Callable[[Family], Way]] = {
+METHODS: dict[str, Callable[[Family], Method]] = {
     "default": lambda family: Collective(family, [1], 2, TOKENS),
     "majority": lambda family: Collective(family, ALL, 2, TOKENS),
     "autoregressive": lambda family: Collective(family, [], 2, TOKENS, fixed(0)),
@@ -110,19 +110,22 @@ WAYS: dict[str, Callable[[Family], Way]] = {
 }
 
 
-def check_answers(run: Run, right: RightAnswers) -> None:
+def check_answers(run: Run, right: TargetAnswers) -> None:
     for prompt, answer in zip(run.prompts, run.answers, strict=True):
         assert answer == right.of(prompt) or right.is_near_tie(prompt, answer)
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "pipeline")) for name in WAYS]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == "pipeline")) for name in METHODS],
 )
 @pytest.mark.timeout(300)  # one of them starts three processes, perhaps on a busy machine
-def test_every_way_gives_the_targets_answers(name: str, family: Family, prompts: list[Ids]) -> None:
-    right = RightAnswers(family, TOKENS)
-    with closing(WAYS[name](family)) as way:
-        first, again = way.run(prompts), way.run(prompts)
+def test_every_method_gives_the_targets_answers(
+    name: str, family: Family, prompts: list[Ids]
+) -> None:
+    right = TargetAnswers(family, TOKENS)
+    with closing(METHODS[name](family)) as method:
+        first, again = method.run(prompts), method.run(prompts)
     for run in (first, again):
         assert run.prompts == tuple(prompts)
         check_answers(run, right)
@@ -133,34 +136,36 @@ def test_every_way_gives_the_targets_answers(name: str, family: Family, prompts:
 def test_what_a_run_notes_is_consistent(
     family: Family, prompts: list[Ids], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with closing(Collective(family, [1, 2], 2, TOKENS)) as way:  # without the target's copy
-        verify, drafted = way.target.verify, list[bool]()
+    with closing(Collective(family, [1, 2], 2, TOKENS)) as method:  # without the target's copy
+        verify, drafted = method.target.verify, list[bool]()
 
         def watched(claims: Sequence[Claim]) -> list[Verdict]:
             drafted.append(any(claim.draft for claim in claims))
             return verify(claims)
 
-        monkeypatch.setattr(way.target, "verify", watched)
-        run = way.run(prompts)
-        assert run.verifications == len(way.machine.verifying) == len(drafted)
-        assert len(way.machine.drafting) == sum(drafted), "the last token of an answer has no draft"
-        assert max(active for _, _, active in way.machine.pool) == 2, "in sequence, others wait"
-        assert way.target.held[-1][1] > 0
-        draws = len(way.machine.drafting)
-        assert draws < len(way.drafts_held) <= 2 * draws, "a model that is sure drafts alone"
-        assert min(held for _, held in way.drafts_held) > 0
+        monkeypatch.setattr(method.target, "verify", watched)
+        run = method.run(prompts)
+        assert run.verifications == len(method.machine.verifying) == len(drafted)
+        assert len(method.machine.drafting) == sum(drafted), (
+            "the last token of an answer has no draft"
+        )
+        assert max(active for _, _, active in method.machine.pool) == 2, "in sequence, others wait"
+        assert method.target.held[-1][1] > 0
+        draws = len(method.machine.drafting)
+        assert draws < len(method.drafts_held) <= 2 * draws, "a model that is sure drafts alone"
+        assert min(held for _, held in method.drafts_held) > 0
     assert 0 < run.accepted < run.drafted
     assert 0 < run.llm_s < run.seconds
     assert all(0 < spent < run.seconds for spent in run.overhead_s.values())
 
 
-def test_an_endless_way_never_drains(family: Family, prompts: list[Ids]) -> None:
-    right, batch, turns, tokens = RightAnswers(family, TOKENS), 2, 4, 5 * TOKENS
-    with closing(Collective(family, [1], batch, TOKENS, fixed(2), endless=tokens)) as way:
+def test_an_endless_method_never_drains(family: Family, prompts: list[Ids]) -> None:
+    right, batch, turns, tokens = TargetAnswers(family, TOKENS), 2, 4, 5 * TOKENS
+    with closing(Collective(family, [1], batch, TOKENS, fixed(2), endless=tokens)) as method:
         runs, active = [], []
         for _ in range(turns):
-            runs.append(way.run(prompts))
-            active.append([active for *_, active in way.machine.pool])
+            runs.append(method.run(prompts))
+            active.append([active for *_, active in method.machine.pool])
     for run in runs:
         check_answers(run, right)
         assert tokens <= run.tokens < tokens + batch * (2 + 1), "all that the last pass gives"
@@ -174,7 +179,7 @@ def test_an_endless_way_never_drains(family: Family, prompts: list[Ids]) -> None
     assert sum(run.llm_s for run in runs) < sum(run.seconds for run in runs)
 
 
-def test_an_endless_way_cannot_stop_a_pipeline(family: Family) -> None:
+def test_an_endless_method_cannot_stop_a_pipeline(family: Family) -> None:
     for option in ({"pipelined": True}, {"in_threads": True}):
         with pytest.raises(ValueError, match="in sequence"):
             Collective(family, ALL, 2, TOKENS, endless=60, **option)  # type: ignore[arg-type]
@@ -184,34 +189,33 @@ def test_time_between_runs_does_not_count(
     family: Family, prompts: list[Ids], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passed = 0.0
-    told: list[Verification] = []
     shifted = SimpleNamespace(
         monotonic=lambda: time.monotonic() + passed, thread_time=time.thread_time
     )
     monkeypatch.setattr(watch, "time", shifted)
-    monkeypatch.setattr(_Fixed, "observe", lambda self, verification: told.append(verification))
-    with closing(Collective(family, [1], 2, TOKENS, fixed(2), endless=60)) as way:
-        began = way._gate.clock()
+    selector = recorded(monkeypatch, s=2)
+    with closing(Collective(family, [1], 2, TOKENS, endless=60)) as method:
+        began = method._gate.clock()
         runs = []
         for _ in range(3):
-            runs.append(way.run(prompts))
+            runs.append(method.run(prompts))
             passed += 1000.0
-        after = way._gate.clock()
+        after = method._gate.clock()
     assert after - began < 1000.0
     assert sum(run.seconds for run in runs) <= after - began
     assert max(max(run.latencies) for run in runs) < after - began
-    assert 0 < sum(each.step_s for each in told) < after - began
+    assert 0 < sum(each.step_s for each in selector.seen) < after - began
 
 
-def test_an_endless_way_can_be_closed_in_the_middle_of_a_run(
+def test_an_endless_method_can_be_closed_in_the_middle_of_a_run(
     family: Family, prompts: list[Ids], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ways, "DEADLINE_S", 0.0)
-    way = Collective(family, [1], 2, TOKENS, endless=60)
+    monkeypatch.setattr(methods, "DEADLINE_S", 0.0)
+    method = Collective(family, [1], 2, TOKENS, endless=60)
     with pytest.raises(DeadlineExceeded, match="no answer was complete"):
-        way.run(prompts)
-    way.close()
-    assert not way._runner._thread.is_alive()
+        method.run(prompts)
+    method.close()
+    assert not method._runner._thread.is_alive()
 
 
 def test_all_that_a_machine_notes_is_by_the_clock_of_its_gate(
@@ -222,20 +226,20 @@ def test_all_that_a_machine_notes_is_by_the_clock_of_its_gate(
     )
     monkeypatch.setattr(watch, "time", late)
     began = late.monotonic()
-    with closing(Collective(family, [1], 2, TOKENS)) as way:
-        way.run(prompts)
-        machine, spans = way.machine, [*way.machine.drafting, *way.machine.verifying]
+    with closing(Collective(family, [1], 2, TOKENS)) as method:
+        method.run(prompts)
+        machine, spans = method.machine, [*method.machine.drafting, *method.machine.verifying]
         noted = [t for span in spans for t in span] + [t for t, *_ in machine.pool]
-        noted += [t for t, _ in (*way.target.held, *way.drafts_held)]
+        noted += [t for t, _ in (*method.target.held, *method.drafts_held)]
     assert began <= min(noted) <= max(noted) <= late.monotonic()
 
 
 def test_emulated_passes_take_the_time_of_a_large_model(family: Family, prompts: list[Ids]) -> None:
     slow = paced(family, target=Pace(0.05, 0.02), draft=Pace(0.001, 0.0))
-    with closing(Collective(slow, [0], 1, 2, fixed(1))) as way:
-        run = way.run(prompts[:1])
-    first, *_ = way.machine.verifying
-    assert run.answers == (RightAnswers(family, 2).of(prompts[0]),)
+    with closing(Collective(slow, [0], 1, 2, fixed(1))) as method:
+        run = method.run(prompts[:1])
+    first, *_ = method.machine.verifying
+    assert run.answers == (TargetAnswers(family, 2).of(prompts[0]),)
     assert first[1] - first[0] >= 0.02 * len(prompts[0]), "bound by arithmetic"
     assert run.llm_s >= 0.05 * run.verifications
     assert slow.target.eos == family.target.eos
@@ -257,7 +261,7 @@ def test_generate_may_have_more_threads_than_the_others(
         threads.append(torch.get_num_threads())
         return [(1,) for _ in asked]
 
-    monkeypatch.setattr(ways, "transformers_answers", answer)
+    monkeypatch.setattr(methods, "transformers_answers", answer)
     usual = torch.get_num_threads()
     for wanted in (0, usual + 1):
         Transformers(family, 2, TOKENS, threads=wanted).run(prompts[:2])
@@ -275,8 +279,8 @@ def test_a_batch_of_transformers_waits_for_the_one_before(
         now += 1.0
         return [(1,) for _ in asked]
 
-    monkeypatch.setattr(ways, "transformers_answers", answer)
-    monkeypatch.setattr(ways, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(methods, "transformers_answers", answer)
+    monkeypatch.setattr(methods, "time", SimpleNamespace(monotonic=lambda: now))
     run = Transformers(family, 2, TOKENS).run(prompts[:6])
     assert run.latencies == (1.0, 1.0, 2.0, 2.0, 2.0, 2.0)
     assert run.seconds == 3.0
@@ -306,7 +310,7 @@ def test_prompts_are_beginnings_and_the_mixed_stream_takes_turns(family: Family)
 def test_a_wrong_answer_is_a_mismatch(family: Family, prompts: list[Ids]) -> None:
     class Wrong:
         def run(self, asked: Any) -> Run:
-            right = RightAnswers(family, TOKENS)
+            right = TargetAnswers(family, TOKENS)
             answers = [right.of(prompt) for prompt in asked]
             answers[0] = (*answers[0][:-1], (answers[0][-1] + 1) % 300)
             return Run(tuple(asked), tuple(answers), 7, 1.0, (0.5,) * len(asked))
@@ -314,7 +318,7 @@ def test_a_wrong_answer_is_a_mismatch(family: Family, prompts: list[Ids]) -> Non
         def close(self) -> None:
             pass
 
-    right = RightAnswers(family, TOKENS)
+    right = TargetAnswers(family, TOKENS)
     sizes = Sizes(prompts=7, repeats=1, max_tokens=TOKENS)
     bench = Bench(family, {MIXED: prompts}, right, sizes, lambda text: None)
     bench.in_turn("test", MIXED, 1, {"ours": Wrong, "generate": Wrong}, repeats=2)
@@ -340,7 +344,7 @@ class ThreadDraft(LocalDraft):
 
 
 @pytest.mark.usefixtures("drafts_in_threads")
-def test_ways_take_turns(
+def test_methods_take_turns(
     family: Family, prompts: list[Ids], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns: list[tuple[int, bool]] = []
@@ -353,7 +357,7 @@ def test_ways_take_turns(
         return run(self, asked)
 
     monkeypatch.setattr(Collective, "run", noted)
-    right = RightAnswers(family, TOKENS)
+    right = TargetAnswers(family, TOKENS)
     sizes = Sizes(prompts=4, per_place=4, repeats=2, max_tokens=TOKENS)
     bench = Bench(family, {MIXED: prompts}, right, sizes, lambda text: None)
     bench.best_draft, bench.worst_draft = {MIXED: 0}, {MIXED: 2}
@@ -406,7 +410,7 @@ def test_the_command_measures_what_it_names(folder: Path, tmp_path: Path) -> Non
     for rows in (found["ladder"], *found["ladder_by_stream"].values()):
         for row in rows.values():
             assert set(row) == {*LADDER, *BESIDE}
-            assert min(x for way in row.values() for x in way.values()) > 0
+            assert min(x for method in row.values() for x in method.values()) > 0
     for batch, total in found["ladder_total"].items():
         row = found["ladder"][batch]
         ratio = row[PIPELINE]["tokens_per_s"] / row["default"]["tokens_per_s"]
@@ -440,10 +444,11 @@ def test_results_that_are_not_all_right_are_an_error_status(
     assert CliRunner().invoke(app, ["bench", "collective"]).exit_code == status
 
 
+@pytest.mark.usefixtures("drafts_in_threads")
 def test_the_ladder_on_the_mixed_stream_takes_twice_the_prompts(family: Family) -> None:
     sizes = Sizes(prompts=2, per_place=3, repeats=2, max_tokens=2, lengths=(0,))
     prompts = partial_prompts(family, sizes.count(2), 0)
-    bench = Bench(family, prompts, RightAnswers(family, 2), sizes, lambda text: None)
+    bench = Bench(family, prompts, TargetAnswers(family, 2), sizes, lambda text: None)
     bench.best_draft = bench.worst_draft = dict.fromkeys(STREAMS, 0)
     taken = {stream: ladder(bench, stream, 2, 2) for stream in ("reports", MIXED)}
     assert {name: len(runs[PIPELINE][0].answers) for name, runs in taken.items()} == {
@@ -456,7 +461,7 @@ def test_the_best_fixed_length_is_scored_beside_the_rules_alone(family: Family) 
     told: list[str] = []
     sizes = Sizes(prompts=2, per_place=2, repeats=2, max_tokens=2, lengths=(0, 1))
     prompts = partial_prompts(family, sizes.count(1), 0)
-    bench = Bench(family, prompts, RightAnswers(family, 2), sizes, told.append)
+    bench = Bench(family, prompts, TargetAnswers(family, 2), sizes, told.append)
     found = lengths(bench, 1)
     assert told[-1] == "adaptive lengths, mixed, batch 1: 12 of 12 turns"
     assert "lengths, mixed, batch 1: 2 of 2 turns" in told
@@ -485,7 +490,7 @@ def test_turns_of_both_instances_count_but_not_those_that_choose_or_learn(
     monkeypatch.setattr("collab_llm_lab.bench.collective.measure.PART_TOKENS", 10_000)
     monkeypatch.setattr(Bench, "in_turn", lambda self, title, *args, **options: turns[title])
     sizes = Sizes(repeats=2, lengths=(0, 2, 4))
-    found = lengths(Bench(family, {}, RightAnswers(family, 2), sizes, print), 1)
+    found = lengths(Bench(family, {}, TargetAnswers(family, 2), sizes, print), 1)
     assert found["best_fixed_s"] == 2
     assert found["best_fixed_tokens_per_s"] == pytest.approx(64 / 6)
     assert found["adaptive_tokens_per_s"] == pytest.approx(12.0)
@@ -506,14 +511,14 @@ def test_lengths_are_compared_in_parts_of_turns(
     told: dict[str, int] = {}
 
     def in_turn(
-        self: Bench, title: str, _: str, batch: int, ways: Any, repeats: int, **options: Any
+        self: Bench, title: str, _: str, batch: int, methods: Any, repeats: int, **options: Any
     ) -> dict[str, list[Run]]:
         told[title] = repeats
-        return {name: [Run((), (), 1, 1.0, ())] * repeats for name in ways}
+        return {name: [Run((), (), 1, 1.0, ())] * repeats for name in methods}
 
     monkeypatch.setattr(Bench, "in_turn", in_turn)
     sizes = Sizes(prompts=24, per_place=6, repeats=4, max_tokens=128, lengths=(0, 2))
-    lengths(Bench(family, {}, RightAnswers(family, 2), sizes, print), 8)
+    lengths(Bench(family, {}, TargetAnswers(family, 2), sizes, print), 8)
     assert told == {"lengths": 2 * 2 * 3, "adaptive lengths": RIVALS_TURNS * 2 * 3 * 3 // 2}
 
 
@@ -641,10 +646,10 @@ def test_a_part_that_there_is_not_is_refused(folder: Path) -> None:
 
 
 def test_goals_follow_from_the_figures() -> None:
-    ways = ("selector", PIPELINE, "autoregressive", GENERATE, ON_ALL_CORES)
+    methods = ("selector", PIPELINE, "autoregressive", GENERATE, ON_ALL_CORES)
     rows = {"1": (90.0, 100.0, 75.0, 50.0, 50.0), "16": (100.0, 119.0, 123.0, 40.0, 60.0)}
     speeds = {
-        batch: {way: {"tokens_per_s": n} for way, n in zip(ways, row, strict=True)}
+        batch: {method: {"tokens_per_s": n} for method, n in zip(methods, row, strict=True)}
         for batch, row in rows.items()
     }
     results: dict[str, Any] = {

@@ -26,7 +26,7 @@ from torch import Tensor
 from collab_llm_nodes.decoding import rejection
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
 from collab_llm_nodes.protocols.collective.length import FIXED, LengthConfig
-from collab_llm_nodes.protocols.collective.machine import Ended, Grown, Machine
+from collab_llm_nodes.protocols.collective.machine import AnswerUpdate, Ended, Machine
 from collab_llm_nodes.protocols.collective.messages import Draw, Verify
 from collab_llm_nodes.protocols.collective.models import DraftModel, Target
 from collab_llm_nodes.protocols.collective.requests import Job
@@ -88,7 +88,7 @@ class Answering:
                     machine.on_proposals(action.model, action.batch, action.step, drawn, 0.0)
                 elif isinstance(action, Verify):
                     machine.on_verdicts(action.batch, target.verify(action.claims), 0.0)
-                elif isinstance(action, Grown):
+                elif isinstance(action, AnswerUpdate):
                     tokens = action.tokens
                     self.rounds += 1
                     self.accepted = max(self.accepted, action.metrics.accepted)

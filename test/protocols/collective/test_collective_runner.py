@@ -44,7 +44,7 @@ class Preempting:
 
 
 def test_a_thread_that_is_overtaken_does_not_change_the_order_of_passes() -> None:
-    """A ``Verify`` behind its request's ``Release`` would open a KV cache that nobody frees."""
+    """A ``Verify`` after its request's ``Release`` would open a KV cache that is never freed."""
     with running(config(pipeline="thread")) as collective:
         runner = collective._runner
         passes = runner._verify = Preempting(runner._verify)
@@ -66,7 +66,7 @@ def test_a_thread_that_is_overtaken_does_not_change_the_order_of_passes() -> Non
         asking.join(60)
         assert ended.is_set()
         done = threading.Event()
-        passes(done.set)  # behind all passes
+        passes(done.set)  # after all passes
         assert done.wait(60)
         assert collective._verifier.sessions.peak_bytes > 0, "the verification was made"
         assert collective._verifier.sessions.held_bytes == 0
@@ -102,7 +102,7 @@ def handled(collective: Collective) -> None:
     collective.run(request(9, max_tokens=1), ignore, in_time())
 
 
-def test_an_answer_that_nobody_can_be_told_of_is_given_up() -> None:
+def test_an_answer_whose_listener_fails_is_cancelled() -> None:
     def gone(progress: Progress) -> None:
         raise RuntimeError("the publisher is gone")
 
@@ -119,9 +119,9 @@ def test_a_name_that_is_taken_is_refused_and_its_answer_goes_on() -> None:
 
     def ask_again(progress: Progress) -> None:
         if not refused:
-            with pytest.raises(InvalidInput, match="under way") as told:
+            with pytest.raises(InvalidInput, match="under way") as caught:
                 collective.run(request(0), ignore, in_time())
-            refused.append(told.value)
+            refused.append(caught.value)
             handled(collective)
 
     with running(config()) as collective:

@@ -43,7 +43,7 @@ from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.protocols.base import Control, Progress, Resources
-from collab_llm_nodes.protocols.collective import runner
+from collab_llm_nodes.protocols.collective import machine, runner
 from collab_llm_nodes.protocols.collective.length import FIXED, LengthConfig
 from collab_llm_nodes.protocols.collective.messages import Ask, Claim, Draw, Proposal
 from collab_llm_nodes.protocols.collective.models import DraftModel, Drafts, Target
@@ -125,15 +125,15 @@ def test_the_papers_rule_draws_from_the_drafts() -> None:
     assert greedy.tokens == alone(PROMPTS[5]), "greedy decoding is exact under either rule"
 
 
-def test_the_answer_is_told_as_it_grows() -> None:
-    told: list[Progress] = []
+def test_the_answer_is_emitted_as_it_grows() -> None:
+    emitted: list[Progress] = []
     with running(config()) as collective:
-        answer = collective.run(request(0), told.append, in_time())
-    assert len(told) > 1
-    for before, after in zip(told, told[1:], strict=False):
+        answer = collective.run(request(0), emitted.append, in_time())
+    assert len(emitted) > 1
+    for before, after in zip(emitted, emitted[1:], strict=False):
         assert after.tokens[: len(before.tokens)] == before.tokens
         assert after.share_done > before.share_done
-    assert told[-1].tokens == answer.tokens[: len(told[-1].tokens)]
+    assert emitted[-1].tokens == answer.tokens[: len(emitted[-1].tokens)]
     assert len(answer.sources) == len(answer.ends) == len(answer.tokens)
     assert set(answer.metrics.figures()) >= {"tau", "acceptance"}
 
@@ -201,7 +201,7 @@ def test_more_than_may_wait_are_busy() -> None:
 
         def hold() -> None:
             long = request(0, max_tokens=900)
-            results.append(collective.run(long, lambda told: under_way.set(), holding))
+            results.append(collective.run(long, lambda emitted: under_way.set(), holding))
 
         def wait() -> None:
             try:
@@ -229,9 +229,9 @@ def test_prompts_that_cannot_be_read_are_refused() -> None:
     with pytest.raises(InvalidInput, match="prompt"):
         check(request(0, turns=(Turn("user", ""),)))
     with running(config()) as collective:
-        with pytest.raises(InvalidInput) as told:
+        with pytest.raises(InvalidInput) as caught:
             collective.run(request(0, turns=(Turn("user", "ball " * 2000),)), ignore, in_time())
-        assert told.value.field == "prompt"
+        assert caught.value.field == "prompt"
         answer = collective.run(request(1), ignore, in_time())
     assert answer.tokens == alone(PROMPTS[1])
 
@@ -283,12 +283,13 @@ def test_a_draft_model_that_hangs_is_left_out(caplog: pytest.LogCaptureFixture) 
     engines = [Stuck(drafts()[0].loaded), drafts()[1]]
     made = config(
         pipeline="thread",
-        schedule=small(draft_timeout_s=0.3, retry_s=0.0),
+        schedule=small(draft_timeout_s=0.3),
         drafts=DraftsConfig(workers=2),
     )
     with caplog.at_level(logging.WARNING), running(made, engines) as collective:
         answers = ask_all(collective, [request(i) for i in range(4)])
-        assert collective.health()["drafts_in_service"] == 1
+        # On a busy machine the other one may have been late, too: its answer brings it back.
+        wait_for(lambda: collective.health()["drafts_in_service"] == 1)
         Stuck.go_on.set()
         wait_for(lambda: collective.health()["drafts_in_service"] == 2)
     assert [answer.tokens for answer in answers] == [alone(p) for p in PROMPTS[:4]]
@@ -304,7 +305,9 @@ def test_a_target_that_fails_ends_the_answers_with_its_error() -> None:
     collective.close()
 
 
-def test_a_machine_that_fails_tells_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_fails_ends_all_answers_with_its_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with running(config()) as collective:
 
         def broken(*now: float) -> Any:
@@ -342,19 +345,19 @@ def test_closing_frees_all_models_of_a_thread() -> None:
 def test_another_tokenizer_is_refused_by_name() -> None:
     other = Engine(drafts()[0].loaded)
     other.vocabulary = "another"
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as caught:
         Collective(target(), [drafts()[0], other], config(), Resources())
-    assert told.value.field == "drafts.paths[1]"
-    assert other.loaded.config.path in str(told.value)
-    assert target().loaded.config.path in str(told.value)
+    assert caught.value.field == "drafts.paths[1]"
+    assert other.loaded.config.path in str(caught.value)
+    assert target().loaded.config.path in str(caught.value)
 
 
 def test_a_target_must_be_named() -> None:
     with pytest.raises(ConfigError, match=r"target\.path"):
         registry.find("collective").start(config(target=ModelConfig()), Resources())
-    with pytest.raises(ModelError, match="nav-target") as told:  # what ships is listed
+    with pytest.raises(ModelError, match="nav-target") as caught:  # what ships is listed
         registry.find("collective").start(config(target=ModelConfig("nowhere")), Resources())
-    assert told.value.field == "target.path"
+    assert caught.value.field == "target.path"
 
 
 # ---------------------------------------------------------------- sessions of one model
@@ -412,8 +415,9 @@ def test_the_target_frees_rejected_tokens() -> None:
 
 @pytest.fixture(scope="module")
 def in_processes() -> Any:
-    made = config(pipeline="process", schedule=small(retry_s=0.0, draft_timeout_s=60.0))
-    with running(made, ()) as collective:
+    made = config(pipeline="process", schedule=small(draft_timeout_s=60.0))
+    with pytest.MonkeyPatch.context() as patch, running(made, ()) as collective:
+        patch.setattr(machine, "RETRY_S", 0.0)
         yield collective
 
 
@@ -426,7 +430,7 @@ def test_draft_models_in_processes_of_their_own(in_processes: Collective) -> Non
     wait_for(lambda: in_processes.health()["drafts_kv_mib"] == "0.00")
 
 
-def test_the_memory_of_draft_processes_is_told(in_processes: Collective) -> None:
+def test_the_memory_of_draft_processes_is_reported(in_processes: Collective) -> None:
     held: list[object] = []
     in_processes.run(
         request(0), lambda progress: held.append(in_processes.health()["drafts_kv_mib"]), in_time()

@@ -21,7 +21,7 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.protocols.collective import workers
 from collab_llm_nodes.protocols.collective.messages import Ask, Draw, Proposal
-from collab_llm_nodes.protocols.collective.workers import DraftProcess, shared_out
+from collab_llm_nodes.protocols.collective.workers import DraftProcess, divide_models
 
 CHILD = """
 import json, os, socket, sys, time
@@ -32,22 +32,22 @@ with socket.socket(fileno=int(sys.argv[1])) as parent, parent.makefile("rb") as 
     parent.sendall(b'{"vocabularies": ["v", "w"]}\\n')
     for line in lines:
         answers = []
-        for told in json.loads(line)["draws"]:
-            says = {"tokens": [len(told["asks"][0].get("first", {}))], "first": 1.0, "q": None}
-            answer = {name: told[name] for name in ("batch", "step", "model")}
+        for draw in json.loads(line)["draws"]:
+            says = {"tokens": [len(draw["asks"][0].get("first", {}))], "q": None}
+            answer = {name: draw[name] for name in ("batch", "step", "model")}
             answer["proposals"] = [says]
-            if told["asks"][0]["count"] == 0:
+            if draw["asks"][0]["count"] == 0:
                 answer["error"] = "no memory"
             answers.append(answer)
         parent.sendall(json.dumps({"answers": answers}).encode() + b"\\n")
 """
-"""Proposes 3 for a request that it is told about in full (three fields), else 0.
+"""Proposes 3 for a request that arrives in full (three fields), else 0.
 
 It fails where no token is wanted. It loads as long as a file is missing.
 """
 FIRST, AGAIN = [Proposal((3,))], [Proposal((0,))]
 
-Told = queue.SimpleQueue[Any]
+Results = queue.SimpleQueue[Any]
 
 
 def draw(batch: int, answer: int = 1, count: int = 3, model: int = 4) -> list[Draw]:
@@ -56,7 +56,7 @@ def draw(batch: int, answer: int = 1, count: int = 3, model: int = 4) -> list[Dr
 
 
 @pytest.fixture
-def told() -> Told:
+def results() -> Results:
     return queue.SimpleQueue()
 
 
@@ -68,7 +68,7 @@ def loads(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def worker(
-    told: Told, loads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    results: Results, loads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[DraftProcess]:
     program = tmp_path / "child.py"
     program.write_text(CHILD, encoding="utf-8")
@@ -77,25 +77,27 @@ def worker(
     made = DraftProcess(
         {4: ModelConfig(), 7: ModelConfig()},
         frozenset(),
-        lambda asked, proposals: told.put((asked.batch, proposals)),
-        lambda index, error: told.put((index, str(error))),
+        lambda asked, proposals: results.put((asked.batch, proposals)),
+        lambda index, error: results.put((index, str(error))),
     )
     assert made.vocabularies() == ["v", "w"]
     yield made
     made.close()
 
 
-def check_ended(told: Told) -> None:
+def check_ended(results: Results) -> None:
     """All models of the process are left out."""
-    found = [told.get(timeout=60) for _ in range(2)]
+    found = [results.get(timeout=60) for _ in range(2)]
     assert [index for index, _ in found] == [4, 7]
     assert all("draft model 4, 7 ended with status -9" in error for _, error in found)
 
 
-def test_the_models_of_a_process_answer_side_by_side(worker: DraftProcess, told: Told) -> None:
+def test_the_models_of_a_process_answer_side_by_side(
+    worker: DraftProcess, results: Results
+) -> None:
     worker.draw([*draw(0, model=4), *draw(0, model=7)])
-    assert told.get(timeout=60) == (0, FIRST)
-    assert told.get(timeout=60) == (0, AGAIN), "a request is told in full once"
+    assert results.get(timeout=60) == (0, FIRST)
+    assert results.get(timeout=60) == (0, AGAIN), "a request is sent in full once"
 
 
 @pytest.mark.parametrize(
@@ -115,89 +117,91 @@ def test_models_are_shared_out(
     models: int, workers: int, cores: int, expected: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
-    assert [list(own) for own in shared_out(models, workers)] == expected
+    assert [list(own) for own in divide_models(models, workers)] == expected
 
 
 def test_a_new_process_abstains_until_its_model_is_loaded(
-    worker: DraftProcess, told: Told, loads: Path
+    worker: DraftProcess, results: Results, loads: Path
 ) -> None:
     worker.draw(draw(0))
-    assert told.get(timeout=60) == (0, FIRST)
+    assert results.get(timeout=60) == (0, FIRST)
     worker.draw(draw(1))
-    assert told.get(timeout=60) == (1, AGAIN)
+    assert results.get(timeout=60) == (1, AGAIN)
     loads.unlink()
     worker.recover()
-    check_ended(told)
+    check_ended(results)
     worker.draw(draw(2))
-    assert told.get(timeout=60) == (2, [None]), "nobody waits for the load"
+    assert results.get(timeout=60) == (2, [None]), "no draw waits for the load"
     loads.touch()
     worker.vocabularies()
     worker.draw(draw(3))
-    assert told.get(timeout=60) == (3, FIRST), "the new one is told all anew"
+    assert results.get(timeout=60) == (3, FIRST), "the new one gets all in full"
 
 
 def test_a_process_that_dies_is_replaced_at_once(
-    worker: DraftProcess, told: Told, caplog: pytest.LogCaptureFixture
+    worker: DraftProcess, results: Results, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The next request, which may come much later, finds its draft models loaded."""
     assert worker._child is not None
     caplog.set_level("INFO")
     worker._child.kill()
-    check_ended(told)
+    check_ended(results)
     worker.vocabularies()
     worker.draw(draw(0))
-    assert told.get(timeout=60) == (0, FIRST)
+    assert results.get(timeout=60) == (0, FIRST)
     assert "draft model 4, 7 is loaded" in caplog.text
 
 
-def test_a_draw_that_fails_is_told_and_forgotten(worker: DraftProcess, told: Told) -> None:
+def test_a_draw_that_fails_is_reported_and_forgotten(
+    worker: DraftProcess, results: Results
+) -> None:
     """A model that fails again and again must not fill the memory with what it was asked."""
     for batch in range(3):
         worker.draw(draw(batch, count=0))
-        assert told.get(timeout=60) == (4, "no memory")
+        assert results.get(timeout=60) == (4, "no memory")
     assert not worker._pending
     worker.draw(draw(3))
-    assert told.get(timeout=60) == (3, AGAIN)
+    assert results.get(timeout=60) == (3, AGAIN)
 
 
-def test_a_stopped_process_holds_nobody_up(worker: DraftProcess, told: Told) -> None:
+def test_a_stopped_process_delays_no_others(worker: DraftProcess, results: Results) -> None:
     """A message that does not fit into the socket would block the machine for ever."""
     assert worker._child is not None
     os.kill(worker._child.pid, signal.SIGSTOP)
     worker.draw(draw(0, answer=1_000_000))
-    check_ended(told)
+    check_ended(results)
 
 
 def test_a_load_that_takes_too_long_is_given_up(
-    worker: DraftProcess, told: Told, loads: Path, monkeypatch: pytest.MonkeyPatch
+    worker: DraftProcess, results: Results, loads: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "_load_s", 0.0)
     loads.unlink()
     worker.recover()
-    check_ended(told)
+    check_ended(results)
     worker.draw(draw(0))
-    answers = [told.get(timeout=60) for _ in range(3)]
+    answers = [results.get(timeout=60) for _ in range(3)]
     assert (0, [None]) in answers
     assert sum("ended with status -9" in str(each) for each in answers) == 2
 
 
-def test_a_process_that_cannot_be_started_is_told_and_tried_again(
-    worker: DraftProcess, told: Told, loads: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_process_that_cannot_be_started_is_reported_and_tried_again(
+    worker: DraftProcess, results: Results, loads: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error here would end the machine, and with it all answers."""
     loads.unlink()
     with monkeypatch.context() as without:
         without.setattr(workers, "_COMMAND", ("/nonexistent/python",))
         worker.recover()
-        check_ended(told)
+        check_ended(results)
         worker.draw(draw(0))
-    assert "cannot be started" in told.get(timeout=60)[1]
+    assert "cannot be started" in results.get(timeout=60)[1]
     worker.draw(draw(1))
-    assert told.get(timeout=60) == (1, [None])
+    assert results.get(timeout=60) == (1, [None])
     loads.touch()
     worker.vocabularies()
     worker.draw(draw(2))
-    assert told.get(timeout=60) == (2, FIRST)
+    assert results.get(timeout=60) == (2, FIRST)
 
 
 class Immortal:
@@ -223,23 +227,23 @@ def immortal(worker: DraftProcess, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 def test_a_killed_process_that_does_not_end_is_replaced(
     worker: DraftProcess,
-    told: Told,
+    results: Results,
     loads: Path,
     immortal: Immortal,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     loads.unlink()
     worker.recover()
-    found = [told.get(timeout=60) for _ in range(2)]
+    found = [results.get(timeout=60) for _ in range(2)]
     assert [index for index, _ in found] == [4, 7]
     assert all("was killed, but does not end" in error for _, error in found)
     assert f"does not end; pid {immortal.child.pid}" in caplog.text
     worker.draw(draw(0))
-    assert told.get(timeout=60) == (0, [None])
+    assert results.get(timeout=60) == (0, [None])
     loads.touch()
     worker.vocabularies()
     worker.draw(draw(1))
-    assert told.get(timeout=60) == (1, FIRST)
+    assert results.get(timeout=60) == (1, FIRST)
 
 
 def test_closing_does_not_wait_for_ever_for_a_process(
@@ -281,7 +285,7 @@ def watched(worker: DraftProcess, monkeypatch: pytest.MonkeyPatch) -> Watched:
 
 
 def test_a_process_that_reads_all_contexts_anew_is_spared(
-    worker: DraftProcess, told: Told, watched: Watched
+    worker: DraftProcess, results: Results, watched: Watched
 ) -> None:
     """Killed for that, it would have to read them once more, for ever."""
     watched.stop()
@@ -291,16 +295,16 @@ def test_a_process_that_reads_all_contexts_anew_is_spared(
     worker.release("b")
     assert not watched.kills
     watched.go_on()
-    assert told.get(timeout=60) == (0, FIRST)
+    assert results.get(timeout=60) == (0, FIRST)
     watched.stop()
     worker.draw(draw(1))
     worker.recover()
     assert watched.kills, "it has read them"
-    check_ended(told)
+    check_ended(results)
 
 
 def test_a_process_is_not_spared_for_ever(
-    worker: DraftProcess, told: Told, watched: Watched
+    worker: DraftProcess, results: Results, watched: Watched
 ) -> None:
     watched.stop()
     worker.draw(draw(0))
@@ -308,4 +312,4 @@ def test_a_process_is_not_spared_for_ever(
     watched.ahead_s = 3600.0
     worker.release("b")
     assert watched.kills
-    check_ended(told)
+    check_ended(results)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collective_world import EOS, GREEDY, World, alone, endless_prompts, judge
+from collective_world import EOS, GREEDY, World, alone, endless_prompts, judge, recorded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,25 +24,13 @@ from collab_llm_nodes.errors import (
     ModelError,
 )
 from collab_llm_nodes.protocols.base import Source
-from collab_llm_nodes.protocols.collective import machine as machine_module
-from collab_llm_nodes.protocols.collective.length import (
-    FIXED,
-    LengthConfig,
-    Verification,
-    selector,
-)
-from collab_llm_nodes.protocols.collective.machine import Job, Machine
+from collab_llm_nodes.protocols.collective.length import FIXED, LengthConfig
+from collab_llm_nodes.protocols.collective.machine import RETRY_S, Job, Machine
 from collab_llm_nodes.protocols.collective.messages import Claim, Proposal
 from collab_llm_nodes.protocols.collective.requests import RequestState
 from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
 
 FAST = LengthConfig(decision_threshold=2)  # the length changes often
-
-
-@pytest.fixture
-def search_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the search for the length begin behind the first draft."""
-    monkeypatch.setattr("collab_llm_nodes.protocols.collective.length._ENOUGH", 1)
 
 
 def job(number: int, **fields: Any) -> Job:
@@ -89,14 +77,14 @@ def test_a_batch_gets_the_targets_answers(pipelined: bool, every_token: bool, mo
     check_complete(world, jobs)
 
 
-def test_a_token_is_told_with_its_rule_and_counted() -> None:
+def test_a_token_is_reported_with_its_rule_and_counted() -> None:
     world = make(length=LengthConfig(FIXED), draft_batch=1)
     world.submit(job(1, max_tokens=16))
     world.run()
-    last = world.told[-1]
+    last = world.updates[-1]
     assert len(last.sources) == len(last.tokens) == last.metrics.tokens
     assert last.sources.count(Source.ACCEPTED) == last.metrics.accepted > 0
-    assert last.metrics.rounds == len(world.told) < last.metrics.tokens
+    assert last.metrics.rounds == len(world.updates) < last.metrics.tokens
     assert 0 < last.metrics.acceptance < 1
     assert 1 < last.metrics.tau <= 5
     assert last.metrics.time_to_first_token_s < last.metrics.total_s
@@ -107,14 +95,14 @@ def test_speculation_saves_verifications_and_the_vote_is_better_than_one() -> No
         world = make(models, LengthConfig(FIXED, initial=s))
         world.submit(*(job(i) for i in range(30)))
         world.run()
-        return sum(told.metrics.rounds for told in last_told(world))
+        return sum(update.metrics.rounds for update in last_updates(world))
 
     assert rounds(0, 4) == rounds(3, 0)
     assert rounds(3, 4) < rounds(1, 4) < 0.6 * rounds(0, 4)
 
 
-def last_told(world: World) -> list[Any]:
-    return list({told.id: told for told in world.told}.values())
+def last_updates(world: World) -> list[Any]:
+    return list({update.id: update for update in world.updates}.values())
 
 
 # ---------------------------------------------------------------- any schedule
@@ -141,7 +129,6 @@ def test_any_schedule_gives_the_targets_answers(data: st.DataObject) -> None:
         pool_low=data.draw(st.integers(0, high), "pool_low"),
         max_active=data.draw(st.integers(1, 6), "max_active"),
         draft_timeout_s=1.0,
-        retry_s=2.0,
         vote_every_token=every_token,
         fill_waits=fill_waits,
     )
@@ -196,9 +183,9 @@ def test_any_schedule_gives_the_targets_answers(data: st.DataObject) -> None:
     assert machine.pool_peak <= bound
     assert set(world.ended) == {j.id for j in jobs}, "nothing is lost"
     for each in jobs:
-        told, own = world.answers[each.id], alone(each)
+        found, own = world.answers[each.id], alone(each)
         complete = each.id not in late | cancelled
-        assert told == (own if complete else own[: len(told)])
+        assert found == (own if complete else own[: len(found)])
     assert world.released == world.seen
     assert (machine.active, machine.waiting, machine.pooled) == (0, 0, 0)
 
@@ -304,9 +291,9 @@ def test_five_hundred_prompts_at_once() -> None:
 def test_a_bad_job_is_refused(bad: Job, field: str) -> None:
     world = make()
     world.submit(job(0))
-    with pytest.raises(InvalidInput) as told:
+    with pytest.raises(InvalidInput) as caught:
         world.machine.submit(bad, 0.0)
-    assert told.value.field == field
+    assert caught.value.field == field
 
 
 def test_a_deadline_in_mid_batch_keeps_what_is_finished() -> None:
@@ -335,7 +322,7 @@ def test_a_deadline_in_mid_batch_keeps_what_is_finished() -> None:
 
 
 def test_a_silent_model_is_left_out_until_it_answers() -> None:
-    world = make(length=LengthConfig(FIXED), draft_timeout_s=1.0, retry_s=0.0)
+    world = make(length=LengthConfig(FIXED), draft_timeout_s=1.0)
     machine = world.machine
     world.submit(job(1), job(2))
     late = world.drawing.pop(0)
@@ -362,14 +349,14 @@ def under_verification(world: World) -> bool:
 
 
 def test_a_failed_model_comes_back_after_a_while() -> None:
-    world = make(retry_s=5.0)
+    world = make()
     world.submit(job(1))
     world.drawing = world.drawing[1:]
     world.machine.on_draft_failure(0, ModelError("no memory"), world.now)
     world.poll()
     assert [i.error.code for i in world.incidents] == ["MODEL_ERROR"]
     assert world.machine.serving(world.now) == (1, 2)
-    assert world.machine.serving(world.now + 5.0) == (0, 1, 2)
+    assert world.machine.serving(world.now + RETRY_S) == (0, 1, 2)
     world.run()
     check_complete(world, [job(1)])
 
@@ -557,68 +544,37 @@ def test_other_first_drafts_are_whole(models: int, weights: str, ask_all_every: 
     assert first_lengths(world, 2) == [3, 3]
 
 
-def test_the_first_draft_is_short_behind_rounds_without_one() -> None:
-    """Four rounds had none."""
-    world = make(3, LengthConfig(FIXED, initial=0))
+def test_the_first_draft_is_short_after_rounds_without_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    selector = recorded(monkeypatch, s=0)
+    world = make(3)
     world.submit(replace(job(1, max_tokens=60), prompt=next(endless_prompts())))
     for _ in range(4):
         world.answer_target()
-    world.machine._selector = selector(LengthConfig(FIXED, initial=3))
+    selector.s = selector.best = 3
     world.answer_target()
     assert [ask.count for draw in world.drawing for ask in draw.asks] == [1, 1, 1]
-    assert world.machine._drawing is not None
-    assert [draft.run for draft in world.machine._drawing.drafts] == [None]
+    while world.drawing:
+        world.answer_draft()
+    world.answer_target()
+    assert selector.seen[-1].runs == [None], "it only finds out which models are right"
 
 
-class OnTrial:
-    """A rule that tries 2 tokens, where 1 is best."""
-
-    s, best = 2, 1
-
-    def __init__(self) -> None:
-        self.learned: list[int] = []
-
-    def observe(self, verification: Verification) -> None:
-        self.learned += verification.asked
-
-
-@pytest.mark.parametrize("pipelined", [False, True])
-def test_a_trial_is_learned_from_where_every_round_reads_a_prompt(
-    monkeypatch: pytest.MonkeyPatch, pipelined: bool
-) -> None:
-    rule = OnTrial()
-    monkeypatch.setattr(machine_module, "selector", lambda config: rule)
-    world = make(1, pipelined=pipelined, draft_batch=1, target_batch=1, fill_waits=False)
-    prompts = endless_prompts()
-    world.submit(*(replace(job(i, max_tokens=3), prompt=next(prompts)) for i in range(40)))
-    while world.drawing or world.verifying:
-        if world.drawing:
-            world.answer_draft()
-        if world.verifying:
-            world.answer_target()
-    assert rule.learned.count(2) > 5
-
-
-def test_the_length_is_told_the_runs_of_accepted_tokens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rule, told = OnTrial(), list[Verification]()
-    monkeypatch.setattr(rule, "observe", told.append)
-    monkeypatch.setattr(machine_module, "selector", lambda config: rule)
+def test_the_length_learns_the_runs_of_accepted_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    selector = recorded(monkeypatch, s=2)
     world = make(1)
     world.submit(replace(job(1, max_tokens=60), prompt=next(endless_prompts())))
     world.run()
-    (run,) = told[0].runs  # the first draft is not told: its prompt is read
-    assert run == 1
-    runs = []
-    for each in told:  # of one request
-        runs.append(run)
+    runs, run = [], 0
+    for each in selector.seen:  # of one request
+        runs.append([run])
         run = run + each.accepted[0] if each.accepted == each.drafted else 0
-    assert [each.runs for each in told] == [[run] for run in runs]
-    assert max(runs) > 2
+    assert [each.runs for each in selector.seen[:-1]] == runs[:-1], "the last token has no draft"
+    assert max(runs) > [2]
 
 
-def test_a_run_is_not_known_behind_tokens_without_drafts_until_one_is_rejected() -> None:
+def test_a_run_is_unknown_after_tokens_without_drafts_until_one_is_rejected() -> None:
     request = RequestState(job(1), Weights.equal(WeightsConfig(), 1), 0.0)
     found = []
     for drafted, accepted in ((2, 2), (0, 0), (2, 2), (3, 1), (2, 2), (1, 1)):
@@ -638,83 +594,54 @@ def test_all_models_draft_always_as_in_the_paper() -> None:
 
 
 def test_the_papers_rule_is_for_whole_drafts_only() -> None:
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as caught:
         make(weights=WeightsConfig(VOTED), vote_every_token=True)
-    assert told.value.field == "vote_every_token"
+    assert caught.value.field == "vote_every_token"
 
 
-@pytest.mark.usefixtures("search_at_once")
-def test_a_draining_batch_does_not_adapt_the_length() -> None:
-    world = make(length=LengthConfig(initial=3, decision_threshold=2), draft_batch=8)
+def test_a_draining_batch_does_not_adapt_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    selector = recorded(monkeypatch)
+    world = make(draft_batch=8)
     prompts = endless_prompts()
     stays = replace(job(1, max_tokens=60), prompt=next(prompts))
     leaves = replace(job(2, max_tokens=1), prompt=next(prompts))
     world.submit(stays, leaves)
-    lengths = set()
-    while world.drawing or world.verifying:
-        world.now += 0.01
-        world.answer_draft() if world.drawing else world.answer_target()
-        lengths.add(world.machine.s)
-    assert lengths == {3}
+    world.run()
+    assert len(selector.seen) == 1, "the first verification is of both"
     world.submit(*(replace(job(i, max_tokens=60), prompt=next(prompts)) for i in (3, 4)))
-    while len(world.ended) < 3:
-        world.now += 0.01
-        world.answer_draft() if world.drawing else world.answer_target()
-        lengths.add(world.machine.s)
-    assert lengths != {3}, "a batch that does not shrink counts"
+    world.run()
+    assert len(selector.seen) > 8, "a batch that does not shrink counts"
 
 
-@pytest.mark.usefixtures("search_at_once")
-def test_no_other_length_is_tried_on_a_batch_that_drains() -> None:
+def test_no_other_length_is_tried_on_a_batch_that_drains(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing would be learned, and the trial would last as long as the batch."""
-    world = make(length=LengthConfig(initial=3, decision_threshold=2), draft_batch=8)
+    recorded(monkeypatch, s=4, best=3)
+    world = make(draft_batch=8)
     jobs = [
         replace(job(i, max_tokens=60), prompt=p)
         for i, p in zip(range(4), endless_prompts(), strict=False)
     ]
     world.submit(*jobs)
-    machine = world.machine
-    while machine.s == machine._selector.best:
-        world.now += 0.01
-        world.answer_draft() if world.drawing else world.answer_target()
-    machine.cancel(jobs[0].id)
-    assert machine.s == machine._selector.best != machine._selector.s
+    assert world.machine.s == 4
+    world.machine.cancel(jobs[0].id)
+    assert world.machine.s == 3
 
 
-@pytest.mark.usefixtures("search_at_once")
-def test_no_other_length_is_tried_on_a_draft_for_a_new_request() -> None:
-    """Its verification reads a prompt, and most of those do not count."""
-    world = make(models=1, length=LengthConfig(initial=3, decision_threshold=2), draft_batch=8)
-    prompts = endless_prompts()
-    world.submit(*(replace(job(i, max_tokens=60), prompt=next(prompts)) for i in range(4)))
-    machine = world.machine
-    while machine.s == machine._selector.best or not world.verifying:
-        world.now += 0.01
-        world.answer_draft() if world.drawing else world.answer_target()
-    world.submit(replace(job(4, max_tokens=60), prompt=next(prompts)))
-    world.answer_target()
-    best, trial = machine._selector.best, machine._selector.s
-    asked = {ask.count for ask in world.drawing[0].asks}
-    assert (len(world.drawing[0].asks), asked) == (5, {best})
-    assert best != trial
-
-
-@pytest.mark.usefixtures("search_at_once")
-def test_each_size_of_batch_has_a_search_of_its_own() -> None:
+def test_each_size_of_batch_has_a_length_of_its_own() -> None:
     world = make(draft_batch=8, target_batch=8)
-    begin = world.machine._selector.s
-    lone, many = job(0), [job(i) for i in range(1, 9)]
-    world.submit(lone)
-    world.run()
-    found = world.machine._selector.s
+    prompts = endless_prompts()
+    lone, *many = (replace(job(i, max_tokens=60), prompt=next(prompts)) for i in range(9))
+    begin = world.machine.s
+    for number in range(40):
+        world.submit(replace(lone, id=f"lone {number}"))
+        world.run()
+    found = world.machine.s
     assert found != begin
     world.submit(*many)
+    assert world.machine.s == begin
     world.run()
-    world.submit(job(9))
-    world.poll()
-    assert world.machine._selector.s == found
-    world.run()
-    check_complete(world, [lone, *many, job(9)])
+    world.submit(lone)
+    assert world.machine.s == found
 
 
 @pytest.mark.parametrize(
@@ -728,6 +655,6 @@ def test_each_size_of_batch_has_a_search_of_its_own() -> None:
     ],
 )
 def test_settings_that_make_no_sense_are_refused(values: dict[str, object], field: str) -> None:
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as caught:
         from_mapping(ScheduleConfig, values)
-    assert told.value.field == field
+    assert caught.value.field == field

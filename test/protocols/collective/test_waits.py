@@ -6,15 +6,9 @@ import itertools
 from typing import Any
 
 import pytest
-from collective_world import EOS, GREEDY, World, alone, endless_prompts
+from collective_world import EOS, GREEDY, World, alone, endless_prompts, recorded
 
-from collab_llm_nodes.protocols.collective.length import (
-    FIXED,
-    LengthConfig,
-    Verification,
-    _DirectionAware,
-    selector,
-)
+from collab_llm_nodes.protocols.collective.length import FIXED, LengthConfig
 from collab_llm_nodes.protocols.collective.machine import Job, Machine
 from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
 from collab_llm_nodes.protocols.collective.waits import Waits
@@ -68,20 +62,17 @@ def test_a_busier_machine_slows_both_kinds_of_passes() -> None:
     assert not waits.pays(43.0)
 
 
-def pipeline(
-    requests: int, *, adaptive: bool = False, endless: bool = False, **schedule: Any
-) -> tuple[World, list[Job]]:
+def pipeline(requests: int, *, endless: bool = False, **schedule: Any) -> tuple[World, list[Job]]:
     """Return a world with two batches of two or more.
 
     Args:
-        adaptive: the speculation length changes.
         endless: answers have 60 tokens instead of 24 at most.
     """
     machine = Machine(
         3,
         EOS,
         schedule=ScheduleConfig(draft_batch=2, target_batch=2, **schedule),
-        length=LengthConfig(initial=3) if adaptive else LengthConfig(FIXED, initial=3),
+        length=LengthConfig(FIXED, initial=3),
         pipelined=True,
     )
     world = World(machine)
@@ -137,13 +128,13 @@ def test_a_target_reads_no_more_prompts_than_may_be_active() -> None:
     assert [claim.id for claim in world.verifying.claims] == [jobs[2].id]
 
 
-def test_a_prompt_that_is_read_while_others_are_drafted_does_not_count_for_their_length(
+def test_what_the_target_does_while_others_are_drafted_counts_for_their_verification(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen: list[Verification] = []
-    monkeypatch.setattr(_DirectionAware, "observe", lambda self, each: seen.append(each))
-    world, _ = pipeline(4, adaptive=True, endless=True)
-    while not seen:  # all prompts are read
+    """It reads the prompt of a new request, and decodes its first token."""
+    selector = recorded(monkeypatch)
+    world, _ = pipeline(4, endless=True)
+    while not selector.seen or selector.seen[-1].read:  # all prompts are read
         step(world)
     while world.verifying is None or not world.drawing or world.machine.pooled:
         step(world)
@@ -152,11 +143,13 @@ def test_a_prompt_that_is_read_while_others_are_drafted_does_not_count_for_their
     assert world.verifying is not None
     assert [claim.id for claim in world.verifying.claims] == ["new"]
     world.answer_target()
-    seen.clear()
-    while world.verifying is None or not world.verifying.claims[0].draft:
-        step(world)
-    world.answer_target()
-    assert not seen
+    selector.seen.clear()
+    while world.drawing:
+        world.answer_draft()
+    while not selector.seen:
+        world.answer_target()
+    assert selector.seen[0].read == 2
+    assert selector.seen[0].extra >= 1
 
 
 def test_drafts_in_the_pool_come_first() -> None:
@@ -185,14 +178,3 @@ def test_no_model_misses_its_turn_for_passes_without_drafts() -> None:
                 world.answer_draft()
     assert asked
     assert all(counts[2] == 3 for counts in asked.values() if len(counts) > 2)
-
-
-def test_tokens_without_drafts_count_for_the_length_at_which_they_came() -> None:
-    """Both lengths take the same time; at 4 the target has made many tokens more in it."""
-    chosen = selector(LengthConfig(decision_threshold=2, initial=3))
-    lengths = []
-    for _ in range(2000):
-        s = chosen.s
-        lengths.append(s)
-        chosen.observe(Verification([s], [s], [0], 1.0, 1.0 + abs(s - 4) / 10, extra=3 * (s == 4)))
-    assert lengths[-500:].count(4) > 400

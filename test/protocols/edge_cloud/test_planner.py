@@ -513,7 +513,7 @@ def test_a_gain_that_few_rounds_promise_may_have_been_luck(rounds: int, alone: b
     best = planner.choose()
     gain = 1.0 - planner.seconds_per_token(best) / planner.seconds_per_token(Mode(0))
     assert 0.05 < gain < 0.15
-    p.accepted[0].count = rounds
+    p.drafted.count = rounds
     assert (planner.choose() == Mode(0)) == alone
 
 

@@ -1,7 +1,7 @@
-"""The ways of decoding that are compared: each answers a list of prompts.
+"""The compared methods of decoding: each answers a list of prompts.
 
 All have the same number of requests in flight, ``IN_FLIGHT`` for each place of a batch, so half of
-them wait for a place, and their latency tells it. In ours, one that ends makes room for the next.
+them wait for a place, which their latency includes. In ours, each answer that ends makes room.
 Batched ``generate`` of transformers admits a batch at a time, and its assisted generation one
 prompt at a time.
 """
@@ -32,7 +32,7 @@ from collab_llm_nodes.errors import CollabError, DeadlineExceeded
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.collective.length import FIXED, LengthConfig
-from collab_llm_nodes.protocols.collective.machine import Ended, Grown
+from collab_llm_nodes.protocols.collective.machine import AnswerUpdate, Ended
 from collab_llm_nodes.protocols.collective.messages import Ask, Draw, Ids, Proposal
 from collab_llm_nodes.protocols.collective.metrics import CollectiveMetrics
 from collab_llm_nodes.protocols.collective.models import DraftModel, Drafts
@@ -43,11 +43,11 @@ from collab_llm_nodes.protocols.collective.workers import (
     DraftProcess,
     DraftWorker,
     Failed,
-    Here,
+    Inline,
     InThread,
     LocalDraft,
     Proposed,
-    shared_out,
+    divide_models,
 )
 
 S = 4
@@ -64,12 +64,12 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Run:
-    """A list of prompts, answered; of an endless way, what a turn has done.
+    """A list of prompts, answered; of an endless method, what a turn has done.
 
     Attributes:
         prompts, answers: those that have ended, in the order in which they were asked.
         tokens: verified in this time.
-        seconds: from the first prompt to the last answer; of an endless way, from the pass that
+        seconds: from the first prompt to the last answer; of an endless method, from the pass that
             waited for this run to the one that waits for the next.
         latencies: time of each answer, from the request to its end [s].
         drafted, accepted: draft tokens that were verified, and those that stand.
@@ -106,8 +106,8 @@ class Run:
         return self.accepted / self.drafted if self.drafted else 0.0
 
 
-class Way(Protocol):
-    """A way of decoding, with its models loaded."""
+class Method(Protocol):
+    """A method of decoding, with its models loaded."""
 
     def run(self, prompts: Sequence[Ids]) -> Run:
         """Answer all prompts."""
@@ -162,7 +162,7 @@ class Collective:
         **schedule: Any,
     ) -> None:
         if endless and (pipelined or in_threads):
-            raise ValueError("an endless way works in sequence")
+            raise ValueError("an endless method works in sequence")
         self._endless = endless
         self._family, self._drafts = family, drafts
         self._pipelined, self._in_threads = pipelined, in_threads
@@ -197,8 +197,8 @@ class Collective:
             log=_LOG,
             clock=self._gate.clock,
         )
-        self._told: queue.SimpleQueue[_Asked | CollabError | None] = queue.SimpleQueue()
-        self._gate.on_wait = lambda: self._told.put(None)
+        self._results: queue.SimpleQueue[_Asked | CollabError | None] = queue.SimpleQueue()
+        self._gate.on_wait = lambda: self._results.put(None)
         self._lock = threading.Lock()  # of all below
         self._prompts: Iterator[Ids] = iter(())
         self._wanted = 0 if endless else self._in_flight  # requests under way
@@ -229,12 +229,12 @@ class Collective:
             ]
         if not self._pipelined:
             drafts = Drafts(chosen, eos, range(len(chosen)))
-            return [LocalDraft(drafts, Here(), proposed, failed)]
+            return [LocalDraft(drafts, Inline(), proposed, failed)]
         folders = [str(self._family.folders[i]) for i in self._drafts]
         models = [ModelConfig(path=path, local_files_only=True, threads=1) for path in folders]
         workers = [
             DraftProcess({i: models[i] for i in own}, eos, proposed, failed)
-            for own in shared_out(len(models), 0)
+            for own in divide_models(len(models), 0)
         ]
         for worker in workers:
             worker.vocabularies()  # returns once the models are loaded
@@ -283,7 +283,7 @@ class Collective:
             self._under_way += 1
             self._gap = self._random.randint(1, 2 * self._max_tokens // self._batch)
             job = Job(str(asked.number), prompt, _GREEDY, self._max_tokens)
-            self._runner.submit(job, partial(self._hear, asked))
+            self._runner.submit(job, partial(self._on_news, asked))
 
     def _join(self) -> None:
         """Want one more request under way; once the batch is full, all."""
@@ -291,10 +291,10 @@ class Collective:
         if self._wanted >= self._batch:
             self._wanted = self._in_flight
 
-    def _hear(self, asked: _Asked, news: Grown | Ended) -> None:
+    def _on_news(self, asked: _Asked, news: AnswerUpdate | Ended) -> None:
         """Take in news of a request; the thread that makes the passes calls this."""
         with self._lock:
-            if isinstance(news, Grown):
+            if isinstance(news, AnswerUpdate):
                 self._tokens += len(news.tokens) - len(asked.grown.tokens)
                 asked.grown = news
                 newest = asked.number == self._begun - 1
@@ -304,12 +304,12 @@ class Collective:
                 if self._endless and full and self._tokens >= self._endless:
                     self._gate.shut()
             elif news.error is not None:
-                self._told.put(news.error)
+                self._results.put(news.error)
                 return
             else:
                 asked.latency_s = self._gate.clock() - asked.began
                 self._under_way -= 1
-                self._told.put(asked)
+                self._results.put(asked)
             self._fill()
 
     def _next(self) -> _Asked | None:
@@ -319,15 +319,15 @@ class Collective:
             CollabError: an answer has failed, or none is complete in time.
         """
         try:
-            told = self._told.get(timeout=DEADLINE_S)
+            result = self._results.get(timeout=DEADLINE_S)
         except queue.Empty:
             raise DeadlineExceeded(
                 f"no answer was complete within {DEADLINE_S:g} s",
                 remedy="ask for fewer tokens, or use a faster machine",
             ) from None
-        if isinstance(told, CollabError):
-            raise told
-        return told
+        if isinstance(result, CollabError):
+            raise result
+        return result
 
     def close(self) -> None:
         self._gate.open(for_good=True)
@@ -347,13 +347,13 @@ class _Asked:
     number: int
     prompt: Ids
     began: float
-    grown: Grown = Grown("", (), (), CollectiveMetrics())
+    grown: AnswerUpdate = AnswerUpdate("", (), (), CollectiveMetrics())
     latency_s: float = 0.0
 
 
 @dataclass
 class _Growing:
-    """An answer on its way."""
+    """An answer under way."""
 
     number: int
     prompt: Ids
@@ -367,7 +367,7 @@ class _Growing:
 
 
 class Tree:
-    """SpecInfer's way: the drafts are merged into a tree, and the target verifies all of it."""
+    """SpecInfer: the drafts are merged into a tree, and the target verifies all of it."""
 
     def __init__(self, family: Family, batch: int, max_tokens: int) -> None:
         self._engine = family.target
@@ -465,10 +465,10 @@ class DraftTree:
     children: list[dict[int, int]]
 
     def walk(self, best: Sequence[int], eos: frozenset[int]) -> list[int]:
-        """Return the nodes that stand: the root, and each child that the target says itself.
+        """Return the accepted nodes: the root, and each child that the target chooses itself.
 
         Args:
-            best: [nodes] the target's token behind each node.
+            best: [nodes] the target's token after each node.
         """
         path = [0]
         while best[path[-1]] not in eos and best[path[-1]] in self.children[path[-1]]:
@@ -477,7 +477,7 @@ class DraftTree:
 
 
 def merged(root: int, drafts: Sequence[Ids]) -> DraftTree:
-    """Return the tree of ``drafts`` behind the token ``root``."""
+    """Return the tree of ``drafts`` that follow the token ``root``."""
     tree = DraftTree([root], [-1], [{}])
     for draft in drafts:
         node = 0
@@ -495,7 +495,7 @@ class Transformers:
     """Transformers' generate: a batch at a time, or one prompt at a time with an assistant.
 
     Args:
-        threads: of its passes; 0: as many as the passes of the other ways have.
+        threads: of its passes; 0: as many as the passes of the other methods have.
     """
 
     def __init__(
