@@ -190,11 +190,11 @@ def _record(draft: Engine, target: Engine, prompt: Prompt) -> Recording:
         verdict = session.verify(proposed, lambda exit_: None)
         assert verdict is not None
         client.on_verdict(verdict)
-        drafts.append((codec.encode(proposed), len(proposed.tokens)))
+        drafts.append((codec.encode_client(proposed), len(proposed.tokens)))
         verdicts.append(verdict.tokens)
     session.close()
     drafter.close()
-    return Recording(codec.encode(opened), tuple(drafts), tuple(drafting_s), tuple(verdicts))
+    return Recording(codec.encode_client(opened), tuple(drafts), tuple(drafting_s), tuple(verdicts))
 
 
 def _measure(recordings: Sequence[Recording], count: int, seconds: float, load: Load) -> Tally:

@@ -22,7 +22,6 @@ from std_msgs.msg import Header
 
 from collab_llm.msg import Draft, EarlyExit, Status, Verdict
 from collab_llm.srv import CloseSession, OpenSession, PreDraft
-from collab_llm_nodes.config import setting
 from collab_llm_nodes.errors import CollabError, DeadlineExceeded, InvalidInput, Unavailable
 from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.protocols.base import Request, Resources
@@ -44,14 +43,13 @@ from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.protocol_server import ProtocolServer
 from collab_llm_nodes.ros.qos import REQUESTS, RESULT
 
+_OPEN_S = 1.0
+"""Longest wait for the service open_session, which does not wait for the verifier [s]."""
+
 
 @dataclass(frozen=True)
 class DraftVlmConfig(EdgeCloudConfig, HostConfig):
     """Parameters of the node."""
-
-    open_deadline_s: float = setting(
-        1.0, "Wait for the bridge's services at most [s].", low=0.01, high=60.0
-    )
 
 
 class _Session:
@@ -142,7 +140,7 @@ class DraftVlm(ProtocolServer[DraftVlmConfig]):
     ) -> _Session:
         """Open the session at the bridge."""
         session = _Session(self, request, receive)
-        wait = min(self.config.open_deadline_s, due - time.monotonic())
+        wait = min(_OPEN_S, due - time.monotonic())
         if not self._open_client.wait_for_service(timeout_sec=max(0.0, wait)):
             raise Unavailable(
                 "the service open_session is not there",

@@ -20,7 +20,6 @@ from rclpy.task import Future
 
 from collab_llm.msg import Draft, EarlyExit, GeneratedText, Status, Verdict
 from collab_llm.srv import PreDraft
-from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.protocols.edge_cloud.predraft import Answer, OutcomeQueue, PreDraftConfig
 from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.health import Level
@@ -28,17 +27,17 @@ from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import REQUESTS, RESULT
 
+_PREDRAFT_S = 2.0
+"""Longest wait for one pre-draft: more than any round takes [s]."""
+_MAX_SESSIONS = 16
+"""Sessions remembered, the oldest forgotten first: draft_vlm works on two at a time."""
+
 
 @dataclass(frozen=True)
 class PreDraftCacheConfig:
     """Parameters of the node."""
 
     cache: PreDraftConfig = field(default_factory=PreDraftConfig)
-    deadline_s: float = setting(2.0, "Wait for one pre-draft at most [s].", low=0.01, high=60.0)
-    max_sessions: int = setting(16, "Sessions remembered; the oldest goes first.", low=1, high=1024)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
 
 class _Session:
@@ -113,7 +112,7 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
         if msg.start > 0 or msg.session_id in self._sessions:
             return
         self._sessions[msg.session_id] = _Session(self.config.cache)
-        if len(self._sessions) > self.config.max_sessions:
+        if len(self._sessions) > _MAX_SESSIONS:
             self._sessions.popitem(last=False)
 
     @guarded
@@ -164,9 +163,9 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
             session_id=session_id,
             round=session.round,
             outcome=array("i", answer[len(session.answer) :]),
-            deadline_s=self.config.deadline_s,
+            deadline_s=_PREDRAFT_S,
         )
-        self._pending_until = STEADY.now() + Duration(seconds=self.config.deadline_s)
+        self._pending_until = STEADY.now() + Duration(seconds=_PREDRAFT_S)
         self._pending = self._predraft.call_async(request)
         self._pending.add_done_callback(partial(self._on_predraft, session, answer))
 

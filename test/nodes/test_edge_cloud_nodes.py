@@ -23,7 +23,7 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt
-from collab_llm_nodes.nodes.cloud_verifier_bridge import CloudVerifierBridge
+from collab_llm_nodes.nodes.cloud_verifier_bridge import MAX_SESSIONS, CloudVerifierBridge
 from collab_llm_nodes.protocols.edge_cloud import running
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
@@ -272,7 +272,7 @@ def test_sessions_for_motion_have_places_of_their_own(edge: Edge) -> None:
     opener = edge.user.create_client(OpenSession, "open_session", qos_profile=REQUESTS)
     edge.graph.wait_for(opener.service_is_ready)
     vocabulary = edge.graph.wait_for(lambda: edge.links and edge.links[-1].vocabulary)
-    most = edge.bridge.config.max_sessions
+    most = MAX_SESSIONS
 
     def codes(for_motion: bool) -> list[int]:
         requests = [

@@ -39,7 +39,6 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     Close,
     Draft,
     EarlyExit,
-    Failure,
     Opened,
     Verdict,
 )
@@ -54,6 +53,7 @@ from collab_llm_nodes.serving.scheduler import (
 from collab_llm_nodes.transport.admission import Shares
 from collab_llm_nodes.transport.server import ServerHandle
 from collab_llm_nodes.transport.streams import MAX_UNANSWERED
+from collab_llm_nodes.transport.wire import Failure
 
 serve, join, still = passes_bed.serve, passes_bed.join, passes_bed.still  # fixtures
 

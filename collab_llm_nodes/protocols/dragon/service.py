@@ -157,7 +157,7 @@ class DragonService(StreamService[Reply]):
     def is_last(self, message: Reply) -> bool:
         return isinstance(message, Target) and message.finished
 
-    async def hold(self, client: Client) -> None:
+    async def serve_stream(self, client: Client) -> None:
         """Hear Open, then drafts and targets."""
         async with self.turn(client):
             data = await self.read(client)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.rejection import own_token, propose
 from collab_llm_nodes.decoding.sampling import (
     Distribution,
@@ -33,24 +32,17 @@ from collab_llm_nodes.protocols.edge_cloud.continuations import Continuations, N
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft
 from collab_llm_nodes.protocols.edge_cloud.prediction import Prediction, predict
 
+MAX_SUPPORT = 64
+"""Entries of each distribution sent upstream, about 250 bytes a token.
+
+Drafts are drawn from what is sent, so this affects how often they are accepted, never the answer.
+"""
 _BELIEFS = SamplingConfig(1.0, top_k=64)
 """Number of candidates kept of a greedy draft model's logits: more than a prediction names."""
 _SMALL = 1024
 """A vocabulary up to which it is quicker to keep everything."""
 _SCORED = 4
 """Tokens of the answer after which the weights of a vote change: paper 002's draft length."""
-
-
-@dataclass(frozen=True)
-class DrafterConfig:
-    """Settings of the drafter."""
-
-    max_support: int = setting(
-        64, "Entries of each distribution sent upstream at most.", low=1, high=4096
-    )
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
 
 @dataclass
@@ -95,7 +87,6 @@ class Drafter:
         engine: Engine,
         prompt: EncodedPrompt,
         sampling: SamplingConfig,
-        config: DrafterConfig | None = None,
         others: Sequence[tuple[Engine, EncodedPrompt]] = (),
     ) -> None:
         own = self._own if others else None
@@ -111,7 +102,6 @@ class Drafter:
         self._eos = engine.eos
         self._vocab_size = engine.vocab_size
         self._sampling = sampling
-        self._config = config or DrafterConfig()
         self.on_pass: Callable[[int, float], None] = _to_nobody
 
     def check(self, outcome: Sequence[int]) -> None:
@@ -223,9 +213,8 @@ class Drafter:
             return [
                 self._vote(*each) for each in zip(partials, zip(*ends, strict=True), strict=True)
             ]
-        most = self._config.max_support
         return [
-            propose(end.law, self._sampling, len(partial.answer), most)
+            propose(end.law, self._sampling, len(partial.answer), MAX_SUPPORT)
             for partial, end in zip(partials, ends[0], strict=True)
         ]
 

@@ -28,13 +28,13 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     Close,
     Draft,
     EarlyExit,
-    Failure,
     Open,
     Opened,
     ServerMessage,
     Verdict,
 )
 from collab_llm_nodes.transport.settings import RetryConfig
+from collab_llm_nodes.transport.wire import Failure
 
 
 @dataclass(frozen=True)

@@ -26,14 +26,13 @@ from collab_llm_nodes.protocols.edge_cloud.lookahead import Lookahead, Reply
 from collab_llm_nodes.protocols.edge_cloud.messages import (
     Draft,
     EarlyExit,
-    Failure,
     Opened,
     ServerMessage,
     Verdict,
-    error_of,
 )
 from collab_llm_nodes.protocols.edge_cloud.planner import Profile
 from collab_llm_nodes.protocols.edge_cloud.predraft import Answer, PreDraftConfig, ReadyDrafts
+from collab_llm_nodes.transport.wire import Failure
 
 
 @dataclass(frozen=True)
@@ -58,11 +57,11 @@ class Cancel:
 
 
 @dataclass(frozen=True)
-class GoOn:
-    """Ask ``may_pass`` again."""
+class Resume:
+    """Ask ``may_run`` again."""
 
 
-Event = ServerMessage | PreDraftRequest | Cancel | GoOn
+Event = ServerMessage | PreDraftRequest | Cancel | Resume
 
 
 @dataclass(frozen=True)
@@ -96,11 +95,11 @@ class EdgeLoop:
             (deterministic, for runs without a clock).
         on_tokens: called with each verdict's new tokens.
         on_under_way: called once this round's draft has been sent; slow work belongs here.
-        may_pass: asked before each forward pass. While it says no, the loop rests: it handles what
-            arrives, but does not use the draft model. Post ``GoOn`` when it says yes again.
+        may_run: asked before each forward pass. While it says no, the loop rests: it handles what
+            arrives, but does not use the draft model. Post ``Resume`` when it says yes again.
 
     Attributes:
-        rested: it has, so this answer's times say nothing about model and link.
+        paused: it has, so this answer's times say nothing about model and link.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class EdgeLoop:
         preempt: bool = True,
         on_tokens: Callable[[tuple[int, ...]], None] = lambda tokens: None,
         on_under_way: Callable[[], None] = lambda: None,
-        may_pass: Callable[[], bool] = lambda: True,
+        may_run: Callable[[], bool] = lambda: True,
     ) -> None:
         self.client = client
         self._drafter = drafter
@@ -140,8 +139,8 @@ class EdgeLoop:
         self._preempt = preempt
         self._on_tokens = on_tokens
         self._on_under_way = on_under_way
-        self._may_pass = may_pass
-        self.rested = False
+        self._may_run = may_run
+        self.paused = False
         self._inbox: queue.SimpleQueue[_Arrival] = queue.SimpleQueue()
         self._early: list[_Arrival] = []  # events of rounds that the loop has not reached
         self._decided: _Arrival | None = None  # the verdict on the draft in flight
@@ -256,7 +255,7 @@ class EdgeLoop:
             self._poll()
             if self._decided is None:
                 self._check()  # a verdict that came before a failure counts
-                if not self._may_pass():
+                if not self._may_run():
                     self._rest()
                 elif not self._work_ahead():
                     self._wait()
@@ -268,7 +267,7 @@ class EdgeLoop:
     def _hold(self) -> bool:
         """Wait until a forward pass may be made; True when the loop must end."""
         while not self._poll():
-            if self._may_pass():
+            if self._may_run():
                 return False
             self._rest()
         return True
@@ -279,7 +278,7 @@ class EdgeLoop:
 
     def _rest(self) -> None:
         """Wait for the next event while another answer uses the draft model."""
-        self.rested = True
+        self.paused = True
         # Whoever asks for pre-drafts has one request open at a time, for all answers.
         self._lookahead.refuse_requests(_motion_first())
         for arrival in self._early:
@@ -328,7 +327,7 @@ class EdgeLoop:
 
     def _handle(self, arrival: _Arrival) -> None:
         event, round_ = arrival.event, self.client.round
-        if isinstance(event, PreDraftRequest) and not self._may_pass():
+        if isinstance(event, PreDraftRequest) and not self._may_run():
             event.reply(_motion_first())
         elif isinstance(event, PreDraftRequest):
             self._on_request(event, arrival)
@@ -343,11 +342,11 @@ class EdgeLoop:
                 if self._exits:
                     self._lookahead.expect(event.tokens, event.confidence)
         elif isinstance(event, Failure):
-            self._failure = error_of(event)
+            self._failure = event.error()
         elif isinstance(event, Cancel):
             self._failure = Cancelled("the caller gave the answer up")
         else:
-            assert isinstance(event, Opened | GoOn)
+            assert isinstance(event, Opened | Resume)
 
     def _on_request(self, request: PreDraftRequest, arrival: _Arrival) -> None:
         """Pre-draft for the round that is asked about, now or when the loop has reached it."""
@@ -397,7 +396,7 @@ class EdgeLoop:
                 return
 
     def _late(self) -> CollabError:
-        others = "; answers for motion went first" if self.rested else ""
+        others = "; answers for motion went first" if self.paused else ""
         return DeadlineExceeded(
             f"the answer was not complete within its deadline{others}",
             field="deadline_s",

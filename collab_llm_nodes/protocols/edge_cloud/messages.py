@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
-from collab_llm_nodes.errors import BY_CODE, CollabError
 from collab_llm_nodes.models.turns import Turn
+from collab_llm_nodes.transport.wire import Failure
 
 if TYPE_CHECKING:  # it would load torch in processes that run no model
     from collab_llm_nodes.models.prompt import Prompt
@@ -88,10 +88,10 @@ class Draft:
         probs: [gamma] distributions the tokens were drawn from; None for greedy and coupled laws.
         cached: it was pre-drafted (for metrics only).
         after: None for a draft after the confirmed answer. A draft that is pushed ahead of the
-            verdicts it depends on names the tokens that the answer must end with when its round
-            comes; if it ends otherwise the draft is void. Then its round needs no further message.
+            verdicts it depends on names the tokens, one at least, that the answer must end with
+            when its round comes; otherwise the draft is void.
         autoregressive_rounds: further rounds, one token each, that the verifier is to decode alone
-            after this one, without waiting for drafts. On the wire: ``solo``.
+            after this one, without waiting for drafts.
     """
 
     round: int
@@ -143,27 +143,6 @@ class Verdict:
 @dataclass(frozen=True)
 class Close:
     """The client is done with the session."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A typed error; the session is over. ``code`` is one of ``errors.BY_CODE``."""
-
-    code: str
-    message: str
-    field: str = ""
-    remedy: str = ""
-
-
-def failure_of(error: CollabError) -> Failure:
-    """The message that carries ``error``."""
-    return Failure(error.code, str(error.args[0]), error.field, error.remedy)
-
-
-def error_of(failure: Failure) -> CollabError:
-    """The error that ``failure`` carries."""
-    kind = BY_CODE.get(failure.code, CollabError)
-    return kind(failure.message, field=failure.field, remedy=failure.remedy)
 
 
 ClientMessage = Open | Draft | Close

@@ -24,7 +24,7 @@ class Replica(ray_serve.Replica):
     """One copy of the target in a process of its own."""
 
     factory = "collab_llm_nodes.protocols.edge_cloud.service:make_verifier"
-    Session = ray_serve.Replica.converse
+    Session = ray_serve.Replica.accept
 
     async def Describe(
         self, request: bytes, grpc_context: RayServegRPCContext

@@ -17,7 +17,6 @@ from collab_llm_nodes.protocols.base import Control, Request, Resources
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.carrier import VerifierCarrier
 from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, Source
-from collab_llm_nodes.protocols.edge_cloud.drafter import DrafterConfig
 from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 from collab_llm_nodes.protocols.edge_cloud.planner import Planner, PlannerConfig
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
@@ -49,13 +48,11 @@ class RemoteRunner:
         predraft: PreDraftConfig | None = None,
         ahead: AheadConfig | None = None,
         planner: PlannerConfig | None = None,
-        drafter: DrafterConfig | None = None,
         encode: Callable[[Prompt], EncodedPrompt] | None = None,
         others: Sequence[Engine] = (),
     ) -> None:
         self._config = EdgeCloudConfig(
             client=ClientConfig(gamma),
-            drafter=drafter or DrafterConfig(),
             predraft=predraft or PreDraftConfig(),
             ahead=ahead or AheadConfig(),
             planner=planner or PlannerConfig(),

@@ -31,20 +31,20 @@ from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, 
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.carrier import Carrier, Session
 from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, EdgeClient
-from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter, DrafterConfig
+from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter
 from collab_llm_nodes.protocols.edge_cloud.link_loss import LinkLossConfig, Patience, finish_alone
-from collab_llm_nodes.protocols.edge_cloud.loop import Cancel, EdgeLoop, Event, GoOn
+from collab_llm_nodes.protocols.edge_cloud.loop import Cancel, EdgeLoop, Event, Resume
 from collab_llm_nodes.protocols.edge_cloud.messages import (
     Draft,
     EarlyExit,
-    Failure,
     Opened,
     open_message,
 )
+from collab_llm_nodes.protocols.edge_cloud.motion_priority import MotionPriority
 from collab_llm_nodes.protocols.edge_cloud.planner import Mode, Planner, PlannerConfig, settings_of
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
-from collab_llm_nodes.protocols.edge_cloud.right_of_way import RightOfWay
 from collab_llm_nodes.protocols.prompts import name_prompt, prompt_of
+from collab_llm_nodes.transport.wire import Failure
 
 _WATCH_S = 0.05
 """Period at which the silence of the verifier is looked at, and deadlines while an answer rests."""
@@ -63,7 +63,6 @@ class EdgeCloudConfig:
     )
     prompt: PromptLimits = field(default_factory=PromptLimits)
     client: ClientConfig = field(default_factory=ClientConfig)
-    drafter: DrafterConfig = field(default_factory=DrafterConfig)
     predraft: PreDraftConfig = field(default_factory=PreDraftConfig)
     ahead: AheadConfig = field(default_factory=AheadConfig)
     planner: PlannerConfig = field(default_factory=PlannerConfig)
@@ -120,7 +119,7 @@ class EdgeCloud:
 
     Attributes:
         mode: of the answer that began last.
-        right_of_way: of answers for motion, at the draft models.
+        motion_priority: of answers for motion, at the draft models.
     """
 
     parallel = 1  # the draft models do not batch answers; one for motion lets the other rest
@@ -143,7 +142,7 @@ class EdgeCloud:
         self._own_encode = encode
         self.planner = Planner(config.planner, config.client.gamma, config.ahead.push_depth)
         self.mode: Mode | None = None
-        self.right_of_way = RightOfWay()
+        self.motion_priority = MotionPriority()
 
     def run(
         self,
@@ -158,7 +157,7 @@ class EdgeCloud:
             on_tokens: called with each verdict's new tokens at once, before the next draft leaves.
         """
         if request.for_motion:
-            with self.right_of_way.taken():
+            with self.motion_priority.taken():
                 return self._answer(request, emit, control, on_tokens)
         self.rest(control)
         return self._answer(request, emit, control, on_tokens)
@@ -169,7 +168,7 @@ class EdgeCloud:
         Raises:
             CollabError: as ``control.check``.
         """
-        while not self.right_of_way.wait(_WATCH_S):
+        while not self.motion_priority.wait(_WATCH_S):
             control.check()
 
     def _answer(
@@ -190,7 +189,7 @@ class EdgeCloud:
             name_prompt(error)
             raise
         self.mode = mode = self._choose(request)
-        drafter = Drafter(self._engine, encoded, request.sampling, config.drafter, others)
+        drafter = Drafter(self._engine, encoded, request.sampling, others)
         generation = _Generation(self, request, mode, drafter, len(encoded.ids), emit, on_tokens)
         failure: CollabError | None = None
         try:
@@ -274,7 +273,7 @@ class _Generation:
             on_tokens=self._on_tokens,
             # The verifier works now: telling wakes other processes, and no draft waits for that.
             on_under_way=self._tell,
-            may_pass=(lambda: True) if request.for_motion else owner.right_of_way.may_pass,
+            may_run=(lambda: True) if request.for_motion else owner.motion_priority.may_run,
         )
 
     def decode(self, control: Control) -> None:
@@ -284,7 +283,7 @@ class _Generation:
             CollabError: why it is not.
         """
         forget = control.on_cancel(lambda: self._loop.post(Cancel()))
-        stay = self._owner.right_of_way.on_free(lambda: self._loop.post(GoOn()))
+        stay = self._owner.motion_priority.on_free(lambda: self._loop.post(Resume()))
         try:
             self._verified(control)
         except CollabError as error:
@@ -317,7 +316,7 @@ class _Generation:
                 control.check()
                 left_s = control.due - time.monotonic()
                 self._loop.run(left_s, asked_at=request.asked_at or None)
-                if not self._loop.rested:
+                if not self._loop.paused:
                     owner.planner.on_answer(self._mode, self._client.metrics)
             finally:
                 self._loop.close()  # it may not have run: requests for pre-drafts are answered

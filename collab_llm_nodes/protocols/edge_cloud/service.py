@@ -12,14 +12,14 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.loading import load
 from collab_llm_nodes.models.prompt import PromptLimits, encode
 from collab_llm_nodes.models.threads import set_threads
-from collab_llm_nodes.protocols.edge_cloud.conversation import Encode, Verifier
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.settings import VerifierConfig, load_config
+from collab_llm_nodes.protocols.edge_cloud.verifier import Encode, Verifier
 from collab_llm_nodes.protocols.jupiter.staged_engine import StagedEngine
 from collab_llm_nodes.transport.server import (
     Server,
     ServerHandle,
-    check_free,
+    check_port_free,
     run_until_signal,
 )
 
@@ -55,7 +55,7 @@ def serve(config: VerifierConfig, on_listening: Callable[[int], None] = lambda p
         CollabError: nothing can be computed any more; a supervisor is to start it again.
     """
     for name in ("address", "metrics_address"):
-        check_free(getattr(config, name), name)  # a model takes minutes to load
+        check_port_free(getattr(config, name), name)  # a model takes minutes to load
     with ended_at_once():
         server = Server(make_verifier(config))
     freeze_startup_objects()

@@ -35,18 +35,17 @@ from collab_llm_nodes.protocols.edge_cloud.link import (
 )
 from collab_llm_nodes.protocols.edge_cloud.messages import (
     Draft,
-    Failure,
     Open,
     Opened,
     ServerMessage,
     Verdict,
-    failure_of,
 )
 from collab_llm_nodes.transport.admission import URGENT
 from collab_llm_nodes.transport.background import within
 from collab_llm_nodes.transport.client import CLOSE_GRACE_S, Client
 from collab_llm_nodes.transport.heartbeat import HeartbeatConfig
 from collab_llm_nodes.transport.settings import ClientConfig
+from collab_llm_nodes.transport.wire import Failure
 
 log = logging.getLogger(__name__)
 
@@ -177,9 +176,9 @@ class SessionHandle:
 
     def _send(self, action: Send) -> None:
         try:
-            data = codec.encode(action.message)
+            data = codec.encode_client(action.message)
         except InvalidInput as error:
-            self._failed(failure_of(error))
+            self._failed(Failure.of(error))
             return
         if isinstance(action.message, Draft) and action.message.after is None:
             self._timed = (action.message.round, self._now()) if self._opened else None
@@ -212,11 +211,11 @@ class SessionHandle:
                 call.cancel()
             self._lost("the verifier ended the stream")
         except asyncio.TimeoutError:
-            self._failed(failure_of(self._client.connector.no_connection(deadline_s)))
+            self._failed(Failure.of(self._client.connector.no_connection(deadline_s)))
         except grpc.aio.AioRpcError as error:
-            self._failed(failure_of(self._client.connector.error_of(error)))
+            self._failed(Failure.of(self._client.connector.error_of(error)))
         except CollabError as error:  # no connection, or the verifier speaks nonsense
-            self._failed(failure_of(error))
+            self._failed(Failure.of(error))
         except asyncio.CancelledError:
             if outbox is self._outbox:  # not replaced by us: what was left of a lost connection
                 self._lost("the connection was lost")
@@ -257,7 +256,7 @@ class SessionHandle:
             round_, sent_at = self._timed
             if message.round == round_:
                 there_s = message.queue_s + message.compute_s
-                self._client.measure(self._now() - sent_at - there_s)
+                self._client.record_rtt(self._now() - sent_at - there_s)
                 self._timed = None
         self._perform(self._link.on_message(message, self._now()))
 
@@ -301,7 +300,7 @@ class VerifierClient(Client):
     @property
     def status(self) -> LinkStatus:
         """A snapshot."""
-        state, error = self.standing
+        state, error = self.connection_state
         return LinkStatus(
             state=state,
             rtt_s=self.rtt_s,
@@ -343,7 +342,7 @@ class VerifierClient(Client):
 
     # Everything below runs in the background thread.
 
-    async def look(self, channel: grpc.aio.Channel, deadline_s: float) -> None:
+    async def check_server(self, channel: grpc.aio.Channel, deadline_s: float) -> None:
         info = codec.decode_info(await self.call(channel, codec.DESCRIBE, b"", deadline_s))
         self._model, self._vocabulary = info.model, info.vocabulary
 

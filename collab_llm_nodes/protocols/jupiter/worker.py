@@ -70,11 +70,15 @@ from collab_llm_nodes.protocols.jupiter.messages import (
     Taken,
     Want,
     WorkerInfo,
-    failure_of,
 )
 from collab_llm_nodes.protocols.jupiter.states import pack, packed_bytes, unpack
 from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerConfig
-from collab_llm_nodes.transport.server import Server, ServerHandle, check_free, run_until_signal
+from collab_llm_nodes.transport.server import (
+    Server,
+    ServerHandle,
+    check_port_free,
+    run_until_signal,
+)
 from collab_llm_nodes.transport.streams import ClientSession, StreamService, Unary
 
 log = logging.getLogger(__name__)
@@ -183,10 +187,9 @@ class StageWorker(StreamService[Answer]):
         return codec.encode_info(self.info)
 
     def encode(self, message: Answer | CollabError) -> bytes:
-        said: Report = failure_of(message) if isinstance(message, CollabError) else message
-        return codec.encode(said)
+        return codec.encode_report(message)
 
-    def on_left(self, client: Client) -> None:
+    def on_disconnected(self, client: Client) -> None:
         chain = self._chain
         if chain is None:
             return
@@ -195,7 +198,7 @@ class StageWorker(StreamService[Answer]):
         elif client is chain.previous:
             chain.previous = None
 
-    async def hold(self, client: Client) -> None:
+    async def serve_stream(self, client: Client) -> None:
         """Hear Load or Link, then what belongs to it."""
         async with self.turn(client):
             data = await self.read(client)
@@ -515,7 +518,7 @@ def serve(config: WorkerConfig, on_listening: Callable[[int], None] = lambda por
         ConfigError: the address is in use, or a file cannot be read.
     """
     for name in ("address", "metrics_address"):
-        check_free(getattr(config, name), name)
+        check_port_free(getattr(config, name), name)
     with ended_at_once():
         set_threads(config.model)
         server = Server(StageWorker(config))

@@ -22,10 +22,10 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     Close,
     Draft,
     EarlyExit,
-    Failure,
     Opened,
     Verdict,
 )
+from collab_llm_nodes.transport.wire import Failure
 
 
 def opened_link(config: LinkConfig = PATIENT) -> SessionLink:

@@ -33,7 +33,6 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     ClientMessage,
     Draft,
     EarlyExit,
-    Failure,
     Open,
     Opened,
     ServerMessage,
@@ -42,6 +41,7 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
 from collab_llm_nodes.protocols.edge_cloud.planner import Profile
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig, ReadyDrafts
 from collab_llm_nodes.protocols.edge_cloud.target import TargetSession
+from collab_llm_nodes.transport.wire import Failure
 
 LAWS = [GREEDY, SamplingConfig(1.0, seed=5), SamplingConfig(1.0, law="coupled", seed=5)]
 

@@ -11,10 +11,12 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+
+from prometheus_client import Counter as PrometheusCounter
 
 from collab_llm_nodes.assets import version
 from collab_llm_nodes.config import check_max_tokens
@@ -32,15 +34,15 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     Open,
     Opened,
     Verdict,
-    failure_of,
 )
 from collab_llm_nodes.protocols.edge_cloud.server import EarlyExitQueue, ExitConfig
 from collab_llm_nodes.protocols.edge_cloud.settings import VerifierConfig
 from collab_llm_nodes.protocols.edge_cloud.target import TargetJudge, TargetSession
-from collab_llm_nodes.protocols.edge_cloud.telemetry import Telemetry
 from collab_llm_nodes.serving.compute import Compute
+from collab_llm_nodes.serving.metrics import ComputeMetrics
 from collab_llm_nodes.serving.pictures import PictureLimits, PictureReader
 from collab_llm_nodes.serving.turns import Turns
+from collab_llm_nodes.transport.metrics import ServerMetrics
 from collab_llm_nodes.transport.streams import ClientSession, Outbox, StreamService, Unary
 
 log = logging.getLogger(__name__)
@@ -62,10 +64,10 @@ class Verifier(StreamService[Reply]):
 
     name = "verifier"
     full_name = codec.SERVICE
+    metrics: VerifierMetrics
 
     def __init__(self, config: VerifierConfig, engine: Engine, encode: Encode) -> None:
-        self.telemetry = Telemetry(self.name)
-        super().__init__(config, self.telemetry)
+        super().__init__(config, VerifierMetrics(self.name))
         self.config = config
         self.model = Path(engine.loaded.config.path).name
         self.title = f"verifier for {self.model}"
@@ -101,10 +103,10 @@ class Verifier(StreamService[Reply]):
             batch=c.batch,
             max_sessions=c.limits.max_sessions,
             pixels=self._limits.max_image_pixels if self._pictures is not None else 0,
-            judge=TargetJudge(c.exits, self.telemetry.count_verdicts),
+            judge=TargetJudge(c.exits, self.metrics.count_verdicts),
             name=self.name,
             emulated_compute_s=c.emulated_compute_s,
-            figures=self.telemetry.compute,
+            metrics=self.metrics.compute,
             on_failure=fail,
         )
         if c.emulated_compute_s:
@@ -140,8 +142,7 @@ class Verifier(StreamService[Reply]):
         )
 
     def encode(self, message: Reply | CollabError) -> bytes:
-        said = failure_of(message) if isinstance(message, CollabError) else message
-        return codec.encode(said)
+        return codec.encode_server(message)
 
     def make_outbox(self) -> Outbox[Reply]:
         return _ExitsLast(self.config.exits)
@@ -155,13 +156,13 @@ class Verifier(StreamService[Reply]):
     def on_silence(self, client: Client, error: Unavailable) -> None:
         self._compute.end_if_idle(client, error)  # which knows who is late
 
-    def on_left(self, client: Client) -> None:
+    def on_disconnected(self, client: Client) -> None:
         self._compute.leave(client)
 
     def summary(self, sent: Counter[str]) -> dict[str, int]:
         return {"verdicts": sent["Verdict"], "early_exits": sent["EarlyExit"]}
 
-    async def hold(self, client: Client) -> None:
+    async def serve_stream(self, client: Client) -> None:
         """Hear Open, then drafts."""
         asked = await self._hear_open(client)
         if asked is not None:
@@ -236,6 +237,24 @@ class Verifier(StreamService[Reply]):
         for i, image in enumerate(opened.images):
             _at_most(len(image), limits.max_image_bytes, f"images[{i}]", "bytes")
         check_max_tokens(opened.max_tokens, limits.max_tokens)
+
+
+class VerifierMetrics(ServerMetrics):
+    """Prometheus metrics of one verifier; the counters are safe in all threads."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        r, prefix = self.registry, f"collab_llm_{name}"
+        self.compute = ComputeMetrics(name, "draft", r)
+        self.tokens = PrometheusCounter(f"{prefix}_tokens", "Tokens in verdicts.", registry=r)
+        self.accepted = PrometheusCounter(
+            f"{prefix}_accepted", "Draft tokens accepted.", registry=r
+        )
+
+    def count_verdicts(self, verdicts: Sequence[Verdict]) -> None:
+        """Count those of one pass."""
+        self.tokens.inc(sum(len(verdict.tokens) for verdict in verdicts))
+        self.accepted.inc(sum(verdict.accepted for verdict in verdicts))
 
 
 class _ExitsLast(Outbox[Reply]):

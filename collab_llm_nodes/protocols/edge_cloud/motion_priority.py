@@ -16,7 +16,7 @@ SHARE = 0.25
 """Time that others may use after an answer for motion, as a part of what it took."""
 
 
-class RightOfWay:
+class MotionPriority:
     """See the module docstring. All methods are thread-safe.
 
     Args:
@@ -48,14 +48,14 @@ class RightOfWay:
             for wake in wakes:
                 wake()
 
-    def may_pass(self) -> bool:
+    def may_run(self) -> bool:
         """Return True if another answer may make a pass now."""
         return not self._under_way or self._clock() < self._free_until
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until :meth:`may_pass`; False if that takes longer than ``timeout_s``."""
+        """Block until :meth:`may_run`; False if that takes longer than ``timeout_s``."""
         with self._changed:
-            return self._changed.wait_for(self.may_pass, timeout_s)
+            return self._changed.wait_for(self.may_run, timeout_s)
 
     def on_free(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Have ``wake`` called, from any thread, whenever an answer for motion ends.
