@@ -67,5 +67,4 @@ def verifier(
             raise typer.BadParameter("only with --ray", param_hint="--replicas")
         settings = replace(settings, ray=replace(settings.ray, replicas=replicas))
 
-    tell = tells_port(json_file, settings.address, settings.model.path)
-    serve(settings, tell)
+    serve(settings, tells_port(json_file, settings.address, settings.model.path))

@@ -1,8 +1,8 @@
 """The bridge between the ROS graph and the verifier in the cloud.
 
-One gRPC stream per session: drafts go up, early exits and verdicts come down. Deadlines,
-reconnection and replay are the business of ``SessionLink`` inside the client; here they only
-become messages.
+One gRPC stream per session: drafts go up, early exits and verdicts come down. ``SessionLink`` in
+    the
+client handles deadlines, reconnection and replay; this node translates messages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collab_llm_nodes.errors import (
     InvalidInput,
 )
 from collab_llm_nodes.protocols.edge_cloud import messages
-from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig
+from collab_llm_nodes.protocols.edge_cloud.client import EdgeClientConfig
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import (
     ClientLinkConfig,
     LinkStatus,
@@ -61,7 +61,7 @@ _STATE_PERIOD_S = 0.1
 _SESSION_S = 60.0
 """Life of a session whose opener names no deadline [s]."""
 _NO_FAULTS = (Cancelled.code, Inactive.code)
-"""Ends of a session that somebody here wanted."""
+"""Errors that end a session on request, and are no faults of the link."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class _Session:
     header: Header
     sampling: SamplingConfig
     for_motion: bool
-    due: float  # time.monotonic: its opener waits no longer
+    due: float  # time.monotonic() at which its opener stops waiting
 
 
 class CloudVerifierBridge(ManagedNode[BridgeConfig]):
@@ -90,7 +90,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
         self._client: VerifierClient | None = None
         self._sessions: dict[str, _Session] = {}
         self._health = LinkHealth(time.monotonic())
-        self._told_state = ""  # of the link, by the log
+        self._logged_state = ""  # of the link
 
     def configure(self) -> None:
         self._exits = self.create_publisher(EarlyExit, "early_exit", RESULT)
@@ -133,7 +133,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
         return level, message, {"sessions": len(self._sessions)}
 
     def details(self, now: float) -> list[Status]:
-        """The link and what went wrong over it."""
+        """Return the status of the link, with recent faults."""
         link = self._client.status if self._client is not None else LinkStatus()
         error = f"{link.error_code}: {link.error_msg}" if link.error_msg else ""
         limits, recent = self.config.health, self.common.diagnostics.recent
@@ -171,7 +171,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
                 raise InvalidInput(
                     "is empty", field="vocabulary", remedy="the hash of the draft's vocabulary"
                 )
-            max_tokens = request.max_tokens or ClientConfig.max_tokens
+            max_tokens = request.max_tokens or EdgeClientConfig.max_tokens
             check_max_tokens(max_tokens)
             sampling = sampling_from(request)
             opened = messages.Open(
@@ -234,7 +234,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
             if isinstance(message, Failure) and message.code not in _NO_FAULTS:
                 self._health.faults.add(message.code, message.message, time.monotonic())
             over = isinstance(message, Failure) or message.finished
-            self.get_logger().debug(f"session {session_id[:8]}: {_told(message)}")
+            self.get_logger().debug(f"session {session_id[:8]}: {_description(message)}")
             msg = verdict_to_msg(message, session.header, session_id)
             msg.bytes_up, msg.bytes_down = session.handle.bytes_up, session.handle.bytes_down
             self._verdicts.publish(msg)
@@ -243,7 +243,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
 
     @guarded
     def _end_overdue(self) -> None:
-        """Nobody waits for these any more, and their opener may be dead: free their places."""
+        """End sessions whose deadline has passed; their opener may have died."""
         now = time.monotonic()
         for session_id in [i for i, s in self._sessions.items() if now > s.due]:
             late = DeadlineExceeded("the session's deadline has passed", field="deadline_s")
@@ -254,8 +254,8 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
             return
         link = self._client.status
         self._health.on_state(link.state, time.monotonic())
-        if link.state != self._told_state:
-            self._told_state = link.state
+        if link.state != self._logged_state:
+            self._logged_state = link.state
             self.get_logger().debug(f"link to {self._client.config.address}: {link.state}")
         msg = LinkState(
             state=getattr(LinkState, link.state),
@@ -274,8 +274,8 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
         self._link_states.publish(msg)
 
 
-def _told(message: messages.Verdict | Failure) -> str:
-    """Return the words for the log."""
+def _description(message: messages.Verdict | Failure) -> str:
+    """Return a description of ``message`` for the log."""
     if isinstance(message, Failure):
         return f"failed: {message.code}: {message.message!r}"
     return (

@@ -1,10 +1,9 @@
 """The pre-draft cache node: ranks early exits, and asks for drafts in that order.
 
-Hears the early exits and asks ``draft_vlm`` (service ``predraft``) for a pre-draft of the most
-confident one at a time, for a ``draft_vlm`` that does not listen to exits itself. Drafts are made,
-kept and sent by ``draft_vlm`` alone: when the verdict is one of these outcomes, the next draft
-leaves at once, so that the verifier need not wait for the draft model (paper 003, steps 3 to 6).
-The graph works without this node, only slower.
+It subscribes to early exits and requests a pre-draft for the most confident one at a time from
+``draft_vlm`` (service ``predraft``). ``draft_vlm`` makes, keeps and sends all drafts: when the
+verdict is one of these outcomes, the next draft is sent at once, so that the verifier need not wait
+for the draft model (paper 003, steps 3 to 6). The graph works without this node, but more slowly.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ class PreDraftCacheConfig:
 
 
 class _Session:
-    """The answer as the verdicts tell it, and the outcomes that exits suggest.
+    """The answer by its verdicts, and the outcomes suggested by exits.
 
     Attributes:
-        ready: answers for which ``draft_vlm`` has a pre-draft that this node asked for.
+        ready: answers for which ``draft_vlm`` has a pre-draft that this node requested.
     """
 
     def __init__(self, config: PreDraftConfig) -> None:
@@ -54,7 +53,7 @@ class _Session:
         self.round = 0
 
     def grow(self, msg: Verdict) -> bool:
-        """Extend the answer by a verdict; False if it is not the next one."""
+        """Extend the answer by a verdict; return False if it is not the next one."""
         if msg.round != self.round:
             return False
         self.answer += tuple(msg.tokens)
@@ -71,7 +70,7 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._pending: Future | None = None
         self._pending_until = STEADY.now()
-        self.lookups = 0  # verdicts that another draft follows
+        self.lookups = 0  # verdicts followed by another draft
         self.exits = 0
         self.predrafts = 0  # made at this node's request
         self.hits = 0  # verdicts for which one of them was ready
@@ -97,7 +96,7 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
         if self.active and not self._predraft.service_is_ready():
             level, message = Level.WARN, "draft_vlm's service predraft is not there"
         elif self.lookups and not self.exits:
-            message = "no early exits: draft_vlm foresees alone (its hit_rate)"
+            message = "no early exits: draft_vlm predicts alone (its hit_rate)"
         values = {
             "verdicts": self.lookups,
             "early_exits": self.exits,
@@ -108,7 +107,7 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
 
     @guarded
     def _on_draft(self, msg: Draft) -> None:
-        """A session begins; one whose beginning was not heard cannot be followed."""
+        """Begin a session; one whose first draft was missed cannot be followed."""
         if msg.start > 0 or msg.session_id in self._sessions:
             return
         self._sessions[msg.session_id] = _Session(self.config.cache)
@@ -144,7 +143,7 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
             )
 
     def _next(self) -> None:
-        """Ask for one pre-draft at a time: the draft model is one, and the queue is ordered."""
+        """Request the next pre-draft, one at a time: there is one draft model."""
         if self._pending is not None:
             if STEADY.now() < self._pending_until:
                 return
@@ -171,7 +170,7 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
 
     def _on_predraft(self, session: _Session, answer: Answer, future: Future) -> None:
         if future is not self._pending:
-            return  # given up before
+            return  # given up
         self._pending = None
         if not self.active:
             return

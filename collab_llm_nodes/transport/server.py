@@ -69,16 +69,6 @@ class Server(Generic[S]):
         self.port = 0
         self.metrics_port = 0
 
-    @property
-    def sessions(self) -> int:
-        """Number of open sessions."""
-        return self.service.sessions
-
-    @property
-    def failed(self) -> asyncio.Event:
-        """Set once the service can compute nothing any more."""
-        return self.service.failed
-
     async def start(self) -> None:
         """Listen.
 
@@ -306,7 +296,7 @@ class ServerHandle(Generic[S]):
     @property
     def sessions(self) -> int:
         """Number of open sessions."""
-        return self._server.sessions
+        return self.service.sessions
 
     def stop(self, grace_s: float = 0.0) -> None:
         """Stop; open sessions get ``grace_s`` to finish."""
@@ -340,18 +330,19 @@ async def run_until_signal(
     asyncio.get_running_loop().add_reader(end, notice)
     await server.start()
     on_listening(server.port)
-    causes = [asyncio.ensure_future(event.wait()) for event in (stop, server.failed)]
+    failed = server.service.failed
+    causes = [asyncio.ensure_future(event.wait()) for event in (stop, failed)]
     await asyncio.wait(causes, return_when=asyncio.FIRST_COMPLETED)
     for cause in causes:
         cause.cancel()
-    grace_s = min(drain_s, _FAILURE_S) if server.failed.is_set() else drain_s
-    log.info("draining %d sessions for at most %g s", server.sessions, grace_s)
-    status = 1 if server.failed.is_set() else 0
+    grace_s = min(drain_s, _FAILURE_S) if failed.is_set() else drain_s
+    log.info("draining %d sessions for at most %g s", server.service.sessions, grace_s)
+    status = 1 if failed.is_set() else 0
     if status:
         end_within(grace_s + _END_S, status)
     if not await server.stop(grace_s):
         end_now(status)  # the interpreter's exit would wait for the thread, or crash under it
-    if server.failed.is_set():
+    if failed.is_set():
         raise CollabError(
             f"the {server.service.name} failed", remedy="see its log, and start it again"
         )

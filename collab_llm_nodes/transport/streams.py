@@ -17,7 +17,7 @@ import math
 import secrets
 import threading
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
@@ -129,7 +129,7 @@ class StreamService(abc.ABC, Generic[M]):
     async def serve_stream(self, client: ClientSession[M]) -> None:
         """Serve one stream until its client ends it.
 
-        Begin a session within :meth:`turn`, read by :meth:`read` and reply by ``client.deliver``.
+        Read by :meth:`read_first`, then :meth:`read`, and reply by ``client.deliver``.
         Messages that are still queued are sent after this returns.
 
         Raises:
@@ -248,15 +248,14 @@ class StreamService(abc.ABC, Generic[M]):
         client.count_received(len(data))
         return data
 
-    @contextlib.asynccontextmanager
-    async def turn(self, client: ClientSession[M]) -> AsyncIterator[None]:
-        """Hold one of the turns in which the client's address may begin sessions.
+    async def read_first(self, client: ClientSession[M]) -> bytes | None:
+        """Return the first message of ``client``, read in a turn of its address (:class:`_Line`).
 
-        A turn lasts until the first message is read, and waits until the address has allowance
-        left. Silent streams use up no allowance; see :class:`_Line`.
+        Turns wait until the address has allowance left; silent streams use up none.
 
         Raises:
             Busy: no turn came within ``most_wait_s``.
+            ConnectionError: the client has disconnected.
         """
         assert client.place is not None
         client.place.since = math.inf
@@ -279,9 +278,10 @@ class StreamService(abc.ABC, Generic[M]):
                     f" on the {self.name}",
                 ) from error
             client.place.since = loop.time()
-            yield
+            data = await self.read(client)
             if not client.half_closed:
                 self._begun.use(account, 1.0, loop.time())
+            return data
         finally:
             line.leave(client)
 

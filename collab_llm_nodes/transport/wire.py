@@ -206,14 +206,15 @@ class Codec(Generic[M]):
         return read(getattr(parsed, name))
 
 
-def at_most(count: int, limit: int, field: str) -> None:
-    """Refuse a count or a number above its limit.
+def at_most(count: int, limit: int, field: str, unit: str = "") -> None:
+    """Check that a count or a number is within its limit.
 
     Raises:
         InvalidInput: for ``field``.
     """
     if count > limit:
-        raise InvalidInput(f"{count} are too many", field=field, remedy=f"at most {limit}")
+        what = f"{count} {unit}".strip()
+        raise InvalidInput(f"{what} are too many", field=field, remedy=f"at most {limit}")
 
 
 def _serialise(message: Any, write: Callable[[Any], Any]) -> bytes:

@@ -267,7 +267,7 @@ def test_connections_beyond_the_limit_are_refused(serve: Serve, join: Join) -> N
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_solo_rounds_stream_without_drafts(serve: Serve, join: Join) -> None:
+def test_autoregressive_rounds_stream_without_drafts(serve: Serve, join: Join) -> None:
     engine = FakeEngine(1)
     robot = join(serve(engine))
     robot.send(OPEN, Draft(0, 0, (), autoregressive_rounds=23))

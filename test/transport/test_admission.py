@@ -449,7 +449,7 @@ def test_the_end_of_grpc_itself_is_a_failure_of_the_verifier() -> None:
         server = Server(Verifier(config, as_engine(FakeEngine()), encode))
         await server.start()
         await server._server.stop(0.0)  # as its own loop does when it cannot go on
-        await asyncio.wait_for(server.failed.wait(), WAIT_S)
+        await asyncio.wait_for(server.service.failed.wait(), WAIT_S)
         await server.stop(0.0)
 
     asyncio.run(run())

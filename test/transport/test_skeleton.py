@@ -49,8 +49,7 @@ class Echo(StreamService[bytes]):
     name, full_name, stream = "echo", SERVICE, "Talk"
 
     async def serve_stream(self, client: ClientSession[bytes]) -> None:
-        async with self.turn(client):
-            word = await self.read(client)
+        word = await self.read_first(client)
         client.open()
         while word is not None:
             if word == b"rude":

@@ -159,8 +159,7 @@ class DragonService(StreamService[Reply]):
 
     async def serve_stream(self, client: Client) -> None:
         """Hear Open, then drafts and targets."""
-        async with self.turn(client):
-            data = await self.read(client)
+        data = await self.read_first(client)
         if data is None:
             return
         opened = codec.decode_device(data)

@@ -1,8 +1,8 @@
 """The messages between edge client and verifier (paper 003, Algorithms 1 and 2).
 
-Plain frozen dataclasses: the gRPC codec, the ROS nodes, the in-process runner and the tests all
-carry these. A stream is one session, so no message but ``Opened`` names it. ``round`` counts the
-verifications of a session from 0 and is how stale messages are recognised.
+Frozen dataclasses, which the gRPC codec, the ROS nodes, the in-process runner and the tests share.
+A stream is one session, so only ``Opened`` names it. ``round`` counts the verifications of a
+session from 0, by which stale messages are recognised.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Open:
         replay: tokens already confirmed by an earlier stream (reconnect); the session continues
             after them as if it had never been lost.
         round: the round that the first draft on this stream will carry.
-        turns: what was said before ``text`` (``models.prompt.Prompt``).
+        turns: the turns before ``text`` (``models.prompt.Prompt``).
         raw: no chat template is applied.
-        for_motion: a robot is to move by the answer: the session comes first among its client's.
+        for_motion: the robot is to move by the answer: the session comes first among its client's.
     """
 
     text: str
@@ -56,7 +56,7 @@ def open_message(
     *,
     for_motion: bool = False,
 ) -> Open:
-    """Return the message that asks ``prompt`` in a new session."""
+    """Return the message that opens a session for ``prompt``."""
     return Open(
         prompt.text,
         prompt.images,
@@ -71,7 +71,7 @@ def open_message(
 
 @dataclass(frozen=True)
 class Opened:
-    """The session exists; ``prompt_tokens`` lets the client check that both sides encode alike."""
+    """The session is open; by ``prompt_tokens`` the client checks that both sides encode alike."""
 
     session_id: str
     prompt_tokens: int
@@ -123,13 +123,13 @@ class Verdict:
     """Outcome of one verification: the answer grows by ``tokens``.
 
     Attributes:
-        tokens: the accepted draft tokens, then one recovered or bonus token (none when an end
-            token lies among the accepted ones). Spelled out although the client knows its draft:
-            a listener that has not heard the draft can follow the answer.
-        accepted: how many of ``tokens`` are draft tokens.
+        tokens: the accepted draft tokens, then one recovered or bonus token (none if an end token
+            is among the accepted ones). They are included although the client knows its draft, so
+            that a listener without the draft can follow the answer.
+        accepted: number of ``tokens`` that are draft tokens.
         finished: the answer is complete.
         compute_s: the verifier's time for the forward pass, for the planner and the metrics.
-        queue_s: how long the draft waited there for its turn.
+        queue_s: wait of the draft for its turn at the verifier.
     """
 
     round: int

@@ -200,8 +200,7 @@ class StageWorker(StreamService[Answer]):
 
     async def serve_stream(self, client: Client) -> None:
         """Hear Load or Link, then what belongs to it."""
-        async with self.turn(client):
-            data = await self.read(client)
+        data = await self.read_first(client)
         if data is not None and len(data) > _FIRST_BYTES:
             raise ProtocolError(f"{len(data)} bytes to begin with", field="message")
         first = None if data is None else codec.decode_order(data)

@@ -41,7 +41,12 @@ from collab_llm_nodes.protocols.edge_cloud import drafter as drafter_module
 from collab_llm_nodes.protocols.edge_cloud import server as server_module
 from collab_llm_nodes.protocols.edge_cloud import target as target_module
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
-from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, DraftJob, EdgeClient, Source
+from collab_llm_nodes.protocols.edge_cloud.client import (
+    DraftJob,
+    EdgeClient,
+    EdgeClientConfig,
+    Source,
+)
 from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter
 from collab_llm_nodes.protocols.edge_cloud.loop import Cancel, EdgeLoop, PreDraftRequest, Resume
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Open, Verdict
@@ -343,7 +348,7 @@ class Bench:
         opened = Open(PROMPT.text, (), GREEDY, MAX_TOKENS, "")
         self.session = TargetSession(as_engine(self.target), encode(PROMPT), opened)
         self.session.prefill()
-        self.client = EdgeClient(ClientConfig(4, MAX_TOKENS))
+        self.client = EdgeClient(EdgeClientConfig(4, MAX_TOKENS))
         self.sent: list[Draft] = []
         self.exits: list[EarlyExit] = []
         drafter = Drafter(as_engine(self.draft_engine), encode(PROMPT), GREEDY)
@@ -498,7 +503,7 @@ def test_a_pre_draft_for_another_outcome_is_never_sent(passes_before: int) -> No
 
 def test_without_drafts_the_verifier_streams_its_own_answer() -> None:
     bench = Bench()
-    bench.loop.client = bench.client = EdgeClient(ClientConfig(0, MAX_TOKENS))
+    bench.loop.client = bench.client = EdgeClient(EdgeClientConfig(0, MAX_TOKENS))
     bench.loop.run(5.0)
     assert tuple(bench.client.generated) == bench.expected
     assert len(bench.sent) == 1, "one message for the whole answer"
