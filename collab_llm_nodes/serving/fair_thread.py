@@ -64,7 +64,7 @@ class FairThread:
                 self._used = {o: used for o, used in self._used.items() if used > self._now}
 
     def _next(self) -> tuple[str, _Job]:
-        """Return the job with the smallest tag; of equals, the owner who has waited longest."""
+        """Return the job with the smallest tag; of equals, that of the longest waiting owner."""
         owner = min(self._waiting, key=self._tag)
         self._now = self._tag(owner)
         jobs = self._waiting.pop(owner)

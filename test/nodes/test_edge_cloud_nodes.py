@@ -487,20 +487,22 @@ def test_results_are_not_kept_for_long(
 
 
 @pytest.mark.ros
-def test_no_draft_waits_for_what_is_told(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_draft_waits_for_the_publication_of_text(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A text is published when the next draft is under way, or none is to come."""
-    told: list[bool] = []
-    tell = running._Generation._tell
+    reported: list[bool] = []
+    report = running._Generation._report
 
     def note(generation: running._Generation) -> None:
         client = generation._client
-        told.append(client.in_flight is not None or client.finished)
-        tell(generation)
+        reported.append(client.in_flight is not None or client.finished)
+        report(generation)
 
-    monkeypatch.setattr(running._Generation, "_tell", note)
+    monkeypatch.setattr(running._Generation, "_report", note)
     assert edge.generate().status.code == Status.OK
-    assert len(told) > 2
-    assert all(told)
+    assert len(reported) > 2
+    assert all(reported)
 
 
 @pytest.mark.ros

@@ -236,7 +236,7 @@ class SessionHandle:
     async def _write(
         self, call: grpc.aio.StreamStreamCall, outbox: asyncio.Queue[bytes | None]
     ) -> None:
-        # A stream that ends while we write is noticed by its reader, who knows the reason.
+        # A stream that ends while we write is noticed by its reader, which knows the reason.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while (data := await outbox.get()) is not None:
                 await call.write(data)

@@ -238,7 +238,7 @@ class Alone:
         try:
             finish_alone(
                 self.client,
-                drafter.alone,
+                drafter.next_token,
                 self.model.eos,
                 max_unverified,
                 check=check,
