@@ -48,7 +48,7 @@ from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode
 from collab_llm_nodes.models.random_init import random_tokenizer
 from collab_llm_nodes.protocols.edge_cloud.client import DraftJob
-from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter, DrafterConfig
+from collab_llm_nodes.protocols.edge_cloud.drafter import MAX_SUPPORT, Drafter
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Open
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
@@ -527,7 +527,7 @@ def _verifying(engine: Engine, sampling: SamplingConfig = SamplingConfig()) -> V
     opened = Open("", (), sampling, MAX_TOKENS, vocabulary="")
     state = VerifierSession(opened, eos=engine.eos, vocab_size=engine.vocab_size)
     any_token = Distribution.from_dense(np.full(engine.vocab_size, 1 / engine.vocab_size))
-    law = to_wire(any_token, DrafterConfig().max_support)
+    law = to_wire(any_token, MAX_SUPPORT)
     probs = (law,) * GAMMA if sampling.sends_probabilities else None
     state.offer(Draft(0, 0, (9,) * GAMMA, probs))
     state.begin()

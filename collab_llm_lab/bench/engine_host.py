@@ -108,7 +108,7 @@ def rounds(logits: Tensor, sampling: SamplingConfig, repeats: int) -> dict[str, 
         opened = Open("", (), law, 64, "", replay=(number + 10,))
         session = TargetSession(target.as_engine(), _PROMPT, opened)
         session.prefill()
-        drafter.alone(())
+        drafter.next_token(())
         job = DraftJob(0, (number + 10,), GAMMA)
         begun, forward_s = time.thread_time(), _TableEngine.forward_s
         draft = drafter.draft(job)

@@ -43,7 +43,7 @@ from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.processes import free_port
 from collab_llm_nodes.protocols.edge_cloud import codec
 from collab_llm_nodes.protocols.edge_cloud import verifier_pb2 as pb
-from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, EdgeClient
+from collab_llm_nodes.protocols.edge_cloud.client import EdgeClient, EdgeClientConfig
 from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter
 from collab_llm_nodes.protocols.edge_cloud.messages import Open
 from collab_llm_nodes.protocols.edge_cloud.process import verifier_process, wait_for_verifier
@@ -179,7 +179,7 @@ def _record(draft: Engine, target: Engine, prompt: Prompt) -> Recording:
     session = TargetSession(target, encode(prompt, target.loaded), opened)
     session.prefill()
     drafter = Drafter(draft, encode(prompt, draft.loaded), sampling)
-    client = EdgeClient(ClientConfig(GAMMA, MAX_TOKENS))
+    client = EdgeClient(EdgeClientConfig(GAMMA, MAX_TOKENS))
     drafts, drafting_s, verdicts = [], [], []
     while not client.finished:
         started = time.perf_counter()
@@ -190,11 +190,11 @@ def _record(draft: Engine, target: Engine, prompt: Prompt) -> Recording:
         verdict = session.verify(proposed, lambda exit_: None)
         assert verdict is not None
         client.on_verdict(verdict)
-        drafts.append((codec.encode(proposed), len(proposed.tokens)))
+        drafts.append((codec.encode_client(proposed), len(proposed.tokens)))
         verdicts.append(verdict.tokens)
     session.close()
     drafter.close()
-    return Recording(codec.encode(opened), tuple(drafts), tuple(drafting_s), tuple(verdicts))
+    return Recording(codec.encode_client(opened), tuple(drafts), tuple(drafting_s), tuple(verdicts))
 
 
 def _measure(recordings: Sequence[Recording], count: int, seconds: float, load: Load) -> Tally:

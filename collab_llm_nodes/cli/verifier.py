@@ -67,5 +67,4 @@ def verifier(
             raise typer.BadParameter("only with --ray", param_hint="--replicas")
         settings = replace(settings, ray=replace(settings.ray, replicas=replicas))
 
-    tell = port_writer(json_file, settings.address, settings.model.path)
-    serve(settings, tell)
+    serve(settings, port_writer(json_file, settings.address, settings.model.path))

@@ -1,8 +1,8 @@
 """The bridge between the ROS graph and the verifier in the cloud.
 
-One gRPC stream per session: drafts go up, early exits and verdicts come down. Deadlines,
-reconnection and replay are the business of ``SessionLink`` inside the client; here they only
-become messages.
+One gRPC stream per session: drafts go up, early exits and verdicts come down. ``SessionLink`` in
+    the
+client handles deadlines, reconnection and replay; this node translates messages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from std_msgs.msg import Header
 
 from collab_llm.msg import Draft, EarlyExit, LinkState, Verdict
 from collab_llm.srv import CloseSession, OpenSession
-from collab_llm_nodes.config import check_max_tokens, check_ranges, fixed
+from collab_llm_nodes.config import check_max_tokens
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import (
     Busy,
@@ -26,7 +26,7 @@ from collab_llm_nodes.errors import (
     InvalidInput,
 )
 from collab_llm_nodes.protocols.edge_cloud import messages
-from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig
+from collab_llm_nodes.protocols.edge_cloud.client import EdgeClientConfig
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import (
     ClientLinkConfig,
     LinkStatus,
@@ -49,9 +49,19 @@ from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import REQUESTS, RESULT, STATE
 from collab_llm_nodes.transport.heartbeat import HeartbeatConfig
+from collab_llm_nodes.transport.wire import Failure
 
+MAX_SESSIONS = 8
+"""Sessions open at a time, those for motion and all others counted apart.
+
+draft_vlm has one of each; the rest is for sessions of a draft_vlm that died.
+"""
+_STATE_PERIOD_S = 0.1
+"""Period of link_state [s]; motion_guard takes its silence for a lost link."""
+_SESSION_S = 60.0
+"""Life of a session whose opener names no deadline [s]."""
 _NO_FAULTS = (Cancelled.code, Inactive.code)
-"""Ends of a session that somebody here wanted."""
+"""Errors that end a session on request, and are no faults of the link."""
 
 
 @dataclass(frozen=True)
@@ -60,25 +70,7 @@ class BridgeConfig:
 
     verifier: ClientLinkConfig = field(default_factory=ClientLinkConfig)
     heartbeat: HeartbeatConfig = field(default_factory=HeartbeatConfig)
-    state_period: float = fixed(
-        0.1,
-        "link_state at least this often: motion_guard takes its silence for a lost link [s].",
-        low=0.02,
-        high=0.2,
-    )
     health: LinkLimits = field(default_factory=LinkLimits)
-    session_deadline_s: float = fixed(
-        60.0, "One session at most, when its opener names no deadline [s].", low=0.1, high=86400.0
-    )
-    max_sessions: int = fixed(
-        8,
-        "Sessions open at a time at most, those for motion and all others counted apart.",
-        low=1,
-        high=1024,
-    )
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
 
 @dataclass
@@ -87,7 +79,7 @@ class _Session:
     header: Header
     sampling: SamplingConfig
     for_motion: bool
-    due: float  # time.monotonic: its opener waits no longer
+    due: float  # time.monotonic() at which its opener stops waiting
 
 
 class CloudVerifierBridge(ManagedNode[BridgeConfig]):
@@ -98,7 +90,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
         self._client: VerifierClient | None = None
         self._sessions: dict[str, _Session] = {}
         self._health = LinkHealth(time.monotonic())
-        self._told_state = ""  # of the link, by the log
+        self._logged_state = ""  # of the link
 
     def configure(self) -> None:
         self._exits = self.create_publisher(EarlyExit, "early_exit", RESULT)
@@ -116,15 +108,13 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
             self.create_service(CloseSession, "close_session", self._close, qos_profile=REQUESTS),
         ]
         self._periodic = [
-            self.create_timer(self.config.state_period, self._publish_link, clock=STEADY),
+            self.create_timer(_STATE_PERIOD_S, self._publish_link, clock=STEADY),
             self.create_timer(1.0, self._end_overdue, clock=STEADY),
         ]
 
     def deactivate(self) -> None:
         for session_id in list(self._sessions):
-            self._on_message(
-                session_id, messages.failure_of(Inactive("the bridge was deactivated"))
-            )
+            self._on_message(session_id, Failure.of(Inactive("the bridge was deactivated")))
 
     def cleanup(self) -> None:
         if self._client is not None:
@@ -143,7 +133,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
         return level, message, {"sessions": len(self._sessions)}
 
     def details(self, now: float) -> list[Status]:
-        """The link and what went wrong over it."""
+        """Return the status of the link, with recent faults."""
         link = self._client.status if self._client is not None else LinkStatus()
         error = f"{link.error_code}: {link.error_msg}" if link.error_msg else ""
         limits, recent = self.config.health, self.common.diagnostics.recent
@@ -167,9 +157,9 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
             response.status = status_of(Inactive("the bridge is not active"))
             return response
         rivals = sum(s.for_motion == request.for_motion for s in self._sessions.values())
-        if rivals >= self.config.max_sessions:
-            told = f"{rivals} sessions are open"
-            response.status = status_of(Busy(told, field="max_sessions"))
+        if rivals >= MAX_SESSIONS:
+            error = Busy(f"{rivals} sessions are open", field="session_id", remedy="close others")
+            response.status = status_of(error)
             return response
         session_id = request.session_id
         try:
@@ -181,7 +171,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
                 raise InvalidInput(
                     "is empty", field="vocabulary", remedy="the hash of the draft's vocabulary"
                 )
-            max_tokens = request.max_tokens or ClientConfig.max_tokens
+            max_tokens = request.max_tokens or EdgeClientConfig.max_tokens
             check_max_tokens(max_tokens)
             sampling = sampling_from(request)
             opened = messages.Open(
@@ -196,7 +186,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
                 raw=request.raw,
                 for_motion=request.for_motion,
             )
-            allowed_s = deadline_from(request, self.config.session_deadline_s)
+            allowed_s = deadline_from(request, _SESSION_S)
             handle = self._client.open(
                 opened, lambda message: self.post(self._on_message, session_id, message)
             )
@@ -231,7 +221,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
         try:
             session.handle.send(draft_from_msg(msg, session.sampling))
         except CollabError as error:
-            self._on_message(msg.session_id, messages.failure_of(error))
+            self._on_message(msg.session_id, Failure.of(error))
 
     @guarded
     def _on_message(self, session_id: str, message: messages.ServerMessage) -> None:
@@ -240,11 +230,11 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
             return
         if isinstance(message, messages.EarlyExit):
             self._exits.publish(exit_to_msg(message, session.header, session_id))
-        elif isinstance(message, (messages.Verdict, messages.Failure)):
-            if isinstance(message, messages.Failure) and message.code not in _NO_FAULTS:
+        elif isinstance(message, (messages.Verdict, Failure)):
+            if isinstance(message, Failure) and message.code not in _NO_FAULTS:
                 self._health.faults.add(message.code, message.message, time.monotonic())
-            over = isinstance(message, messages.Failure) or message.finished
-            self.get_logger().debug(f"session {session_id[:8]}: {_told(message)}")
+            over = isinstance(message, Failure) or message.finished
+            self.get_logger().debug(f"session {session_id[:8]}: {_description(message)}")
             msg = verdict_to_msg(message, session.header, session_id)
             msg.bytes_up, msg.bytes_down = session.handle.bytes_up, session.handle.bytes_down
             self._verdicts.publish(msg)
@@ -253,19 +243,19 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
 
     @guarded
     def _end_overdue(self) -> None:
-        """Nobody waits for these any more, and their opener may be dead: free their places."""
+        """End sessions whose deadline has passed; their opener may have died."""
         now = time.monotonic()
         for session_id in [i for i, s in self._sessions.items() if now > s.due]:
             late = DeadlineExceeded("the session's deadline has passed", field="deadline_s")
-            self._on_message(session_id, messages.failure_of(late))
+            self._on_message(session_id, Failure.of(late))
 
     def _publish_link(self) -> None:
         if self._client is None:
             return
         link = self._client.status
         self._health.on_state(link.state, time.monotonic())
-        if link.state != self._told_state:
-            self._told_state = link.state
+        if link.state != self._logged_state:
+            self._logged_state = link.state
             self.get_logger().debug(f"link to {self._client.config.address}: {link.state}")
         msg = LinkState(
             state=getattr(LinkState, link.state),
@@ -284,9 +274,9 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
         self._link_states.publish(msg)
 
 
-def _told(message: messages.Verdict | messages.Failure) -> str:
-    """Return the words for the log."""
-    if isinstance(message, messages.Failure):
+def _description(message: messages.Verdict | Failure) -> str:
+    """Return a description of ``message`` for the log."""
+    if isinstance(message, Failure):
         return f"failed: {message.code}: {message.message!r}"
     return (
         f"round {message.round}: {len(message.tokens)} tokens, {message.accepted} of them drafted"

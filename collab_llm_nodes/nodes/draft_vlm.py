@@ -1,8 +1,8 @@
-"""The draft VLM on the robot: edge-cloud speculation (paper 003), offered to every node.
+"""The draft VLM on the robot: edge-cloud speculation (paper 003) for every node.
 
 Hosts the action ``edge_cloud/generate``, its service twin ``edge_cloud_generate``, and ``predraft``
-for the cache. It is the protocol's carrier too: drafts go out on ``draft``, and what the bridge and
-the cache publish goes into the decoding loop of its session.
+for the cache. It is also the protocol's carrier: it publishes drafts on ``draft``, and passes the
+messages of bridge and cache to the decoding loop of their session.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from std_msgs.msg import Header
 
 from collab_llm.msg import Draft, EarlyExit, Status, Verdict
 from collab_llm.srv import CloseSession, OpenSession, PreDraft
-from collab_llm_nodes.config import setting
 from collab_llm_nodes.errors import CollabError, DeadlineExceeded, InvalidInput, Unavailable
 from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.protocols.base import Request, Resources
@@ -44,14 +43,13 @@ from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.protocol_server import ProtocolServer
 from collab_llm_nodes.ros.qos import REQUESTS, RESULT
 
+_OPEN_S = 1.0
+"""Longest wait for the service open_session, which does not wait for the verifier [s]."""
+
 
 @dataclass(frozen=True)
 class DraftVlmConfig(EdgeCloudConfig, HostConfig):
     """Parameters of the node."""
-
-    open_deadline_s: float = setting(
-        1.0, "Wait for the bridge's services at most [s].", low=0.01, high=60.0
-    )
 
 
 class _Session:
@@ -67,7 +65,7 @@ class _Session:
         )
         self.receive = receive
         self.bytes_up = self.bytes_down = 0
-        self.over = False  # the bridge has closed it
+        self.closed_by_bridge = False
         self._node = node
 
     def send(self, draft: messages.Draft) -> None:
@@ -106,7 +104,7 @@ class DraftVlm(ProtocolServer[DraftVlmConfig]):
             self.create_client(CloseSession, "close_session", qos_profile=REQUESTS),
         )
         self._open_client, self._close_client = self._to_bridge
-        self._heard = [
+        self._subscriptions_made = [
             self.create_subscription(Verdict, "verdict", self._on_verdict, RESULT),
             self.create_subscription(EarlyExit, "early_exit", self._on_early_exit, RESULT),
         ]
@@ -119,10 +117,10 @@ class DraftVlm(ProtocolServer[DraftVlmConfig]):
         )
 
     def cleanup(self) -> None:
-        heard, predraft, clients = self._heard, self._predraft, self._to_bridge
+        subscriptions, predraft, clients = self._subscriptions_made, self._predraft, self._to_bridge
 
         def release() -> None:
-            for subscription in heard:
+            for subscription in subscriptions:
                 self.destroy_subscription(subscription)
             self.destroy_service(predraft)
             for client in clients:
@@ -142,7 +140,7 @@ class DraftVlm(ProtocolServer[DraftVlmConfig]):
     ) -> _Session:
         """Open the session at the bridge."""
         session = _Session(self, request, receive)
-        wait = min(self.config.open_deadline_s, due - time.monotonic())
+        wait = min(_OPEN_S, due - time.monotonic())
         if not self._open_client.wait_for_service(timeout_sec=max(0.0, wait)):
             raise Unavailable(
                 "the service open_session is not there",
@@ -167,11 +165,11 @@ class DraftVlm(ProtocolServer[DraftVlmConfig]):
             for_motion=opened.for_motion,
             deadline_s=max(0.001, due - time.monotonic()),
         )
-        self._sessions[request.id] = session  # before anything can be said about it
+        self._sessions[request.id] = session  # before its first message can arrive
         try:
             self._call_open(call, wait)
         except Exception:
-            self.close_session(session)  # it may have been opened all the same
+            self.close_session(session)  # it may have been opened nevertheless
             raise
         return session
 
@@ -188,19 +186,19 @@ class DraftVlm(ProtocolServer[DraftVlmConfig]):
         raise_for(response.status)
 
     def close_session(self, session: _Session) -> None:
-        """Forget ``session``, and have the bridge close it unless it has done so already."""
+        """Drop ``session``, and have the bridge close it unless it has done so already."""
         self._sessions.pop(session.request.id, None)
-        if not session.over:
+        if not session.closed_by_bridge:
             self._close_client.call_async(CloseSession.Request(session_id=session.request.id))
 
-    # What the other nodes say goes into the loop of its session.
+    # Messages of other nodes go into the loop of their session.
 
     @guarded
     def _on_verdict(self, msg: Verdict) -> None:
         session = self._sessions.get(msg.session_id)
         if session is not None:
             session.bytes_up, session.bytes_down = msg.bytes_up, msg.bytes_down
-            session.over = msg.finished or msg.status.code != Status.OK
+            session.closed_by_bridge = msg.finished or msg.status.code != Status.OK
             session.receive(verdict_from_msg(msg))
 
     @guarded

@@ -1,10 +1,9 @@
 """The pre-draft cache node: ranks early exits, and asks for drafts in that order.
 
-Hears the early exits and asks ``draft_vlm`` (service ``predraft``) for a pre-draft of the most
-confident one at a time, for a ``draft_vlm`` that does not listen to exits itself. Drafts are made,
-kept and sent by ``draft_vlm`` alone: when the verdict is one of these outcomes, the next draft
-leaves at once, so that the verifier need not wait for the draft model (paper 003, steps 3 to 6).
-The graph works without this node, only slower.
+It subscribes to early exits and requests a pre-draft for the most confident one at a time from
+``draft_vlm`` (service ``predraft``). ``draft_vlm`` makes, keeps and sends all drafts: when the
+verdict is one of these outcomes, the next draft is sent at once, so that the verifier need not wait
+for the draft model (paper 003, steps 3 to 6). The graph works without this node, but more slowly.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from rclpy.task import Future
 
 from collab_llm.msg import Draft, EarlyExit, GeneratedText, Status, Verdict
 from collab_llm.srv import PreDraft
-from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.protocols.edge_cloud.predraft import Answer, OutcomeQueue, PreDraftConfig
 from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.health import Level
@@ -28,24 +26,24 @@ from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import REQUESTS, RESULT
 
+_PREDRAFT_S = 2.0
+"""Longest wait for one pre-draft: more than any round takes [s]."""
+_MAX_SESSIONS = 16
+"""Sessions remembered, the oldest forgotten first: draft_vlm works on two at a time."""
+
 
 @dataclass(frozen=True)
 class PreDraftCacheConfig:
     """Parameters of the node."""
 
     cache: PreDraftConfig = field(default_factory=PreDraftConfig)
-    deadline_s: float = setting(2.0, "Wait for one pre-draft at most [s].", low=0.01, high=60.0)
-    max_sessions: int = setting(16, "Sessions remembered; the oldest goes first.", low=1, high=1024)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
 
 class _Session:
-    """The answer as the verdicts tell it, and the outcomes that exits suggest.
+    """The answer by its verdicts, and the outcomes suggested by exits.
 
     Attributes:
-        ready: answers for which ``draft_vlm`` has a pre-draft that this node asked for.
+        ready: answers for which ``draft_vlm`` has a pre-draft that this node requested.
     """
 
     def __init__(self, config: PreDraftConfig) -> None:
@@ -55,7 +53,7 @@ class _Session:
         self.round = 0
 
     def grow(self, msg: Verdict) -> bool:
-        """Extend the answer by a verdict; False if it is not the next one."""
+        """Extend the answer by a verdict; return False if it is not the next one."""
         if msg.round != self.round:
             return False
         self.answer += tuple(msg.tokens)
@@ -72,7 +70,7 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._pending: Future | None = None
         self._pending_until = STEADY.now()
-        self.lookups = 0  # verdicts that another draft follows
+        self.lookups = 0  # verdicts followed by another draft
         self.exits = 0
         self.predrafts = 0  # made at this node's request
         self.hits = 0  # verdicts for which one of them was ready
@@ -98,7 +96,7 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
         if self.active and not self._predraft.service_is_ready():
             level, message = Level.WARN, "draft_vlm's service predraft is not there"
         elif self.lookups and not self.exits:
-            message = "no early exits: draft_vlm foresees alone (its hit_rate)"
+            message = "no early exits: draft_vlm predicts alone (its hit_rate)"
         values = {
             "verdicts": self.lookups,
             "early_exits": self.exits,
@@ -109,11 +107,11 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
 
     @guarded
     def _on_draft(self, msg: Draft) -> None:
-        """A session begins; one whose beginning was not heard cannot be followed."""
+        """Begin a session; one whose first draft was missed cannot be followed."""
         if msg.start > 0 or msg.session_id in self._sessions:
             return
         self._sessions[msg.session_id] = _Session(self.config.cache)
-        if len(self._sessions) > self.config.max_sessions:
+        if len(self._sessions) > _MAX_SESSIONS:
             self._sessions.popitem(last=False)
 
     @guarded
@@ -145,7 +143,7 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
             )
 
     def _next(self) -> None:
-        """Ask for one pre-draft at a time: the draft model is one, and the queue is ordered."""
+        """Request the next pre-draft, one at a time: there is one draft model."""
         if self._pending is not None:
             if STEADY.now() < self._pending_until:
                 return
@@ -164,15 +162,15 @@ class PreDraftCacheNode(ManagedNode[PreDraftCacheConfig]):
             session_id=session_id,
             round=session.round,
             outcome=array("i", answer[len(session.answer) :]),
-            deadline_s=self.config.deadline_s,
+            deadline_s=_PREDRAFT_S,
         )
-        self._pending_until = STEADY.now() + Duration(seconds=self.config.deadline_s)
+        self._pending_until = STEADY.now() + Duration(seconds=_PREDRAFT_S)
         self._pending = self._predraft.call_async(request)
         self._pending.add_done_callback(partial(self._on_predraft, session, answer))
 
     def _on_predraft(self, session: _Session, answer: Answer, future: Future) -> None:
         if future is not self._pending:
-            return  # given up before
+            return  # given up
         self._pending = None
         if not self.active:
             return

@@ -1,8 +1,8 @@
 """The server of one protocol: ``protocol_server NAME`` runs the node ``NAME_server``.
 
-It hosts the action ``NAME/generate`` for any protocol of ``protocols/registry.py``. A protocol that
-offers more in ROS has a node class of its own, which is started here too. Only ``edge_cloud``,
-which needs further nodes, has a program of another name, ``draft_vlm``.
+It hosts the action ``NAME/generate`` for any protocol of ``protocols/registry.py``. A protocol with
+more ROS interfaces has a node class of its own, which this program also starts. Only
+``edge_cloud``, which needs further nodes, has another program, ``draft_vlm``.
 """
 
 from __future__ import annotations

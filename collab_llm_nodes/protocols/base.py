@@ -1,7 +1,7 @@
-"""The interface of every protocol, whatever carries it: ROS, command line, benchmark or test.
+"""The interface of every protocol, for ROS, command line, benchmarks and tests.
 
 A protocol is an :class:`Entry` in ``registry.py``. Its ``start`` loads the models and returns a
-:class:`Running`, which answers one :class:`Request` per call of ``run``: it tells the answer so far
+:class:`Running`, which answers one :class:`Request` per call of ``run``: it emits the answer so far
 as :class:`Progress` and returns an :class:`Answer`.
 """
 
@@ -40,20 +40,19 @@ class Source(IntEnum):
 
 @dataclass(frozen=True)
 class Request:
-    """One answer asked for.
+    """A request for one answer.
 
     Attributes:
-        id: names the answer in every message about it; unique.
+        id: identifies the answer in every message about it; unique.
         config: an ``Entry.config`` in which this request's options are set.
         options: names of the fields of ``config`` that the request has set for itself.
         turns: the chat; the last turn is the user's.
         images: JPEG bytes, in the order of the prompt.
         max_tokens: length limit of the answer [tokens]; 0: the configuration's, see ``length``.
-        stamp_ns, frame_id: capture time and camera frame of the newest image, for messages that
-            are derived from it.
+        stamp_ns, frame_id: capture time and camera frame of the newest image, for derived messages.
         asked_at: ``time.monotonic()`` of the request, for the metrics.
         raw: the model reads the one turn as it is, without a chat template.
-        for_motion: the robot is to move by the answer; a protocol lets it go before others.
+        for_motion: the robot is to move by the answer; a protocol serves it before others.
     """
 
     id: str
@@ -72,11 +71,11 @@ class Request:
 
     @property
     def prompt(self) -> str:
-        """The turn to be answered."""
+        """The text of the turn to answer."""
         return self.turns[-1].content
 
     def length(self, default: int) -> int:
-        """Return the length limit of the answer [tokens], which is ``default`` if it names none.
+        """Return the length limit of the answer [tokens]; ``default`` if the request sets none.
 
         Raises:
             InvalidInput: it is out of range.
@@ -92,12 +91,12 @@ class Progress:
 
     Attributes:
         text: may grow only at its end, between two reports of one answer.
-        tokens, sources: [tokens] ids, and which rule produced each (``msg/GeneratedText``); empty
-            where a protocol has text only.
+        tokens, sources: [tokens] ids and the rule that produced each (``msg/GeneratedText``); empty
+            if a protocol has text only.
         ends: [tokens] index in ``text`` after the last character of each token.
-        verified: the target stands for every token.
-        stage: what is being done, in the protocol's words.
-        share_done: share of the work that is done, 0 to 1; 0 while nobody knows.
+        verified: the target has verified every token.
+        stage: the present step of the protocol, for people.
+        share_done: share of the work that is done, 0 to 1; 0 while unknown.
     """
 
     text: str = ""
@@ -112,13 +111,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class Answer(Progress):
-    """The end of an answer; with an ``error``, the rest is what there is of it."""
+    """A complete answer; with an ``error``, the part of it that exists."""
 
     error: CollabError | None = None
 
 
 class Control:
-    """Deadline and cancellation of one answer; used by several threads.
+    """Deadline and cancellation of one answer; thread-safe.
 
     Args:
         due: ``time.monotonic()`` by which the answer must be complete.
@@ -131,17 +130,17 @@ class Control:
         self._lock = threading.Lock()
 
     def cancel(self) -> None:
-        """Give the answer up."""
+        """Cancel the answer."""
         with self._lock:
             self._cancelled, wakes = True, [*self._wakes]
         for wake in wakes:
             wake()
 
     def check(self) -> None:
-        """Return if the answer is still wanted; call it between two passes.
+        """Check that the answer is still wanted; call it between two passes.
 
         Raises:
-            Cancelled: the caller gave it up.
+            Cancelled: the caller has cancelled it.
             DeadlineExceeded: its time is over.
         """
         if self._cancelled:
@@ -154,19 +153,21 @@ class Control:
             )
 
     def on_cancel(self, wake: Callable[[], None]) -> Callable[[], None]:
-        """Have ``wake`` called, from any thread, when the caller gives the answer up; at once if
-        that has happened already. Returns a function that takes this back."""
+        """Register ``wake`` to be called, from any thread, when the answer is cancelled.
+
+        It is called at once if that has happened already. Returns a function that unregisters it.
+        """
         with self._lock:
             self._wakes.append(wake)
             cancelled = self._cancelled
         if cancelled:
             wake()
 
-        def forget() -> None:
+        def unregister() -> None:
             with self._lock:
                 self._wakes.remove(wake)
 
-        return forget
+        return unregister
 
 
 class Running(Protocol):
@@ -174,35 +175,36 @@ class Running(Protocol):
 
     @property
     def parallel(self) -> int:
-        """Calls of ``run`` that may be made at the same time, beside one that is for motion."""
+        """Number of concurrent calls of ``run``, beside one that is for motion."""
 
     def run(self, request: Request, emit: Callable[[Progress], None], control: Control) -> Answer:
         """Answer one request.
 
         Args:
-            emit: takes the answer so far. Call it where nothing waits: it wakes other processes.
+            emit: callback for the answer so far. Call it while nothing waits: it wakes other
+                processes.
 
         Raises:
-            CollabError: why there is no answer. What was emitted last is then what there is of it.
+            CollabError: there is no answer beyond what was emitted last.
         """
 
     def health(self) -> Mapping[str, object]:
         """Return figures for people: models, memory, mode.
 
-        ``failure``, where it is there and not empty, tells why all requests are refused.
+        ``failure``, if present and not empty, is the reason why all requests are refused.
         """
 
     def close(self) -> None:
-        """Free what the protocol holds; no call of ``run`` is under way."""
+        """Free the protocol's resources; no call of ``run`` may be in progress."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """The things that a host gives to a protocol.
+    """Resources that a host gives to a protocol.
 
     Attributes:
-        carrier: passes messages on to the other half of the protocol, where that is not the
-            protocol's own business (``edge_cloud``: a ``Carrier``).
+        carrier: carries messages to the protocol's other half, if the host does that
+            (``edge_cloud``: a ``Carrier``).
         log: for warnings to people.
     """
 
@@ -211,7 +213,7 @@ class Resources:
 
 
 def _accept(request: Request) -> None:
-    """Refuse nothing."""
+    """Accept every request."""
 
 
 @dataclass(frozen=True)
@@ -224,11 +226,11 @@ class Entry:
             (fields made with ``setting(..., per_request=ANY)``, or another ``config.Direction``)
             and their documentation.
         start: loads the models; takes a ``config`` and the host's resources.
-        takes: which of "chat" (more than one turn), "images" and "documents" it makes use of; a
+        takes: the inputs that it uses, of "chat" (more than one turn), "images" and "documents"; a
             request with others is refused.
         check: raises InvalidInput for a request that can be refused without the models.
         service: type in ``srv/`` of a blocking twin of the action, whose fields are named as in
-            ``Generate`` and may lack those it has no use for; the service is ``<name>_generate``.
+            ``Generate``; it need not have all of them. The service is ``<name>_generate``.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The beginning that two contexts share: what a KV cache of one holds for the other."""
+"""The common prefix of two contexts, which a KV cache of one holds for the other."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ Ids = tuple[int, ...]
 
 
 def common_length(a: Ids, b: Ids) -> int:
-    """Return the length of the common beginning.
+    """Return the length of the common prefix.
 
-    Each step compares half of what is left, so n tokens take about n comparisons, in slices.
+    A binary search over slices, which Python compares faster than single elements.
     """
     same, end = 0, min(len(a), len(b))
     while same < end:

@@ -1,4 +1,4 @@
-"""A mean of what is measured again and again: what several protocols decide by."""
+"""A running mean, by which several protocols decide."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass
 class Mean:
-    """A mean that forgets: ``weight`` observations count, older ones fade.
+    """A running mean of about the last ``weight`` observations.
 
     Attributes:
-        value: the mean; before the first observation, what is assumed.
-        count: observations so far; what is assumed may count as some.
+        value: the mean; before the first observation, an assumption.
+        count: number of observations; an assumption may count as some.
     """
 
     value: float = 0.0
@@ -19,6 +19,6 @@ class Mean:
     weight: float = 64
 
     def add(self, sample: float) -> None:
-        """Take ``sample`` in."""
+        """Add an observation."""
         self.count += 1
         self.value += (sample - self.value) / min(self.count, self.weight)

@@ -16,8 +16,8 @@ def names(config: Any, prefix: str = "") -> list[str]:
     """Return the dotted names of all fields marked ``per_request``, nested ones included.
 
     Raises:
-        ConfigError: such a field holds what cannot be read from a request's text, or does not say
-            in which direction a request may set it.
+        ConfigError: the type of such a field cannot be read from a request's text, or its
+            ``per_request`` is no ``Direction``.
     """
     found = []
     for field in dataclasses.fields(config):
@@ -42,12 +42,12 @@ def names(config: Any, prefix: str = "") -> list[str]:
 def with_options(
     config: C, keys: Sequence[str], values: Sequence[str], *, by_operator: bool = False
 ) -> C:
-    """Return ``config`` with ``values`` in place of its own in the fields ``keys``.
+    """Return ``config`` with the fields ``keys`` set to ``values``.
 
     Args:
         config: a frozen dataclass, with the operator's values; nested ones are reached by dotted
             keys ("client.gamma").
-        by_operator: who sets them may also widen what leaves the robot.
+        by_operator: the operator sets them, who may also let more leave the robot.
 
     Raises:
         InvalidInput: a key that is unknown, given twice or not for requests (the remedy names the
@@ -99,10 +99,10 @@ def _check_direction(direction: Direction, old: Any, new: Any) -> None:
 
 
 def _converted(value: str, like: Any) -> Any:
-    """Return ``value`` as the type of ``like``: bool, int, float or str.
+    """Convert ``value`` to the type of ``like``: bool, int, float or str.
 
     Raises:
-        ConfigError: it is none of that type.
+        ConfigError: it has another type.
     """
     kind = type(like)
     try:

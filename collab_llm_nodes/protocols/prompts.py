@@ -1,4 +1,4 @@
-"""The prompt of a request, as the models' readers of prompts take it."""
+"""The prompt of a request, in the form that models read."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def prompt_of(request: Request) -> Prompt:
 
 
 def name_prompt(error: CollabError) -> None:
-    """Have an error of a prompt's text name the request's field."""
+    """Rename the field of an error about a prompt's text to that of the request."""
     if error.field == "text":
         error.field = "prompt"

@@ -1,4 +1,4 @@
-"""The protocols of this package, one line each. Nothing is imported before it is asked for."""
+"""The protocols of this package, one line each. Each is imported when it is first used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def find(name: str) -> Entry:
 
     Raises:
         InvalidInput: there is none; the remedy names the nearest.
-        ConfigError: its line, or its entry, is wrong.
+        ConfigError: its line or its entry is wrong.
     """
     if name not in PROTOCOLS:
         raise unknown(name, PROTOCOLS)

@@ -21,7 +21,7 @@ from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.processes import START_DEADLINE_S, free_port, run_process
-from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig
+from collab_llm_nodes.protocols.edge_cloud.client import EdgeClientConfig
 from collab_llm_nodes.protocols.edge_cloud.process import verifier_process, wait_for_verifier
 from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
@@ -80,7 +80,7 @@ def in_process(recording: Recording, models: Models) -> Iterator[Replayer]:
         CollabError: a model cannot be loaded, the verifier cannot be reached.
     """
     grammar = recording.settings(GrammarConfig, "navigation_action_parser", "grammar")
-    gamma = recording.settings(ClientConfig, "draft_vlm", "client").gamma
+    gamma = recording.settings(EdgeClientConfig, "draft_vlm", "client").gamma
     here = [models.draft] if models.verifier else [models.draft, models.target]
     set_threads(*(_config(path, models) for path in here))
     draft = _engine(models.draft, models)
@@ -163,7 +163,7 @@ def through_nodes(
 
 def _node_parameters(recording: Recording, models: Models, address: str) -> dict[str, Any]:
     """Return the recorded parameters for the replay's nodes, without those of the link."""
-    client = recording.settings(ClientConfig, "draft_vlm", "client")
+    client = recording.settings(EdgeClientConfig, "draft_vlm", "client")
     grammar = recording.settings(GrammarConfig, "navigation_action_parser", "grammar")
     values: dict[str, dict[str, Any]] = {
         "camera_ingest": {

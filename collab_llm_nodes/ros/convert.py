@@ -23,11 +23,9 @@ from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.edge_cloud.messages import (
     Draft,
     EarlyExit,
-    Failure,
     Verdict,
-    error_of,
-    failure_of,
 )
+from collab_llm_nodes.transport.wire import Failure
 
 _CODE_OF = {
     value: name
@@ -204,7 +202,7 @@ def verdict_to_msg(verdict: Verdict | Failure, header: Header, session_id: str) 
     """Return the message for the topic ``verdict``; a failure ends the session there too."""
     msg = VerdictMsg(header=header, session_id=session_id)
     if isinstance(verdict, Failure):
-        msg.status = status_of(error_of(verdict))
+        msg.status = status_of(verdict.error())
         return msg
     msg.round = verdict.round
     msg.tokens = array("i", verdict.tokens)
@@ -217,7 +215,7 @@ def verdict_to_msg(verdict: Verdict | Failure, header: Header, session_id: str) 
 def verdict_from_msg(msg: VerdictMsg) -> Verdict | Failure:
     """Return the verdict, or the failure, in a message."""
     if msg.status.code != Status.OK:
-        return failure_of(error_from(msg.status))
+        return Failure.of(error_from(msg.status))
     return Verdict(
         msg.round, tuple(msg.tokens), msg.accepted, msg.finished, msg.compute_s, msg.queue_s
     )

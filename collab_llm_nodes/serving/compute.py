@@ -1,11 +1,11 @@
 """The compute thread: it owns the model and all jobs, and serves them in batched passes.
 
-A :class:`Job` is what one client has computed, turn by turn; a :class:`Judge` handles what a pass
-yields for all jobs together. Both belong to a protocol, as do messages, which only pass through.
+A :class:`Job` is one client's session, computed turn by turn; a :class:`Judge` evaluates the
+results of a pass for all jobs together. A protocol provides both, and the messages.
 
-Other threads hand in events (open, submit, leave) and never wait; results go out through each
-client's ``post``. So no job is touched by two threads, work is taken in while a pass runs, and
-whatever becomes of a client, its KV cache is freed here.
+Other threads post events (open, submit, leave) and never wait; results leave by each client's
+``post``. So each job is used by one thread only, events are accepted while a pass runs, and the KV
+cache of a client that has left is always freed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from collab_llm_nodes.errors import (
     Unavailable,
 )
 from collab_llm_nodes.models.footprint import in_bytes
-from collab_llm_nodes.serving.figures import ComputeFigures
+from collab_llm_nodes.serving.metrics import ComputeMetrics
 from collab_llm_nodes.serving.scheduler import (
     BatchConfig,
     Evicted,
@@ -49,82 +49,82 @@ from collab_llm_nodes.serving.scheduler import (
 log = logging.getLogger(__name__)
 
 Work = Any
-"""Something a client submits for its job, such as a draft; only the job reads it."""
+"""Input that a client submits to its job, such as a draft."""
 Message = Any
-"""Something a client is told; an error is a :class:`CollabError`."""
+"""A message to a client; an error is a :class:`CollabError`."""
 Finding = Any
-"""The result of a judge for the logits of one job, for ``Job.conclude``."""
+"""A judge's evaluation of the logits of one job, for ``Job.conclude``."""
 
 
 class Client(Protocol):
-    """The receiver of one job's messages. An error posted to it is the last that it hears."""
+    """The receiver of one job's messages. An error is the last message."""
 
     id: str
-    owner: str  # shares KV caches with others of the same; empty: with nobody
+    owner: str  # clients of one owner share KV caches; empty: shares with none
     urgent: bool  # comes before the others of its owner
-    gone: threading.Event  # it left: stop computing for it
+    gone: threading.Event  # it has left: stop computing for it
 
     def post(self, message: Message, more: bool = False) -> None:
-        """Take ``message``, from the compute thread; must not block.
+        """Queue ``message``, from the compute thread; must not block.
 
         Args:
-            more: others are posted at once, to any client; they may go out together.
+            more: further messages are posted at once, to any client; they may be sent together.
         """
 
 
 class Job(Protocol):
-    """One client's session of the model. Used by the compute thread only, once it is opened.
+    """One client's session of the model. Once opened, only the compute thread uses it.
 
-    First the prompt is read: ``read_on`` until nothing is ``unread``. Then come turns: one is
-    ``due``, ``begin`` says what to feed, and ``conclude`` takes the logits.
+    First the prompt is read: ``read_on`` until nothing is ``unread``. Then come turns: when one is
+    ``due``, ``begin`` returns its feed, and ``conclude`` receives the logits.
     """
 
     @property
     def unread(self) -> int:
-        """Prompt tokens that have not been fed."""
+        """Number of prompt tokens that have not been fed."""
 
     @property
     def most_tokens(self) -> int:
-        """Tokens that the KV cache will hold at most."""
+        """Largest number of tokens that the KV cache will hold."""
 
     @property
     def due(self) -> bool:
-        """A turn waits for :meth:`begin`."""
+        """True if a turn waits for :meth:`begin`."""
 
     @property
     def finished(self) -> bool:
-        """Nothing is left to do: the message of the last turn is the last of all."""
+        """True if the message of the last turn was the last of all."""
 
     def read_on(self, count: int) -> Feed:
         """Return the feed of the next ``count`` unread tokens."""
 
     def opened(self, client_id: str) -> Message:
-        """Return what the client is told once the prompt is read."""
+        """Return the message to the client once the prompt is read."""
 
     def offer(self, work: Work) -> bool:
-        """Take ``work`` in, for this turn or a later one; False if it is of no use any more.
+        """Accept ``work`` for this turn or a later one; return False if it is obsolete.
 
         Raises:
-            CollabError: it cannot be taken; this ends the job.
+            CollabError: it is invalid; this ends the job.
         """
 
     def begin(self, on_exit: OnExit) -> Feed | None:
         """Start the turn that is due.
 
         Args:
-            on_exit: for ``Feed``, if early exits are wanted: the judge previews them.
+            on_exit: for ``Feed``, if early exits are wanted, which the judge previews.
         """
 
     def conclude(
         self, logits: Tensor, compute_s: float, queue_s: float, finding: Finding
     ) -> Message:
-        """Return what the client is told of the turn that was begun.
+        """Return the message to the client about the turn that was begun.
 
         Args:
             logits: of the last layer, [tokens fed, vocabulary].
             compute_s: duration of the pass [s].
             queue_s: time that the turn was due before it [s].
-            finding: of the judge; None where it has none.
+            finding: of the judge; None if it has none.
         """
 
     def close(self) -> None:
@@ -132,35 +132,35 @@ class Job(Protocol):
 
 
 class Judge:
-    """Handles what a pass yields for all jobs together, where that is cheaper than one by one.
+    """Evaluates the results of a pass for all jobs together, where that is cheaper than one by one.
 
-    This one leaves everything to the jobs and forwards no early exits.
+    This base class leaves everything to the jobs and forwards no early exits.
 
     Attributes:
-        min_lead_s: early exits are not computed where they would precede the end of the pass by
-            less than this [s], or by too little to be worth their own time; 0: all are.
+        min_lead_s: early exits are computed only if they precede the end of the pass by this time
+            [s], and by enough to be worth their own time; 0: all are.
     """
 
     min_lead_s = math.inf
 
     def warm_up(self, layer: int, logits: Tensor) -> None:
-        """Do with some logits what is done with those of exits, and forget it."""
+        """Process ``logits`` like those of an exit, and discard the result."""
 
     def find(self, results: Sequence[tuple[Any, Tensor]]) -> Sequence[Finding]:
         """Return the finding for each job, given the logits of its turn."""
         return [None] * len(results)
 
     def preview(self, layer: int, exits: Sequence[tuple[Any, Tensor]]) -> Sequence[Message | None]:
-        """Return what the client of each job is told about the logits of an early exit."""
+        """Return the message to each job's client about the logits of an early exit."""
         return [None] * len(exits)
 
     def count(self, concluded: Sequence[Message]) -> None:
-        """Take note of the messages that concluded the turns of one pass."""
+        """Record the messages that concluded the turns of one pass."""
 
 
 @dataclass(eq=False)
 class _Session:
-    """One client's job, and how far it is."""
+    """One client's job and its state."""
 
     job: Job
     ready: bool = False  # the prompt is read
@@ -168,10 +168,12 @@ class _Session:
 
 
 _EXIT_PAYS = 8
-"""An exit is taken where it leads the verdict by so many times what it takes itself.
+"""Least lead of an exit over the verdict, as a multiple of its own duration.
 
-It delays the verdicts of all sessions by that, and its lead helps only a robot that did not foresee
-the outcome itself: of one verdict in five with the shipped pair (docs/benchmarks, miss rate).
+An exit delays the verdicts of all sessions by its duration. Its lead helps only a robot that did
+not
+predict the outcome itself: for one verdict in five with the shipped pair (docs/benchmarks, miss
+    rate).
 """
 _DRAFT_ROWS = 16
 """Rows of a draft for which memory is kept free beside the KV caches."""
@@ -180,7 +182,7 @@ _SESSION_TOKENS = 4096
 
 
 class Compute:
-    """See the module docstring.
+    """Serves all clients from one thread.
 
     Args:
         max_sessions: KV caches at a time, if there is memory for them.
@@ -188,7 +190,7 @@ class Compute:
         judge: of all jobs.
         name: of the service, for messages.
         emulated_compute_s: EMULATION: a pass takes at least this long.
-        on_failure: called, from the compute thread, when it can serve nobody any more.
+        on_failure: called from the compute thread when it can compute nothing any more.
     """
 
     def __init__(
@@ -201,27 +203,27 @@ class Compute:
         judge: Judge | None = None,
         name: str = "server",
         emulated_compute_s: float = 0.0,
-        figures: ComputeFigures | None = None,
+        metrics: ComputeMetrics | None = None,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._judge = judge or Judge()
         self._name = name
         self._emulated_s = emulated_compute_s
-        self._figures = figures or ComputeFigures(name)
+        self._metrics = metrics or ComputeMetrics(name)
         self._inbox = _Inbox()
         self._sessions: dict[Client, _Session] = {}
         self._ready: ReadyQueue[Client] = ReadyQueue(batch)
         self._slots: Slots[Client] = Slots(max_sessions, batch)
-        self._figures.caches.set_function(lambda: len(self._slots))
-        self._figures.waiting.set_function(lambda: self._slots.waiting)
+        self._metrics.caches.set_function(lambda: len(self._slots))
+        self._metrics.waiting.set_function(lambda: self._slots.waiting)
         self._batch = batch
         self._max_sessions = max_sessions
         self._pixels = pixels
         self._expected_s = math.inf  # of a pass without its exits, smoothed; unknown: inf
         self._exit_s = 0.0  # of one exit of a pass, smoothed
         self._concluded: list[tuple[Client, Message]] = []  # of the present pass
-        self._told: set[Client] = set()  # of the last turn, or opened, and not back
+        self._coming: set[Client] = set()  # have had a message, and may send work soon
         self._stopping = False
         self._failed = False
         self._on_failure = on_failure
@@ -229,24 +231,24 @@ class Compute:
         self._thread.start()
 
     def open(self, client: Client, job: Job) -> None:
-        """Start ``job`` for ``client``, which is told when its prompt is read."""
+        """Start ``job`` for ``client``, which gets a message when its prompt is read."""
         self._inbox.put(partial(self._guarded, client, partial(self._open, client, job)))
 
     def submit(self, client: Client, work: Work) -> None:
-        """Offer ``work`` to the job of ``client``; after ``open`` only."""
+        """Offer ``work`` to the job of ``client``, which must be open."""
         self._inbox.put(partial(self._guarded, client, partial(self._submit, client, work)))
 
     def leave(self, client: Client) -> None:
-        """Forget ``client``; nothing more is posted to it once this is seen."""
+        """Drop ``client``; nothing more is posted to it once the thread has handled this."""
         client.gone.set()
         self._inbox.put(partial(self._end, client))
 
     def end_if_idle(self, client: Client, error: CollabError) -> None:
-        """End the session of ``client`` with ``error`` unless it is owed an answer."""
+        """End the session of ``client`` with ``error`` unless it waits for an answer."""
         self._inbox.put(partial(self._guarded, client, partial(self._end_if_idle, client, error)))
 
     def stop(self, timeout_s: float) -> bool:
-        """Free everything and end the thread; False if a pass still runs after ``timeout_s``."""
+        """Free everything and end the thread; return False if a pass runs beyond ``timeout_s``."""
 
         def stop() -> None:
             self._stopping = True
@@ -264,14 +266,15 @@ class Compute:
                 self._slots.room = self._cache_room()
                 self._serve()
         except Exception:
-            # A fault in here or of the device, in the midst of any change: nothing can be trusted.
+            # A fault of this code or of the device, in the midst of any change: no state is
+            # reliable.
             log.exception("the compute thread cannot go on")
             self._failed = True
             self._on_failure()
             for client in self._sessions:
-                client.post(self._no_longer())
-            self._sessions.clear()  # not closed one by one: that may be what fails
-            while not self._stopping:  # who comes now is told by _open
+                client.post(self._failure())
+            self._sessions.clear()  # not closed one by one: closing may be what fails
+            while not self._stopping:  # _open refuses later clients
                 self._inbox.wait(1, None)
                 while self._inbox:
                     self._inbox.pop()()
@@ -299,20 +302,20 @@ class Compute:
     def _serve(self) -> None:
         while not self._stopping:
             self._take_in()
-            starts_at = self._ready.starts_at(coming=len(self._told))
+            starts_at = self._ready.starts_at(coming=len(self._coming))
             if starts_at is not None and starts_at <= time.monotonic():
                 self._pass()
         for client in tuple(self._sessions):
             self._end(client)
 
     def _take_in(self) -> None:
-        """Handle what came; wait for it if there is nothing else to do."""
-        times = (self._ready.starts_at(coming=len(self._told)), self._slots.due)
+        """Handle all events; wait for one if there is nothing else to do."""
+        times = (self._ready.starts_at(coming=len(self._coming)), self._slots.due)
         next_at = min((t for t in times if t is not None), default=None)
         wait_s = None if next_at is None else next_at - time.monotonic()
         if wait_s is None or wait_s > 0:
-            # Once per expected batch, not once per draft: each waking contends with the loop.
-            self._inbox.wait(max(1, len(self._told)) if self._ready else 1, wait_s)
+            # Wake once per expected batch, not once per draft: each waking contends with the loop.
+            self._inbox.wait(max(1, len(self._coming)) if self._ready else 1, wait_s)
         while self._inbox:
             self._inbox.pop()()
         self._advance_slots()
@@ -323,12 +326,12 @@ class Compute:
             return
         try:
             event()
-        except Exception as error:  # noqa: BLE001  whatever it is: the thread serves others too
+        except Exception as error:  # noqa: BLE001  it must not end the other sessions
             self._fail(client, error)
 
     def _open(self, client: Client, job: Job) -> None:
         if self._failed:
-            raise self._no_longer()
+            raise self._failure()
         size = self._engine.cache_bytes(job.most_tokens)
         if size > self._slots.room:
             job.close()
@@ -345,11 +348,11 @@ class Compute:
     def _submit(self, client: Client, work: Work) -> None:
         session = self._sessions.get(client)
         if session is None:
-            return  # it failed meanwhile; the client is being told
+            return  # it has failed meanwhile, and the client gets that error
         if session.evicted:
             raise _evicted()
         taken = session.job.offer(work)
-        (self._figures.taken if taken else self._figures.dropped).inc()
+        (self._metrics.taken if taken else self._metrics.dropped).inc()
         if session.ready:
             self._queue_up(client, session)
 
@@ -359,10 +362,10 @@ class Compute:
             raise error
 
     def _queue_up(self, client: Client, session: _Session) -> None:
-        """Get in line if a turn is due."""
+        """Enter the queue if a turn is due."""
         if session.job.due:
-            self._told.discard(client)
-            self._slots.work(client)
+            self._coming.discard(client)
+            self._slots.mark_busy(client)
             self._ready.add_turn(client, time.monotonic(), client.owner, urgent=client.urgent)
 
     def _advance_slots(self) -> None:
@@ -377,8 +380,8 @@ class Compute:
                 else:
                     self._opened(change.key, session)
             elif isinstance(change, Evicted):
-                self._figures.evictions.inc()
-                if session.ready and not session.job.due:  # told when it sends the next
+                self._metrics.evictions.inc()
+                if session.ready and not session.job.due:  # _submit reports it
                     session.evicted = True
                     session.job.close()
                 else:
@@ -388,23 +391,23 @@ class Compute:
 
     def _opened(self, client: Client, session: _Session) -> None:
         session.ready = True
-        self._told.add(client)
+        self._coming.add(client)
         client.post(session.job.opened(client.id))
-        self._slots.rest(client, time.monotonic())
+        self._slots.mark_idle(client, time.monotonic())
         self._queue_up(client, session)
 
     def _pass(self) -> None:
-        """One forward pass over everybody whose turn it is."""
+        """Run one forward pass over all jobs whose turn it is."""
         batch = self._ready.take()
         if batch.turns:
-            self._told.clear()
+            self._coming.clear()
         run = _Pass(self._engine, self._judge, self._emulated_s)
         lead_s = self._judge.min_lead_s and max(self._judge.min_lead_s, _EXIT_PAYS * self._exit_s)
         spare = 1.0 - lead_s / max(self._expected_s, 1e-6)
         for client, due_since in batch.turns:
             job = self._sessions[client].job
             feed = job.begin(run.watch(client, job))
-            assert feed is not None, "in line without a turn"
+            assert feed is not None, "queued without a turn"
             run.add(client, feed, run.started - due_since)
         for client, count in batch.prompts:
             run.add(client, self._sessions[client].job.read_on(count))
@@ -413,16 +416,16 @@ class Compute:
         wait_for(self._engine.device)
         compute_s = time.monotonic() - run.started
         if batch.turns:
-            # Without what exits took: they must not seem worth sending because they are sent.
+            # Exits' own time is left out, or they would make passes seem long enough for exits.
             alone_s, old = max(compute_s - run.exits_s, self._emulated_s), self._expected_s
             self._expected_s = alone_s if math.isinf(old) else 0.75 * old + 0.25 * alone_s
             self._exit_s = _cost_of_exit(self._exit_s, run)
         for part, result in zip(run.parts, results, strict=True):
             finding = findings.get(part.client)
             self._guarded(part.client, partial(self._after, part, result, compute_s, finding))
-        self._figures.count_pass(len(batch.turns), sum(n for _, n in batch.prompts), compute_s)
+        self._metrics.count_pass(len(batch.turns), sum(n for _, n in batch.prompts), compute_s)
         self._judge.count([message for _, message in self._concluded])
-        # All at once, or whoever sends the first would contend for the interpreter with the rest.
+        # All at once: sending the first would contend for the interpreter with the others.
         for number, (client, message) in enumerate(self._concluded, start=1):
             client.post(message, more=number < len(self._concluded))
         self._concluded.clear()
@@ -430,7 +433,7 @@ class Compute:
     def _find(
         self, turns: Sequence[_Part], results: Sequence[Tensor | Exception]
     ) -> dict[Client, Finding]:
-        """Return what the judge finds for each of ``turns`` that has a result."""
+        """Return the judge's finding for each of ``turns`` that has a result."""
         judged = {
             part.client: result
             for part, result in zip(turns, results, strict=False)  # those of prompts come after
@@ -442,7 +445,7 @@ class Compute:
     def _after(
         self, part: _Part, result: Tensor | Exception, compute_s: float, finding: Finding
     ) -> None:
-        """Handle what a pass means to one of its sessions."""
+        """Handle the result of a pass for one of its sessions."""
         if isinstance(result, Exception):
             raise result
         client = part.client
@@ -452,13 +455,13 @@ class Compute:
                 self._opened(client, session)
             return
         message = session.job.conclude(result, compute_s, part.queue_s, finding)
-        self._figures.queued.observe(part.queue_s)
+        self._metrics.queued.observe(part.queue_s)
         self._concluded.append((client, message))
         if session.job.finished:
             self._end(client)
         else:
-            self._told.add(client)
-            self._slots.rest(client, time.monotonic())
+            self._coming.add(client)
+            self._slots.mark_idle(client, time.monotonic())
             self._queue_up(client, session)
 
     def _fail(self, client: Client, error: Exception) -> None:
@@ -476,7 +479,7 @@ class Compute:
         if session is None:
             return
         self._ready.discard(client)
-        self._told.discard(client)
+        self._coming.discard(client)
         self._slots.leave(client)
         session.job.close()
 
@@ -490,7 +493,7 @@ class Compute:
             taken = f"{count} sessions hold {held}, all memory for KV caches"
         return Unavailable(taken, field="session", remedy=remedy)
 
-    def _no_longer(self) -> Unavailable:
+    def _failure(self) -> Unavailable:
         return Unavailable(
             f"the {self._name} has failed", field="session", remedy="try again, or another"
         )
@@ -503,8 +506,8 @@ def _evicted() -> Replay:
 def _cost_of_exit(before_s: float, run: _Pass) -> float:
     """Return the smoothed cost of an exit after one more pass.
 
-    A pass without exits lets the cost fade: it would be remembered for ever, since exits that seem
-    to cost too much are not taken. One that stalls counts twice what was known at most.
+    Without exits the cost decays; otherwise a high one would last, since exits that seem too costly
+    are not taken. A pass that stalls counts at most twice the known cost.
     """
     if not run.exits:
         return 0.9 * before_s
@@ -519,7 +522,7 @@ class _Inbox:
 
     def __init__(self) -> None:
         self._events: deque[Callable[[], None]] = deque()
-        self._wanted = math.inf  # events for which the compute thread sleeps; it does not: inf
+        self._wanted = math.inf  # number of events that wakes the compute thread; awake: inf
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def __len__(self) -> int:
@@ -531,9 +534,9 @@ class _Inbox:
             self._bell.put(None)
 
     def wait(self, count: int, timeout_s: float | None) -> None:
-        """Sleep until ``count`` events are there, or ``timeout_s`` is over."""
+        """Sleep until there are ``count`` events, or ``timeout_s`` has passed."""
         self._wanted = count
-        if len(self._events) < count:  # asked after the line above: none is missed
+        if len(self._events) < count:  # checked after the line above, so that none is missed
             with contextlib.suppress(queue.Empty):
                 self._bell.get(timeout=timeout_s)
         self._wanted = math.inf
@@ -546,7 +549,7 @@ class _Inbox:
 
 
 class _Part(NamedTuple):
-    """One client's share of a pass; ``queue_s`` is how long its turn was due before it [s]."""
+    """One client's share of a pass; ``queue_s`` is the wait of its turn before it [s]."""
 
     client: Client
     feed: Feed
@@ -554,15 +557,14 @@ class _Part(NamedTuple):
 
 
 class _Pass:
-    """One forward pass in the making.
+    """One forward pass.
 
-    EMULATION of a slower model: the pass takes at least ``at_least_s``, and passes each layer no
-    earlier than in proportion to its depth. The sleep is in the compute thread because it stands
-    for a device that is busy.
+    EMULATION of a slower model: the pass takes at least ``at_least_s``, and reaches each layer no
+    earlier than in proportion to its depth. The compute thread sleeps, as if its device were busy.
 
     Attributes:
         exits: layers whose early exits were taken.
-        exits_s: what they have taken, from the adapter to the message.
+        exits_s: their total duration, from the adapter to the message [s].
     """
 
     def __init__(self, engine: Engine, judge: Judge, at_least_s: float) -> None:
@@ -580,7 +582,7 @@ class _Pass:
         self.parts.append(_Part(client, feed, queue_s))
 
     def watch(self, client: Client, job: Job) -> OnExit:
-        """Return what takes the early exits of ``job`` while the pass goes on."""
+        """Return the callback for the early exits of ``job``."""
 
         def on_exit(layer: int, logits: Tensor) -> None:
             if client.gone.is_set():
@@ -590,18 +592,18 @@ class _Pass:
         return on_exit
 
     def through(self, exits_until: float) -> Sequence[Tensor | Exception]:
-        """Run it; one result for each part."""
+        """Run the pass; return one result for each part."""
         feeds = [part.feed for part in self.parts]
         try:
             results = self._engine.run(feeds, exits_until=exits_until, after_exit=self._post_exits)
-        except Exception as error:  # noqa: BLE001  such as no memory: all of this pass, not more
+        except Exception as error:  # noqa: BLE001  such as no memory: it ends this pass only
             results = [error] * len(self.parts)
         self._sleep_until(self._engine.num_layers)
         return results
 
     def _post_exits(self, layer: int, took: Callable[[], float]) -> None:
-        """Judge what all sessions show at ``layer`` together, and send it on together."""
-        took_s = took()  # waits for the exits: what the layers before still take is not theirs
+        """Judge the exits of all sessions at ``layer`` together, and post them together."""
+        took_s = took()  # waits for the exits alone, not for the layers before them
         self.exits_s += took_s
         exits, self._exits = self._exits, []
         if not exits:

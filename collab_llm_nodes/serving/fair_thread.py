@@ -1,9 +1,9 @@
-"""One thread that runs the jobs of many owners, who get equal shares of its time.
+"""One thread that runs the jobs of many owners in equal shares of its time.
 
 Start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996): each owner's next job has a tag, the
-time that the owner has used so far; a newcomer's is that of the job under way. The smallest tag
-comes next. So an owner who asks for little waits for the job under way, and for no others, however
-many jobs another owner has and however long they take.
+time that the owner has used so far; a newcomer's is that of the running job. The smallest tag comes
+next. So an owner with little work waits for the running job only, however many jobs another owner
+has and however long they take.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 
 
 class FairThread:
-    """See the module's text. The thread ends after :meth:`shutdown`, when all jobs are done.
+    """The thread and its queue. It ends after :meth:`shutdown`, when all jobs are done.
 
     Args:
-        clock: in seconds; measures what a job takes.
+        clock: measures the duration of jobs [s].
     """
 
     def __init__(self, name: str, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -37,7 +37,7 @@ class FairThread:
         return _Share(self, owner)
 
     def shutdown(self) -> None:
-        """Refuse new jobs from now on; does not wait for those that were given."""
+        """Refuse new jobs; does not wait for those that were submitted."""
         with self._changed:
             self._over = True
             self._changed.notify()
@@ -64,7 +64,7 @@ class FairThread:
                 self._used = {o: used for o, used in self._used.items() if used > self._now}
 
     def _next(self) -> tuple[str, _Job]:
-        """Return the job with the smallest tag; of equals, the owner who has waited longest."""
+        """Return the job with the smallest tag; of equals, that of the longest waiting owner."""
         owner = min(self._waiting, key=self._tag)
         self._now = self._tag(owner)
         jobs = self._waiting.pop(owner)
@@ -87,7 +87,7 @@ class _Job:
             return
         try:
             found = self._call()
-        except BaseException as error:  # noqa: BLE001 - whoever waits for the future gets it
+        except BaseException as error:  # noqa: BLE001 - passed on by the future
             self.future.set_exception(error)
         else:
             self.future.set_result(found)
@@ -100,7 +100,7 @@ class _Share(Executor):
         self._thread, self._owner = thread, owner
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Have ``fn`` called with these arguments; raises RuntimeError after the shutdown."""
+        """Queue a call of ``fn``; raises RuntimeError after the shutdown."""
         job = _Job(lambda: fn(*args, **kwargs))
         self._thread._put(self._owner, job)
         return job.future

@@ -1,12 +1,11 @@
-"""The process that decodes strangers' pictures for a server (``pictures.py`` starts it).
+"""The process that decodes untrusted pictures for a server (``pictures.py`` starts it).
 
 It writes one byte to stdout when it is ready. Then it reads requests from stdin and writes answers
-to stdout, one after the other, until stdin ends.
-Whatever a picture does to the decoder happens to this process only: its memory and the time for
-each picture are limited, and its parent may kill it.
+to stdout, one after the other, until stdin ends. A harmful picture affects this process only: its
+memory and the time for each picture are limited, and its parent may kill it.
 
-A request is the length of the data, the width and the height that are wanted, and the data. An
-answer is a status, a length and as many bytes: the pixels, or what is wrong and what to do.
+A request is the length of the data, the width and the height of the result, and the data. An answer
+is a status, a length and as many bytes: the pixels, or an error message and its remedy.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Strangers' pictures become pixels in processes of their own, which can be ended.
+"""Decoding of untrusted pictures in separate processes, which can be killed.
 
-A decoder in C cannot be interrupted within the server, and what it allocates may never come back.
+A decoder in C cannot be interrupted within the server, and its memory may never be returned.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from collab_llm_nodes.transport.background import within
 
 log = logging.getLogger(__name__)
 
-_GONE_S = 0.2  # A new worker costs 0.15 s of CPU: most decodes end sooner.
-_END_S = 1.0  # for a worker that has ended to be seen to have
-_QUIET_S = 10.0  # from one line in the log about ended processes to the next
-_LARGE_BYTES = 1 << 20  # of one message
+_GONE_S = 0.2  # a worker of a client that has left; a new one costs 0.15 s of CPU time
+_END_S = 1.0  # for the exit status of a worker that was killed
+_QUIET_S = 10.0  # between two log lines about workers that have died
+_LARGE_BYTES = 1 << 20  # of one message, after which memory is trimmed
 _TRIM_S = 1.0
 _MAX_REFUSAL = 4096
-_MESSAGES = 8  # of the largest size, whose pictures wait or are being decoded; half for an address
+_MESSAGES = 8  # of the largest size, whose pictures may wait at a time; half for one address
 _OVERHEAD_BYTES = 64 << 20
 _BYTES_PER_PIXEL = 32  # coefficients of four channels, the image, and its copy in RGB
 
@@ -49,17 +49,15 @@ class PictureConfig:
 
     workers: int = setting(
         3,
-        "Processes that decode pictures, about 10 MB each. One address gets all but one of them at"
-        " a time, one connection all but two.",
+        "Processes that decode pictures, about 10 MB each. One address uses at most all but one of"
+        " them at a time, one connection all but two.",
         low=1,
         high=64,
     )
-    cpu_s: float = setting(
-        2.0, "One picture may take this much CPU time to decode [s].", low=0.01, high=60.0
-    )
+    cpu_s: float = setting(2.0, "CPU time for decoding one picture [s].", low=0.01, high=60.0)
     deadline_s: float = setting(
         10.0,
-        "One picture may take this long to decode, once it has begun [s].",
+        "Elapsed time for decoding one picture [s].",
         low=0.01,
         high=600.0,
     )
@@ -70,11 +68,11 @@ class PictureConfig:
 
 @dataclass(frozen=True)
 class PictureLimits:
-    """Bounds on what a message may hold.
+    """Bounds on the pictures of a message.
 
     Attributes:
-        message_bytes: one message, pictures included. What waits to be decoded is eight times as
-            much at most, half of it for one address.
+        message_bytes: one message, pictures included. Waiting pictures may take eight times as
+            much, half of it for one address.
         image_bytes: one encoded picture.
         pixels: one picture, width times height.
         scans: of a progressive JPEG.
@@ -131,7 +129,7 @@ class PictureReader:
             urgent: before the others of its connection.
 
         Raises:
-            Unavailable: others wait with too many bytes.
+            Unavailable: too many bytes wait already.
             CollabError: as for :meth:`read`.
         """
         with self._holding(sum(map(len, images)), peer.account):
@@ -144,7 +142,11 @@ class PictureReader:
 
     @contextlib.contextmanager
     def _holding(self, size: int, address: str) -> Iterator[None]:
-        """Count ``size`` bytes as held; the message is here already and can only be dropped."""
+        """Account for ``size`` bytes while they wait.
+
+        Raises:
+            Unavailable: too many bytes wait already.
+        """
         room = _MESSAGES * self._limits.message_bytes
         of_address = self._held[address] + size if address else 0
         if sum(self._held.values()) + size > room or of_address > room // 2:
@@ -174,7 +176,7 @@ class PictureReader:
 
         Raises:
             InvalidInput: unreadable, beyond the limits, or it takes too long.
-            Unavailable: the process that decoded it has died.
+            Unavailable: the worker has died.
         """
         width, height = measure(data, self._limits.pixels, field)
         size = scaled_size(width, height, self._loaded, field)
@@ -194,18 +196,22 @@ class PictureReader:
 
 
 class _Deaths:
-    """Tells the log of processes that have ended by themselves, now and then."""
+    """Logs workers that have died, at a limited rate."""
 
     def __init__(self) -> None:
         self._count = 0
-        self._told_at = -math.inf
+        self._logged_at = -math.inf
 
-    def tell(self, why: object, *, began: bool) -> None:
-        """One has ended, before or after it ``began``; ``why`` is its status, or an error."""
+    def report(self, why: object, *, began: bool) -> None:
+        """Report a worker that has died, before or after it ``began``.
+
+        Args:
+            why: its exit status, or the error that prevented its start.
+        """
         self._count += 1
-        if time.monotonic() < self._told_at + _QUIET_S:
+        if time.monotonic() < self._logged_at + _QUIET_S:
             return
-        self._told_at = time.monotonic()
+        self._logged_at = time.monotonic()
         if began:
             log.warning(
                 "a process that decodes pictures has died: %s (%d so far)",
@@ -220,7 +226,7 @@ class _Deaths:
 
 
 class _Worker:
-    """A process that decodes one picture at a time; replaced when it dies or has to be killed."""
+    """A process that decodes one picture at a time, and is replaced if it dies or is killed."""
 
     def __init__(self, config: PictureConfig, limits: PictureLimits, deaths: _Deaths) -> None:
         memory = _BYTES_PER_PIXEL * limits.pixels + 4 * limits.image_bytes
@@ -238,7 +244,7 @@ class _Worker:
         self._stopped = False
 
     def start(self) -> None:
-        """Start a process, in the place of one that has ended."""
+        """Start a process."""
         self._ready = None
         self._starting = asyncio.ensure_future(self._begin())
 
@@ -248,24 +254,24 @@ class _Worker:
                 *self._command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,  # nobody writes raw lines into the log
+                stderr=asyncio.subprocess.DEVNULL,  # keep raw lines out of the log
                 cwd="/",  # python -m imports from there first
                 env=module_environment(),
             )
         except OSError as error:
-            self._deaths.tell(error, began=False)
+            self._deaths.report(error, began=False)
             raise
         self._ready = asyncio.ensure_future(self._greet(process))
         return process
 
     async def _greet(self, process: asyncio.subprocess.Process) -> bool:
-        """Return True once ``process`` has begun; the log tells if it has not."""
+        """Return True once ``process`` is ready; log it and return False if it never is."""
         starting = self._starting
         assert process.stdout is not None
         if await process.stdout.read(len(READY)) == READY:
             return True
         if starting is self._starting is not None:  # it was not killed
-            self._deaths.tell(await process.wait(), began=False)
+            self._deaths.report(await process.wait(), began=False)
         return False
 
     async def stop(self) -> None:
@@ -291,7 +297,7 @@ class _Worker:
             if status == -signal.SIGPROF:
                 raise _too_long() from error
             if began and not self._stopped:
-                self._deaths.tell(status, began=True)
+                self._deaths.report(status, began=True)
             raise Unavailable("the image's decoder has died", remedy="try again") from error
         if answer != DECODED:
             why, _, remedy = body.decode(errors="replace").partition("\n")
@@ -334,14 +340,14 @@ class _Worker:
         return status
 
     async def _kill(self) -> int | None:
-        """Kill the process, if there is one, and return the status that it ended with."""
+        """Kill the process, if there is one, and return its exit status."""
         starting, self._starting = self._starting, None
         if starting is None:
             return None
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             process = await starting
-            # Not process.kill(): Popen's would take the status of one that has just ended, and
-            # asyncio, which waits for it in a thread, would call it unknown.
+            # Not process.kill(): Popen's would reap a process that has just ended, and asyncio,
+            # which waits for it in a thread, would report its status as unknown.
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
@@ -352,7 +358,7 @@ class _Worker:
 
 
 def _return_memory() -> None:
-    """Return what is free to the system; glibc keeps it otherwise (100 MB after 60 messages)."""
+    """Return free memory to the system; glibc would keep it."""
     with contextlib.suppress(AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -1,22 +1,21 @@
-"""The order of passes and the loan of KV caches: two state machines without I/O or clock.
+"""Order of passes and assignment of KV caches: two state machines without I/O or clock.
 
-:class:`ReadyQueue` makes the passes of continuous batching. Everybody whose turn is due waits in
-one line; a pass takes the first ``max_batch`` of it. Prompts are read in the same passes, at most
-``prefill_tokens`` of them at a time: a long prompt lengthens the passes it takes part in by a
-bounded time instead of holding up all turns until it is read (the chunked prefill of
-Sarathi-Serve, Agrawal et al., OSDI 2024), and every pass reads on in the oldest prompt, so neither
-turns nor prompts can starve. The first turns and prompts of all owners come before the second of
-any, and of one owner's the urgent ones come first: who calls everything urgent gains nothing over
-other owners.
+:class:`ReadyQueue` makes the passes of continuous batching. Sessions whose turn is due wait in one
+queue; a pass takes the first ``max_batch`` of them. Prompts are read in the same passes,
+``prefill_tokens`` at a time: a long prompt lengthens each of its passes by a bounded time, instead
+of delaying all turns until it is read (chunked prefill of Sarathi-Serve, Agrawal et al., OSDI
+2024). Every pass reads some of the oldest prompt, so neither turns nor prompts can starve. The
+first turns and prompts of all owners come before the second of any. Urgent ones come first among
+their owner's only, so an owner gains nothing over others by calling everything urgent.
 
-:class:`Slots` lends the KV caches. A newcomer gets a free one, or that of the session that has been
-idle longest, which its client rebuilds by replaying its tokens. Owners share their memory fairly:
-of those who wait, the one whose owner holds the least is served first, and an owner who holds the
-most loses one that is idle at once to a newcomer whose owner would still hold less. An urgent
-newcomer comes before the others of its own owner, and takes the cache of one of them that is not
-urgent at once, even if its turn is due. From other owners it takes what any newcomer would.
+:class:`Slots` assigns the KV caches. A newcomer gets a free one, or that of the session that has
+been idle longest, whose client then rebuilds it by replaying its tokens. Owners share the memory
+fairly: the newcomer whose owner holds the least is served first, and an owner that holds the most
+loses an idle cache at once to a newcomer whose owner would still hold less. An urgent newcomer
+comes before the others of its own owner, and takes the cache of one of them that is not urgent at
+once, even if its turn is due. From other owners it takes only what any newcomer may.
 
-Keys are whatever the caller knows its sessions by; times are seconds on the caller's clock.
+Keys identify sessions; times are seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ class BatchConfig:
     )
     evict_idle_s: float = setting(
         2.0,
-        "A session may lose its KV cache to a newcomer once no draft of it came for this long [s].",
+        "Time without a draft after which a session may lose its KV cache to a newcomer [s].",
         low=0.0,
         high=3600.0,
     )
     slot_wait_s: float = setting(
-        2.0, "A newcomer waits this long for a KV cache, then is told so [s].", low=0.0, high=3600.0
+        2.0, "Longest wait of a newcomer for a KV cache [s].", low=0.0, high=3600.0
     )
 
     def __post_init__(self) -> None:
@@ -65,8 +64,8 @@ class Batch(Generic[K]):
     """One pass.
 
     Attributes:
-        turns: whose turn it is (in the verifier: to have a draft verified), and since when.
-        prompts: whose prompts are read on, and by how many tokens.
+        turns: sessions whose turn it is (in the verifier: a draft to verify), and since when.
+        prompts: sessions whose prompts are read, and by how many tokens.
     """
 
     turns: tuple[tuple[K, float], ...]
@@ -74,7 +73,7 @@ class Batch(Generic[K]):
 
 
 class ReadyQueue(Generic[K]):
-    """The line before the model. The caller has one pass at a time, and asks when it is over."""
+    """The queue for the model. The caller runs one pass at a time."""
 
     def __init__(self, config: BatchConfig) -> None:
         self._config = config
@@ -83,24 +82,24 @@ class ReadyQueue(Generic[K]):
         self._unread: dict[K, int] = {}  # prompt tokens
         self._owners: dict[K, str] = {}  # of both
         self._urgent: set[K] = set()
-        self._had: dict[str, int] = {}  # tokens that were read for each owner of one
+        self._had: dict[str, int] = {}  # prompt tokens read so far, by owner
 
     def __len__(self) -> int:
         return len(self._turns) + len(self._prompts)
 
     def add_turn(self, key: K, now: float, owner: str = "", *, urgent: bool = False) -> None:
-        """Add ``key``, whose turn is due, to the line; ``owner`` and ``urgent`` as for a prompt."""
+        """Queue ``key``, whose turn is due; ``owner`` and ``urgent`` as in :meth:`add_prompt`."""
         self._turns.setdefault(key, now)
         self._enter(key, owner, urgent)
 
     def add_prompt(
         self, key: K, tokens: int, now: float, owner: str = "", *, urgent: bool = False
     ) -> None:
-        """Enter a prompt of which ``tokens`` >= 1 tokens are to be read.
+        """Queue a prompt of which ``tokens`` >= 1 tokens are to be read.
 
         Args:
-            owner: equal for all keys that share their turns, each in order of arrival; empty:
-                nobody's.
+            owner: equal for all keys that share turns, in order of arrival; empty: an owner as
+                well.
             urgent: before the others of the same owner.
         """
         self._prompts.setdefault(key, now)
@@ -114,7 +113,7 @@ class ReadyQueue(Generic[K]):
             self._urgent.add(key)
 
     def discard(self, key: K) -> None:
-        """Forget ``key``, whatever it waited for."""
+        """Drop ``key`` and its turn or prompt."""
         self._turns.pop(key, None)
         self._prompts.pop(key, None)
         self._unread.pop(key, None)
@@ -122,10 +121,10 @@ class ReadyQueue(Generic[K]):
         self._urgent.discard(key)
 
     def starts_at(self, coming: int) -> float | None:
-        """Return the time of the next pass if nobody else comes; None: not before somebody does.
+        """Return the time of the next pass unless more arrive; None if nothing is queued.
 
         Args:
-            coming: sessions that are not in the line but may well be soon.
+            coming: number of sessions that are not queued but may be soon.
         """
         heads = [next(iter(line.values())) for line in (self._turns, self._prompts) if line]
         if not heads:
@@ -154,7 +153,7 @@ class ReadyQueue(Generic[K]):
         return Batch(turns, tuple(prompts))
 
     def _prompts_in_turn(self) -> list[K]:
-        """Return the first prompt of every owner, then the second; who has had the least first."""
+        """Return the first prompt of every owner, then the second; the least read owner first."""
         ranks = self._ranks(self._prompts)
         waiting = {self._owners[key] for key in ranks}
         self._had = {owner: had for owner, had in self._had.items() if owner in waiting}
@@ -173,7 +172,7 @@ class ReadyQueue(Generic[K]):
 
 @dataclass(frozen=True)
 class Granted(Generic[K]):
-    """``key`` may hold a KV cache from now on."""
+    """``key`` now holds a KV cache."""
 
     key: K
 
@@ -187,19 +186,19 @@ class Evicted(Generic[K]):
 
 @dataclass(frozen=True)
 class Refused(Generic[K]):
-    """``key`` has waited long enough."""
+    """``key`` has waited for ``slot_wait_s`` in vain."""
 
     key: K
 
 
 class Slots(Generic[K]):
-    """The KV caches: first the owner who holds the least, least recently used first to go.
+    """The KV caches: served to the owner that holds the least, taken from the longest idle.
 
     Args:
         count: caches at a time.
 
     Attributes:
-        room: bytes of all of them together.
+        room: bytes for all of them together.
         held_bytes: of the slots in use, busy and idle.
     """
 
@@ -213,7 +212,7 @@ class Slots(Generic[K]):
         self._busy: set[K] = set()
         self._idle: dict[K, float] = {}  # since; the longest idle first
         self._line: dict[K, float] = {}  # newcomers, since; in order of arrival
-        self._owners: dict[K, str] = {}  # of all these; nobody's have an empty name
+        self._owners: dict[K, str] = {}  # of all these; an empty name shares with none
         self._held: Counter[str] = Counter()  # bytes of slots, by owner
         self._urgent: set[K] = set()
 
@@ -229,10 +228,10 @@ class Slots(Generic[K]):
     def request(
         self, key: K, now: float, owner: str = "", size: int = 0, *, urgent: bool = False
     ) -> None:
-        """Enter ``key``, which is new and wants a slot; :meth:`advance` tells when it has one.
+        """Queue ``key`` for a slot; :meth:`advance` returns the outcome.
 
         Args:
-            owner: equal for all keys that share alike; empty: nobody's, and alone.
+            owner: equal for all keys that share; empty: shares with none.
             size: bytes that its cache takes at most.
             urgent: before the others of the same owner.
         """
@@ -242,18 +241,18 @@ class Slots(Generic[K]):
         if urgent:
             self._urgent.add(key)
 
-    def work(self, key: K) -> None:
-        """Call the slot of ``key`` busy: something of it is due."""
+    def mark_busy(self, key: K) -> None:
+        """Mark the slot of ``key`` as busy: a turn of it is due."""
         if self._idle.pop(key, None) is not None:
             self._busy.add(key)
 
-    def rest(self, key: K, now: float) -> None:
-        """Call the slot of ``key`` idle: nothing of it is due any more."""
+    def mark_idle(self, key: K, now: float) -> None:
+        """Mark the slot of ``key`` as idle: no turn of it is due."""
         self._busy.remove(key)
         self._idle[key] = now
 
     def leave(self, key: K) -> None:
-        """Free the slot of ``key``, or its place in the line."""
+        """Free the slot of ``key``, or its place in the queue."""
         if key in self._busy or key in self._idle:
             self._release(key)
         self._line.pop(key, None)
@@ -262,9 +261,9 @@ class Slots(Generic[K]):
         self._urgent.discard(key)
 
     def advance(self, now: float) -> list[Granted[K] | Evicted[K] | Refused[K]]:
-        """Return what becomes of those who wait; for after every change and when :attr:`due`.
+        """Assign slots, and return all changes; call it after every event and when :attr:`due`.
 
-        For the time between two passes: one that is evicted may be busy.
+        Call it between two passes, since an evicted session may be busy.
         """
         self._advanced = now
         out: list[Granted[K] | Evicted[K] | Refused[K]] = []
@@ -273,12 +272,12 @@ class Slots(Generic[K]):
         for key in late:
             del self._line[key]
             out.append(Refused(key))
-        if late:  # others may have waited behind them
+        if late:  # others may have waited for them
             self._grant(now, out)
         return out
 
     def _grant(self, now: float, out: list[Granted[K] | Evicted[K] | Refused[K]]) -> None:
-        """Give slots to all who may have one, and append to ``out`` what happens."""
+        """Give slots to all keys that may have one, and append the changes to ``out``."""
         while (found := self._next(now)) is not None:
             key, victims = found
             for victim in victims:
@@ -291,11 +290,11 @@ class Slots(Generic[K]):
             out.append(Granted(key))
 
     def _next(self, now: float) -> tuple[K, list[K]] | None:
-        """Return who is next to have a slot, and who makes room for that; None: nobody can.
+        """Return the next key to get a slot, and the keys evicted for it; None: none can get one.
 
-        Small newcomers go past a large one for which there is no memory, until it has waited for
-        half of the time after which it is refused. Then only an urgent one goes past it, in the
-        place of others of its owner.
+        Small newcomers overtake a large one for which there is no memory, until it has waited for
+        half of ``slot_wait_s``. Then only an urgent one overtakes it, in the place of others of its
+        owner.
         """
         stuck = False
         for key in sorted(self._urgent_first(), key=self._holds):  # of equals the first
@@ -311,7 +310,7 @@ class Slots(Generic[K]):
     def _urgent_first(self) -> list[K]:
         """Return the newcomers in order of arrival, each owner's urgent ones in its first places.
 
-        So no owner comes earlier by calling its newcomers urgent.
+        So an owner gains nothing over others by calling its newcomers urgent.
         """
         own: dict[object, deque[K]] = defaultdict(deque)
         for key in sorted(self._line, key=lambda key: key not in self._urgent):
@@ -320,7 +319,7 @@ class Slots(Generic[K]):
 
     @property
     def due(self) -> float | None:
-        """Time at which :meth:`advance` has something to say if nothing else happens."""
+        """Time at which :meth:`advance` must be called if nothing else happens."""
         if not self._line:
             return None
         refused = next(iter(self._line.values())) + self._config.slot_wait_s
@@ -329,7 +328,7 @@ class Slots(Generic[K]):
         return min(refused, next((at for at in long_idle if at > self._advanced), math.inf))
 
     def _weight(self, key: K) -> int:
-        """Return the bytes of ``key``; 1 where nobody knows them, so that slots are counted."""
+        """Return the bytes of ``key``; 1 if they are unknown, so that slots are counted."""
         return self._sizes[key] or 1
 
     def _holds(self, key: K, held: Counter[str] | None = None) -> int:
@@ -347,10 +346,10 @@ class Slots(Generic[K]):
             del self._held[owner]
 
     def _victims(self, newcomer: K, now: float, *, own: bool) -> list[K] | None:
-        """Return those that make room for ``newcomer``; None if that is not enough.
+        """Return the keys to evict for ``newcomer``; None if that does not suffice.
 
         Args:
-            own: what is free, or held by other owners, is not for ``newcomer``.
+            own: only slots of its own owner may go to ``newcomer``.
         """
         slots, memory = self._count - len(self), self.room - self.held_bytes
         idle, held, victims = dict(self._idle), self._held.copy(), list[K]()
@@ -377,8 +376,8 @@ class Slots(Generic[K]):
     def _evictable(
         self, newcomer: K, idle: dict[K, float], held: Counter[str], share: int, now: float
     ) -> K | None:
-        """Return one idle for long, one less urgent of the same owner, or one of an owner who holds
-        more than ``share``."""
+        """Return the key to evict: one idle for long, one of the same owner that is less urgent, or
+        one of an owner that holds more than ``share``."""
         key, since = next(iter(idle.items()), (None, 0.0))
         if key is None or now >= since + self._config.evict_idle_s:
             return key

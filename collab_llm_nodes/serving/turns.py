@@ -1,4 +1,4 @@
-"""Fair turns at something scarce: the reader thread, or the processes that decode pictures."""
+"""Fair turns at a scarce resource: the reader thread, or the workers that decode pictures."""
 
 from __future__ import annotations
 
@@ -20,36 +20,35 @@ class _Request:
     urgent: bool
 
 
-class FairLine(Generic[K]):
-    """A fair queue: a state machine without I/O or clock. Keys are whatever stands in the line.
+class FairQueue(Generic[K]):
+    """A fair queue: a state machine without I/O or clock. Keys identify the requests.
 
-    The next turn goes to the address that has had the least, and among its connections to the one
-    that has had the least; the cost of the turn that each asks for counts as well. So neither many
+    The next turn goes to the address that has used the least, and among its connections to the one
+    that has used the least, each with the cost of its own next turn added. So neither many
     requests, nor many connections, nor costly requests of one client delay another by more than the
     turns that have begun. Within a connection urgent turns come first, then cheap ones; an urgent
-    turn gains nothing over other connections. A newcomer starts level with whoever has had the
-    least so far.
+    turn gains nothing over other connections. A newcomer starts with the least use of all.
 
     Where there are several places, one address gets all but one of them at a time, and one
-    connection all but two: a free place is left for who comes next. An empty name is nobody's: its
-    only limit is the places.
+    connection all but two, so that one is free for the next client. An empty name has no such
+    limit.
     """
 
     def __init__(self, places: int) -> None:
         self._places = places
         self._waiting: dict[K, _Request] = {}  # in order of arrival
         self._running: dict[K, _Request] = {}
-        self._addresses: dict[str, float] = {}  # what they have had
+        self._addresses: dict[str, float] = {}  # their use, by name
         self._connections: dict[str, float] = {}
 
     def join(self, key: K, peer: Peer, cost: float, *, urgent: bool = False) -> None:
-        """Take ``key`` of ``peer`` into the line."""
+        """Queue ``key`` of ``peer``."""
         for used, name in self._accounts(peer):
             used.setdefault(name, min(used.values(), default=0.0))
         self._waiting[key] = _Request(peer, cost, urgent)
 
     def leave(self, key: K) -> None:
-        """Forget ``key``, which waits no longer or has had its turn."""
+        """Drop ``key``, which no longer waits or has had its turn."""
         request = self._waiting.pop(key, None) or self._running.pop(key)
         others = [r.peer for line in (self._waiting, self._running) for r in line.values()]
         if all(peer.connection != request.peer.connection for peer in others):
@@ -58,7 +57,7 @@ class FairLine(Generic[K]):
             del self._addresses[request.peer.address]
 
     def next(self) -> K | None:
-        """Return whose turn begins now; None if nobody's may."""
+        """Return the key whose turn begins now; None if none may begin."""
         waiting = [r for r in self._waiting.items() if self._may_begin(r[1].peer)]
         if not waiting:
             return None
@@ -107,13 +106,13 @@ def _first_of_each(
 
 
 class Turns:
-    """Runs jobs of many clients, so many at a time, in the order of a :class:`FairLine`.
+    """Runs jobs of many clients, so many at a time, in the order of a :class:`FairQueue`.
 
     Belongs to one asyncio loop.
     """
 
     def __init__(self, places: int) -> None:
-        self._line: FairLine[asyncio.Future[None]] = FairLine(places)
+        self._line: FairQueue[asyncio.Future[None]] = FairQueue(places)
         self._jobs: set[asyncio.Future[Any]] = set()
 
     async def run(
@@ -125,10 +124,10 @@ class Turns:
         *,
         urgent: bool = False,
     ) -> T:
-        """Return what ``job`` returns, or raise what it raises, when it has had its turn.
+        """Run ``job`` in its turn, and return its result.
 
-        A caller that is cancelled leaves the line. If the turn has begun, it lasts until the job
-        has ended: by itself, or cancelled after ``grace_s``.
+        A caller that is cancelled leaves the queue. If its turn has begun, that lasts until the job
+        has ended by itself, or is cancelled after ``grace_s``.
         """
         called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._line.join(called, peer, cost, urgent=urgent)
@@ -150,10 +149,10 @@ class Turns:
                 called.get_loop().call_later(grace_s, running.cancel)
             raise
         finally:
-            del running  # else its error, which leads to this frame, would keep all that it needed
+            del running  # else its error, which refers to this frame, would keep the job's data
 
     async def idle(self, timeout_s: float) -> bool:
-        """Wait until no job runs; False if one still does after ``timeout_s``."""
+        """Wait until no job runs; return False if one still does after ``timeout_s``."""
         if not self._jobs:
             return True
         _, pending = await asyncio.wait(self._jobs, timeout=timeout_s)
@@ -170,6 +169,6 @@ class Turns:
 
 
 def _retrieve(job: asyncio.Future[Any]) -> None:
-    """Look at the error of ``job``, or asyncio would log it if the caller has gone."""
+    """Retrieve the error of ``job``, or asyncio would log it if the caller has left."""
     if not job.cancelled():
         job.exception()

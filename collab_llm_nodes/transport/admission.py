@@ -1,13 +1,12 @@
-"""Streams, sessions and bytes of a server's clients, shared out fairly: no I/O, no clock.
+"""Fair shares of streams, sessions and bytes for a server's clients: no I/O, no clock.
 
-All clients together have ``limits.max_streams`` places. One connection gets a share of them at
-most, and so does one address, so that nobody can take the last place from the others. A stream
-holds its place from its first moment, before it has said what it wants; one that says nothing for
-``PATIENCE_S`` loses its place to a newcomer who would have none otherwise, and one of a client that
-has two more of these than the newcomer does so at once.
+All clients together have ``limits.max_streams`` places, of which one connection, and one address,
+get a share at most: no client can take the last place. A stream holds its place from the moment it
+is opened. If it sends no message for ``PATIENCE_S``, it loses its place to a newcomer that would
+have none otherwise; at once if its client has two more silent streams than the newcomer.
 
-How many sessions an address begins in a second, and how many bytes they bring, is a
-:class:`Allowance`: above it they wait, since each prompt costs all others time.
+The sessions that an address begins in a second, and their bytes, are limited by an
+:class:`Allowance`. Further ones wait, since each prompt costs all other clients time.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ PATIENCE_S = 1.0
 A picture of 300 kB takes 0.6 s at 4 Mbit/s.
 """
 MOST_WAIT_S = 2.0
-"""Longest wait of a session whose address has begun too many; a longer one is a refusal [s]."""
+"""Longest wait of a session whose address has used up its allowance; then it is refused [s]."""
 URGENT = "collab-llm-urgent"
-"""Metadata of a stream that is counted apart from others of its address, before it is read."""
-_BURST_S = 2.0  # what may be used up at once, after a silence
-_SWEEP = 1024  # addresses, before those that owe nothing are forgotten
+"""Metadata of an urgent stream, which is counted apart from the others of its address."""
+_BURST_S = 2.0  # allowance that may be used up at once after a silence
+_SWEEP = 1024  # addresses at which those that owe nothing are dropped
 
 
 @dataclass(frozen=True)
 class Shares:
-    """The share of one client; of ``limits.max_streams`` always one stream at least."""
+    """Shares of one client in what the server has; one stream at least."""
 
     connection: float = setting(0.25, "Share of one connection.", low=0.001, high=1.0)
     address: float = setting(
@@ -44,15 +43,15 @@ class Shares:
     )
     sessions_per_s: float = setting(
         25.0,
-        "Sessions that one address may begin, for motion and others counted apart, twice as many at"
-        " once; more have to wait [1/s].",
+        "Sessions that one address may begin, those for motion and all others counted apart, and"
+        " twice as many at once; further ones wait [1/s].",
         low=0.1,
         high=1e6,
     )
     bytes_per_s: float = setting(
         4e6,
-        "What one address may send to begin them, counted likewise: prompts and pictures; more has"
-        " to wait [byte/s].",
+        "Bytes of prompts and pictures that one address may send to begin them, counted likewise;"
+        " further ones wait [byte/s].",
         low=1e3,
         high=1e12,
     )
@@ -67,10 +66,10 @@ class Peer:
 
     Attributes:
         connection: equal for all streams of one connection, such as "ipv4:10.0.0.7:40312"; empty:
-            not known.
-        address: its network as in ``network_of``, such as "10.0.0.7"; several connections may share
-            it. Empty: not known.
-        urgent: the stream says so, in its metadata.
+            unknown.
+        address: its network as in ``network_of``, such as "10.0.0.7", which several connections may
+            share; empty: unknown.
+        urgent: its metadata say so.
     """
 
     connection: str = ""
@@ -79,21 +78,21 @@ class Peer:
 
     @property
     def account(self) -> str:
-        """Name by which what the stream uses is counted: urgent ones of an address apart."""
+        """Name of the account for the stream's use: that of its address, or of its urgent ones."""
         return f"{self.address} urgent" if self.address and self.urgent else self.address
 
     @classmethod
     def of(cls, peer: str) -> Peer:
-        """Read gRPC's form: "ipv4:10.0.0.7:40312", "ipv6:%5B::1%5D:40312" or "unix:"."""
+        """Parse gRPC's form: "ipv4:10.0.0.7:40312", "ipv6:%5B::1%5D:40312" or "unix:"."""
         host = unquote(peer).partition(":")[2].rpartition(":")[0]
         return cls(peer, network_of(host.strip("[]")) or host or peer)
 
     @classmethod
     def behind(cls, proxy: str, metadata: Mapping[str, str], header: str) -> Peer:
-        """Read who a proxy speaks for: its ``header`` holds the client's "host:port".
+        """Return the client that a proxy forwards: its ``header`` holds "host:port".
 
         Args:
-            proxy: the proxy's own connection, as in :meth:`of`; counts where the header is missing.
+            proxy: the proxy's own connection, as in :meth:`of`; used if the header is missing.
             header: name of the header; empty: there is no proxy.
         """
         client = metadata.get(header) if header else None
@@ -106,8 +105,8 @@ class Place:
     """The right to a stream, held from ``Admission.enter`` to ``Admission.leave``.
 
     Attributes:
-        since: when its client could first say something [s]; infinity while it waits for its turn.
-        opened: its client has said what it wants.
+        since: start of the time for the first message [s]; infinity while it waits for its turn.
+        opened: its first message has been accepted.
     """
 
     peer: Peer
@@ -116,24 +115,24 @@ class Place:
 
 
 class Admission:
-    """See the module docstring. Times are seconds of one monotonic clock."""
+    """Hands out the places for streams. Times are seconds of one monotonic clock."""
 
     def __init__(self, max_streams: int, shares: Shares, name: str = "server") -> None:
         self._name = name  # for messages
         self._most = {
-            "connection": part(max_streams, shares.connection),
-            "address": part(max_streams, shares.address),
+            "connection": share_of(max_streams, shares.connection),
+            "address": share_of(max_streams, shares.address),
             "all": max_streams,
         }
         self._places: dict[Place, None] = {}  # in order of arrival
         self._held: Counter[tuple[str, str]] = Counter()
 
     def __len__(self) -> int:
-        """Places that are taken."""
+        """Return the number of places in use."""
         return len(self._places)
 
     def enter(self, peer: Peer, now: float) -> tuple[Place, Place | None]:
-        """Return a place for a new stream of ``peer``, and the one that was taken away for it.
+        """Return a place for a new stream of ``peer``, and the place that was freed for it.
 
         Raises:
             Unavailable: the client has its share, or all places are taken.
@@ -150,7 +149,7 @@ class Admission:
         return place, lost
 
     def leave(self, place: Place) -> None:
-        """Give ``place`` back; nothing happens if it is back already."""
+        """Give ``place`` back, unless that has been done."""
         if place not in self._places:
             return
         del self._places[place]
@@ -160,17 +159,17 @@ class Admission:
                 del self._held[name]
 
     def _full(self, peer: Peer) -> tuple[str, str] | None:
-        """Return what has no room for another stream: a connection, an address or ("all", "")."""
+        """Return what has no free place: ("connection" or "address", its name) or ("all", "")."""
         for name in _names(peer):
             if self._held[name] >= self._most[name[0]]:
                 return name
         return ("all", "") if len(self._places) >= self._most["all"] else None
 
     def _silent(self, full: tuple[str, str], peer: Peer, now: float) -> Place | None:
-        """Return a silent stream's place whose end would make room in ``full``, if one must go.
+        """Return the place of a silent stream that is to end to make room in ``full``, if any.
 
         At once one of the address, or the connection, that has two more of them than ``peer``; else
-        one that has had its time.
+        one whose time is over.
         """
         silent = [
             place
@@ -200,23 +199,22 @@ class Admission:
 
 
 class Allowance:
-    """The amount that each address may use up in a second.
+    """A rate limit for each address, with bursts of ``_BURST_S`` after a silence.
 
-    After a silence ``_BURST_S`` of it may be used at once. Times are seconds of one monotonic
-    clock.
+    Times are seconds of one monotonic clock.
     """
 
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s
-        self._paid_until: dict[str, float] = {}  # by address: all it has used is earned by then
+        self._paid_until: dict[str, float] = {}  # by address: when its use is paid off
         self._sweep_at = _SWEEP
 
     def wait_s(self, address: str, now: float) -> float:
-        """Return how long ``address`` has to wait before it may use more [s]."""
+        """Return the time until ``address`` may use more [s]."""
         return max(0.0, self._paid_until.get(address, 0.0) - now - _BURST_S)
 
     def use(self, address: str, amount: float, now: float) -> None:
-        """Count what ``address`` uses; an empty one is nobody's."""
+        """Charge ``amount`` to ``address``; an empty address is not charged."""
         if not address:
             return
         if len(self._paid_until) >= self._sweep_at:
@@ -226,12 +224,12 @@ class Allowance:
         self._paid_until[address] = paid + amount / self._per_s
 
 
-def part(places: int, share: float) -> int:
+def share_of(places: int, share: float) -> int:
     """Return ``share`` of ``places``, one at least."""
     return max(1, int(places * share))
 
 
 def _names(peer: Peer) -> list[tuple[str, str]]:
-    """Return whose shares a stream of ``peer`` counts in; none where the peer is not known."""
+    """Return the shares that a stream of ``peer`` counts in; none if the peer is unknown."""
     named = (("connection", peer.connection), ("address", peer.address))
     return [(kind, name) for kind, name in named if name]

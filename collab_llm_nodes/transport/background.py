@@ -1,9 +1,9 @@
 """The process's one asyncio loop for gRPC, in a daemon thread of its own.
 
-grpc.aio hands the events of all its loops to whichever wakes first; an event for a loop that was
-closed meanwhile is an error there and holds up the rest. So there is one loop, which is started on
-first use and stays, idle, until the process ends. So does gRPC's polling thread: by itself it ends
-with the last channel, and is detached from the loop in whichever thread happens to collect that.
+grpc.aio hands the events of all its loops to the first one that wakes; an event for a loop that was
+closed meanwhile is an error there and delays the others. So there is one loop, which is started on
+first use and stays until the process ends. gRPC's polling thread stays as well: otherwise it would
+end with the last channel, in whichever thread collects that as garbage.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _thread: threading.Thread | None = None
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
-    """Return the running loop; hand it work by ``asyncio.run_coroutine_threadsafe``."""
+    """Return the running loop, for ``asyncio.run_coroutine_threadsafe``."""
     global _loop, _thread
     with _lock:
         if _loop is None:
@@ -35,7 +35,7 @@ def background_loop() -> asyncio.AbstractEventLoop:
 
 
 def in_background_thread() -> bool:
-    """Return True in the loop's thread, where waiting for the loop would never end."""
+    """Return True in the loop's thread, which must not wait for the loop."""
     return threading.current_thread() is _thread
 
 

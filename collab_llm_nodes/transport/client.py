@@ -1,8 +1,8 @@
-"""The client's end of a connection: kept up, watched, usable from any thread.
+"""A client that keeps a connection up, watches it, and is usable from any thread.
 
-The background loop (``background.py``) owns everything here. A protocol's client derives from
-:class:`Client`: it says what the server is asked once a connection stands (:meth:`Client.look`),
-and opens streams on :meth:`Client.connected`.
+Everything runs in the background loop (``background.py``). A protocol's client derives from
+:class:`Client`, overrides :meth:`Client.check_server`, which is called on each new connection, and
+opens streams on :meth:`Client.connected`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 
 C = TypeVar("C", bound="Client")
 
-_START_S = 10.0  # for the background loop to do what it does at once
+_START_S = 10.0  # for the background loop to run a callback
 CLOSE_GRACE_S = 1.0
-"""Time for a stream to end by itself when its client is closed [s]."""
-_LEFTOVERS_S = 30.0  # for calls to end on a connection that takes no new ones
-_SIGN_S = 2.0  # an answer that comes later is none: the connection will be given up
-_PROBE_S = 2.0  # deadline of, and pause between, looks at a server that does not answer well
+"""Time for streams to end by themselves when their client is closed [s]."""
+_LEFTOVERS_S = 30.0  # for calls to end on a connection that accepts no new ones
+_SIGN_S = 2.0  # timeout of a health check; by then the connection counts as lost
+_PROBE_S = 2.0  # deadline of, and pause between, checks of a server that is not UP
 
 _NO_ANSWER = (
     grpc.StatusCode.UNAVAILABLE,
@@ -44,12 +44,10 @@ _NO_ANSWER = (
 
 
 class Client:
-    """See the module docstring.
+    """A connection to one server.
 
     Args:
-        config: where and how.
-        heartbeat: with it, a server that falls silent is not UP; without, only one whose
-            connection was closed.
+        heartbeat: if given, a silent server is not UP either; else only a closed connection counts.
 
     Attributes:
         name: of the server, for messages.
@@ -63,7 +61,7 @@ class Client:
 
     def __init__(self, config: ClientConfig, heartbeat: HeartbeatConfig | None = None) -> None:
         self.server_config = config
-        self._standing: tuple[str, CollabError | None] = ("CONNECTING", None)
+        self._connection_state: tuple[str, CollabError | None] = ("CONNECTING", None)
         self.rtt_s = 0.0
         credentials = None
         if config.tls:
@@ -84,16 +82,16 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """End all that is under way, and the connection."""
+        """End all calls and the connection."""
         self.closed = True
         ended = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
         if not in_background_thread():
             ended.result(CLOSE_GRACE_S + _START_S)
 
     def ask(self, method: str, request: bytes, deadline_s: float) -> bytes:
-        """Return the answer of ``method`` ("/package.Service/Method").
+        """Return the response of ``method`` ("/package.Service/Method").
 
-        Waits for the server to come up until the deadline, and asks again where it is unavailable.
+        Retries until the deadline while the server is unavailable.
 
         Raises:
             Unavailable: not reached within the deadline.
@@ -117,35 +115,35 @@ class Client:
             raise Unavailable("this client is closed", remedy=f"make a new {type(self).__name__}")
 
     @property
-    def standing(self) -> tuple[str, CollabError | None]:
-        """The state of the connection, and why it is not UP as far as that is known.
+    def connection_state(self) -> tuple[str, CollabError | None]:
+        """The state of the connection, and the known reason why it is not UP.
 
-        "UP": the server has answered :meth:`look` on the present connection and, with a heartbeat,
-        is heard; else "CONNECTING" or "DOWN". Judged by the clock: a background thread that is
-        stuck could not tell that nothing is heard.
+        "UP": the server has passed :meth:`check_server` on the present connection and, with a
+        heartbeat, is heard; else "CONNECTING" or "DOWN". The clock is read here, because a stuck
+        background thread would not notice the silence.
         """
-        (state, error), beat = self._standing, self._heartbeat
+        (state, error), beat = self._connection_state, self._heartbeat
         if state != "UP" or beat is None or not beat.silent(self._loop.time()):
             return state, error
         silence = f"nothing heard for {beat.config.timeout_s:g} s"
         return "CONNECTING", DeadlineExceeded(silence, field=self.name)
 
     def post(self, call: Callable[..., None], *args: Any) -> None:
-        """Have ``call`` made in the background thread; does not block."""
+        """Call ``call`` in the background thread; does not block."""
         self._loop.call_soon_threadsafe(call, *args)
 
-    # A protocol's client fills in these; they run in the background thread.
+    # A protocol's client overrides these; they run in the background thread.
 
-    async def look(self, channel: grpc.aio.Channel, deadline_s: float) -> None:
-        """Ask what ``channel`` leads to, here for its health.
+    async def check_server(self, channel: grpc.aio.Channel, deadline_s: float) -> None:
+        """Check the server that ``channel`` leads to; by default, that it answers at all.
 
         Raises:
-            CollabError: it does not answer well: the state is DOWN.
+            CollabError: the state becomes DOWN.
         """
         await self.call(channel, CHECK, b"", deadline_s)
 
     def on_change(self) -> None:
-        """Note that :attr:`standing` has changed."""
+        """Handle a change of :attr:`connection_state`."""
 
     def end_sessions(self) -> None:
         """End all streams, since this client is being closed."""
@@ -159,7 +157,7 @@ class Client:
     async def call(
         self, channel: grpc.aio.Channel, method: str, request: bytes, deadline_s: float
     ) -> bytes:
-        """Return the answer of ``method``; raises CollabError."""
+        """Return the response of ``method``; raises CollabError."""
         try:
             ask = channel.unary_unary(method)
             return await ask(request, timeout=deadline_s, metadata=self.metadata)
@@ -167,19 +165,19 @@ class Client:
             raise self.connector.error_of(error) from error
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run ``coroutine`` until it ends, or until shortly after this client is closed."""
+        """Run ``coroutine`` in the background loop; it is awaited for a moment on ``close``."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def measure(self, rtt_s: float) -> None:
-        """Take a round trip into account, smoothed as TCP does (RFC 6298: gain 1/8)."""
+    def record_rtt(self, rtt_s: float) -> None:
+        """Update ``rtt_s`` with a sample, smoothed as in TCP (RFC 6298: gain 1/8)."""
         sample, old = max(0.0, rtt_s), self.rtt_s
         self.rtt_s = sample if old == 0 else 0.875 * old + 0.125 * sample
 
     def heard(self) -> None:
-        """Note that the server has said something."""
+        """Record that the server was heard."""
         if self._heartbeat is not None and self._heartbeat.on_heard(self._loop.time()):
             self.on_change()
 
@@ -195,7 +193,7 @@ class Client:
         await asyncio.wait({self._keeper})  # it closes what it opened
 
     async def _keep_connected(self) -> None:
-        """Connect, and again when the connection is lost; back off from what fails."""
+        """Connect, and reconnect after each loss, with back-off after failures."""
         link = self.server_config.link
         pause = link.backoff_initial_s
         while True:
@@ -214,32 +212,32 @@ class Client:
                 await channel.close()
                 raise
             self._connection = self._loop.create_future()
-            self._change("CONNECTING", self._standing[1])
+            self._change("CONNECTING", self._connection_state[1])
             self.spawn(channel.close(_LEFTOVERS_S))
 
     def _attempt_failed(self, error: CollabError) -> None:
-        """Tell those who wait why; their next wait is for the next attempt."""
+        """Raise ``error`` in all waiting calls; later calls wait for the next attempt."""
         attempt, self._connection = self._connection, self._loop.create_future()
         attempt.set_exception(error)
-        attempt.exception()  # perhaps nobody waits: that is no error
+        attempt.exception()  # retrieved: it is no error if no call waits
         self._change("DOWN", error)
 
     async def _look_after(self, channel: grpc.aio.Channel) -> None:
-        """Return once the connection is lost; until it answers well, ask what it leads to."""
+        """Check the server until it is UP, and return once the connection is lost."""
         ready = grpc.ChannelConnectivity.READY
-        beats = asyncio.ensure_future(self._feel_pulse(channel))
+        beats = asyncio.ensure_future(self._keep_heartbeat(channel))
         try:
             while channel.get_state() is ready:
-                if self._standing[0] != "UP":
+                if self._connection_state[0] != "UP":
                     await self._probe(channel)
-                pause = None if self._standing[0] == "UP" else _PROBE_S
+                pause = None if self._connection_state[0] == "UP" else _PROBE_S
                 with contextlib.suppress(asyncio.TimeoutError):
                     await within(channel.wait_for_state_change(ready), pause)
         finally:
             beats.cancel()
 
-    async def _feel_pulse(self, channel: grpc.aio.Channel) -> None:
-        """Ask a silent verifier for signs of life, until cancelled."""
+    async def _keep_heartbeat(self, channel: grpc.aio.Channel) -> None:
+        """Send health checks while the server is silent, until cancelled."""
         beat, now = self._heartbeat, self._loop.time
         if beat is None:
             return
@@ -249,7 +247,7 @@ class Client:
             while True:
                 ask, changed = beat.on_time(now())
                 if ask:
-                    question = asyncio.ensure_future(self._ask_for_a_sign(channel))
+                    question = asyncio.ensure_future(self._check_health(channel))
                     questions.add(question)
                     question.add_done_callback(questions.discard)
                 if changed:
@@ -259,8 +257,8 @@ class Client:
             for question in list(questions):
                 question.cancel()
 
-    async def _ask_for_a_sign(self, channel: grpc.aio.Channel) -> None:
-        """Ask for health: a server that answers is there, even if it knows no such service."""
+    async def _check_health(self, channel: grpc.aio.Channel) -> None:
+        """Ask for the server's health; an error response is a sign of life as well."""
         try:
             await channel.unary_unary(CHECK)(b"", timeout=_SIGN_S)
         except grpc.aio.AioRpcError as error:
@@ -271,17 +269,17 @@ class Client:
     async def _probe(self, channel: grpc.aio.Channel) -> None:
         started = time.monotonic()
         try:
-            await self.look(channel, _PROBE_S)
+            await self.check_server(channel, _PROBE_S)
         except CollabError as error:
             self._change("DOWN", error)
             return
         if self.rtt_s == 0:
-            self.measure(time.monotonic() - started)
+            self.record_rtt(time.monotonic() - started)
         self._change("UP", None)
 
     def _change(self, state: str, error: CollabError | None) -> None:
-        (old_state, old_error), self._standing = self._standing, (state, error)
-        if (state, _told(error)) != (old_state, _told(old_error)):
+        (old_state, old_error), self._connection_state = self._connection_state, (state, error)
+        if (state, _description(error)) != (old_state, _description(old_error)):
             self.on_change()
 
     async def _ask_until(self, method: str, request: bytes, deadline: float) -> bytes:
@@ -302,13 +300,13 @@ class Client:
 
 
 def call_metadata(config: ClientConfig) -> tuple[tuple[str, str], ...]:
-    """Return what each call carries: the token, if there is one."""
+    """Return the metadata of every call: the token, if there is one."""
     token = read_token(config.token, config.token_file)
     if token and not config.tls and not is_local(config.address):
         log.warning("the token goes to %s unencrypted: set tls, or tunnel the link", config.address)
     return (("authorization", f"Bearer {token}"),) if token else ()
 
 
-def _told(error: CollabError | None) -> tuple[str, str]:
-    """Return what people see of ``error``."""
+def _description(error: CollabError | None) -> tuple[str, str]:
+    """Return the code and text of ``error``, by which changes are noticed."""
     return (error.code, str(error)) if error is not None else ("", "")

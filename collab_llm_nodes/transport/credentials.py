@@ -1,7 +1,7 @@
-"""Tokens and certificates of servers and clients: read, checked, and turned into gRPC's own.
+"""Tokens and certificates of servers and clients: reading, checks, and gRPC's own objects.
 
-Wrong files are refused with their field and a remedy; gRPC would say only that it cannot listen or
-connect.
+Wrong files are refused with their field and a remedy; gRPC would only report that it cannot listen
+or connect.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def is_local(address: str) -> bool:
-    """Return True if ``address`` (host:port, or unix:path) leads no further than this machine."""
+    """Return True if ``address`` (host:port, or unix:path) is on this machine."""
     host = address.rpartition(":")[0].strip("[]")
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
@@ -30,7 +30,7 @@ def is_local(address: str) -> bool:
 
 
 def check_proxy(proxy: str) -> None:
-    """Refuse a proxy that HTTP clients or gRPC cannot use; empty: there is none.
+    """Check that HTTP clients and gRPC can use ``proxy``; empty: there is none.
 
     Raises:
         ConfigError: not http://host:port.
@@ -60,7 +60,7 @@ def check_paired(cert: str, key: str, token: str, token_file: str) -> None:
 
 
 def server_credentials(cert: str, key: str, client_ca: str) -> grpc.ServerCredentials | None:
-    """Return what encrypts a server's connections; None without ``cert``.
+    """Return the TLS credentials of a server; None without ``cert``.
 
     Args:
         cert, key: names of PEM files.
@@ -80,7 +80,7 @@ def server_credentials(cert: str, key: str, client_ca: str) -> grpc.ServerCreden
 
 
 def channel_credentials(ca: str, cert: str, key: str) -> grpc.ChannelCredentials:
-    """Return what encrypts a client's connection.
+    """Return the TLS credentials of a client.
 
     Args:
         ca: authority of the server's certificate; empty: the system's.
@@ -112,13 +112,13 @@ def read_token(token: str, token_file: str) -> str:
 
 
 def _check_private(token_file: str) -> None:
-    with contextlib.suppress(OSError):  # reading it tells more
+    with contextlib.suppress(OSError):  # reading it gives a better error
         if Path(token_file).expanduser().stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
             log.warning("others can read the token in %s: chmod 600 it", token_file)
 
 
 def check_certificates(cert: str, key: str, authority_field: str, authority: str) -> None:
-    """Refuse PEM files that TLS cannot use.
+    """Check that TLS can use these PEM files.
 
     Raises:
         ConfigError: ``tls_cert`` is no certificate, or not that of ``tls_key``; ``authority`` holds

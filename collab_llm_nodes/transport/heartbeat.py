@@ -1,9 +1,9 @@
-"""Signs of life: a silent server is known to be lost within a bound. No I/O, no clock.
+"""Heartbeat: detects a lost server within a bounded time. No I/O, no clock.
 
-A cut link sends nothing, not even an error, and gRPC's keepalive is too patient for a robot that
-moves: it may not close a connection at the first hiccup. So a silent server is asked for a sign
-of life (the health service's ``Check``) again and again, without waiting for the last answer:
-signs keep coming however long a round trip takes. Whatever it says else counts as well.
+A cut link sends no error, and gRPC's keepalive is too slow for a moving robot, because it must not
+close a connection at the first hiccup. So a silent server is sent health checks (``Check``)
+periodically, without waiting for the previous answer, so that answers keep coming however long a
+round trip takes. Any other message of the server counts as well.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ CHECK = "/grpc.health.v1.Health/Check"
 
 @dataclass(frozen=True)
 class HeartbeatConfig:
-    """Times after which a silent link is asked, and known to be lost."""
+    """Times after which a silent link is checked, and counts as lost."""
 
     interval_s: float = setting(
         0.1,
-        "A silent server is asked for a sign of life this often [s].",
+        "Period of health checks while the server is silent [s].",
         low=0.02,
         high=0.2,
         read_only=True,
     )
     timeout_s: float = setting(
         0.35,
-        "After this silence the link counts as lost, until something is heard again [s].",
+        "Silence after which the link counts as lost, until the server is heard again [s].",
         low=0.05,
         high=0.45,
         read_only=True,
@@ -45,7 +45,7 @@ class HeartbeatConfig:
 
 
 class Heartbeat:
-    """See the module docstring. Times are seconds of one monotonic clock.
+    """The time since a server was last heard. Times are seconds of one monotonic clock.
 
     Attributes:
         lost: nothing was heard for ``timeout_s``.
@@ -57,28 +57,31 @@ class Heartbeat:
         self._heard_at = self._asked_at = -math.inf
 
     def on_heard(self, now: float) -> bool:
-        """Note that the server said something; True: ``lost`` changed."""
+        """Record that the server was heard; return True if ``lost`` has changed."""
         self._heard_at = max(self._heard_at, now)
         return self._judge(now)
 
     def on_time(self, now: float) -> tuple[bool, bool]:
-        """Return, at ``next_time``, if the server is to be asked now, and if ``lost`` changed."""
-        ask = now >= self._next_question()
+        """Return whether a health check is due, and whether ``lost`` has changed.
+
+        Call it at ``next_time``.
+        """
+        ask = now >= self._next_check()
         if ask:
             self._asked_at = now
         return ask, self._judge(now)
 
     def silent(self, now: float) -> bool:
-        """Return True if the link counts as lost ``now``, even if nobody has called ``on_time``."""
+        """Return True if the link counts as lost ``now``, even without a call of ``on_time``."""
         return now >= self._heard_at + self.config.timeout_s
 
     @property
     def next_time(self) -> float:
-        """Time at which ``on_time`` has something to do."""
-        question = self._next_question()
-        return question if self.lost else min(question, self._heard_at + self.config.timeout_s)
+        """Time at which ``on_time`` must be called next."""
+        check = self._next_check()
+        return check if self.lost else min(check, self._heard_at + self.config.timeout_s)
 
-    def _next_question(self) -> float:
+    def _next_check(self) -> float:
         return max(self._heard_at, self._asked_at) + self.config.interval_s
 
     def _judge(self, now: float) -> bool:

@@ -12,8 +12,11 @@ from typing import Any
 from collab_llm_nodes.errors import printable
 
 QUIET = "NONE"
-"""GRPC_VERBOSITY for a server. gRPC's core writes to standard error by itself, past any format,
-and quotes what clients say, line breaks and all, before they have shown a token."""
+"""GRPC_VERBOSITY for a server.
+
+gRPC's core writes to standard error itself, in no format of ours, and quotes messages of clients,
+line breaks included, before they have shown a token.
+"""
 _KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
@@ -27,25 +30,25 @@ def set_up_logging(log_format: str) -> None:
 
 
 def is_set_up() -> bool:
-    """Return True in a server's process: all that it says is a line of its log."""
+    """Return True in a server's process, whose output consists of log lines."""
     return any(isinstance(handler, _StandardError) for handler in logging.getLogger().handlers)
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Return False for tracebacks by which anybody's metadata that is no UTF-8 would fill a log."""
+    """Return False for the tracebacks about metadata that is no UTF-8: strangers cause them."""
     return not str(record.msg).startswith("Invalid encoding on")
 
 
 def _facts(record: logging.LogRecord) -> dict[str, Any]:
-    """Return what the line was given in ``extra``; Ray adds marks of its own, with underscores."""
+    """Return the fields given in ``extra``, without Ray's own, which begin with an underscore."""
     return {k: v for k, v in vars(record).items() if k not in _KNOWN and k[0] != "_"}
 
 
 class _StandardError(logging.Handler):
-    """Writes to what is standard error then: who runs us may have closed that of the beginning.
+    """Writes to the present ``sys.stderr``: the original one may have been closed.
 
-    A line and its end go together: with PYTHONUNBUFFERED, as in many containers, ``print`` makes
-    two writes of them, and what another process writes to the same file may come in between.
+    A line and its end are one write. With PYTHONUNBUFFERED, as in many containers, ``print`` makes
+    two, and another process's output may come between them.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -57,7 +60,7 @@ class _StandardError(logging.Handler):
 
 
 class Text(logging.Formatter):
-    """Lines for people; nothing that a stranger wrote begins one of them."""
+    """Lines for people; no text of a stranger begins one of them."""
 
     def __init__(self, form: str = "%(asctime)s %(levelname)s %(message)s") -> None:
         super().__init__(form)
@@ -71,7 +74,7 @@ class Text(logging.Formatter):
         ei: tuple[type[BaseException], BaseException, TracebackType | None]
         | tuple[None, None, None],
     ) -> str:
-        """Indent it all: an exception may quote a stranger, who must not begin a line."""
+        """Indent all lines, because an exception may quote a stranger's text."""
         return textwrap.indent(printable(super().formatException(ei), lines=True), "  ")
 
 

@@ -1,13 +1,13 @@
-"""A service as a Ray Serve application: replicas of it behind one address.
+"""A service as a Ray Serve application: replicas at one address.
 
-Ray starts the replicas, restarts those that die and spreads sessions over them; HAProxy, which
-Serve brings along, is the one address that clients know. All this takes the place of
-``server.py``: streams are treated by ``streams.py`` as ever. A session is one stream, hence stays
-on one replica. When that dies the stream breaks, and the client opens the session on another.
+Ray starts the replicas, restarts those that die and distributes sessions; HAProxy, which comes with
+Serve, listens on the one address. This replaces ``server.py``; ``streams.py`` serves the streams as
+before. A session is one stream, so it stays on one replica. If that dies, the stream breaks, and
+the client opens the session at another.
 
 A protocol derives its own :class:`Replica` and names its factory, "module:function". Ray is an
-optional dependency. Serve's own processes import this module and the protocol's as well: nothing
-there may import torch before a replica is made.
+optional dependency. Serve's own processes import this module and the protocol's, so neither may
+import torch before a replica is made.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_OBJECT_STORE_BYTES = 80 << 20  # about the least that Ray takes; nothing here is put into it
-_NOTICE_S = 2.0  # for HAProxy to see that a replica ends, before the replica refuses connections
+_OBJECT_STORE_BYTES = 80 << 20  # about Ray's minimum; it is not used
+_NOTICE_S = 2.0  # for HAProxy to notice that a replica ends, before that refuses connections
 _REACHABLE_S = 60.0  # from replicas that are ready to an address that answers
 _END_S = 20.0  # for Ray's processes to end, beyond the time that sessions are given
 
 
 @dataclass(frozen=True)
 class RayConfig:
-    """Replicas, and what Ray sets aside for each. Read with ``--ray`` only."""
+    """Replicas and their resources. Read with ``--ray`` only."""
 
     replicas: int = setting(2, "Copies of the model.", low=1, high=1024)
     cpus_per_replica: float = setting(
@@ -73,7 +73,7 @@ class Application:
     Attributes:
         name: of the service, such as "verifier".
         replica: the protocol's own :class:`Replica`.
-        methods: import path of the function that names its methods to Serve; see
+        methods: import path of the function that declares its methods to Serve; see
             :func:`add_methods`.
     """
 
@@ -94,12 +94,12 @@ def serve(
     Serve application. As with ``server.run_until_signal`` the process is to end when this returns.
 
     Args:
-        config: of each replica, which gets it as it is.
-        on_listening: told the port once clients can connect.
+        config: of each replica.
+        on_listening: called with the port once clients can connect.
 
     Raises:
-        ConfigError: Ray is not installed, or cannot do what is asked for.
-        Unavailable: the replicas do not start; the message says why.
+        ConfigError: Ray is not installed, or the configuration is impossible with it.
+        Unavailable: the replicas do not start.
     """
     port = _check(config)
     ray, ray_serve = _import_ray(config)
@@ -116,12 +116,12 @@ def serve(
         _deploy(ray_serve, application, config, wanted, port)
         on_listening(port)
         while True:
-            time.sleep(1.0)  # no longer wait: a signal that another thread got is handled after it
+            time.sleep(1.0)  # short: a signal that another thread received is handled after it
     except KeyboardInterrupt:
         log.info("draining for at most %g s", config.drain_s)
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)  # a second one has nothing to add
+            signal.signal(number, signal.SIG_IGN)  # a second one changes nothing
         _end(ray, ray_serve, name, config.drain_s)
 
 
@@ -130,7 +130,7 @@ def _interrupt(*_: object) -> None:
 
 
 def _check(config: ServerConfig) -> int:
-    """Refuse what Serve's ingress cannot honour; returns the port to listen on."""
+    """Check that Serve's ingress supports ``config``; return the port to listen on."""
     if config.tls_cert:
         raise ConfigError(
             "Ray Serve's ingress does not encrypt",
@@ -152,8 +152,8 @@ def _check(config: ServerConfig) -> int:
 
 
 def _import_ray(config: ServerConfig) -> tuple[ModuleType, ModuleType]:
-    # Ray reads these at import, in this process and in those that it starts. What a person has set
-    # stays as it is.
+    # Ray reads these at import, in this process and in those that it starts. Values that the user
+    # has set stay.
     for name, value in _environment(config).items():
         os.environ.setdefault(name, value)
     try:
@@ -172,16 +172,15 @@ def _environment(config: ServerConfig) -> dict[str, str]:
     return {
         "RAY_USAGE_STATS_ENABLED": "0",
         "GRPC_VERBOSITY": QUIET,
-        # Without it each message passes through two more Python processes, 3 ms a round, and
-        # clients that probe their connection are cut off for too many pings.
+        # Without HAProxy each message passes through two more Python processes (3 ms a round), and
+        # clients that probe their connection are disconnected for too many pings.
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_MAXCONN": str(config.limits.max_connections),
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(config.limits.max_message_bytes),
-        # One loop for gRPC and conversations, as in server.py. Between two, Serve has a queue
-        # without bounds.
+        # One loop for gRPC and streams, as in server.py: between two, Serve has an unbounded queue.
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(_NOTICE_S),
-        # The replicas' log lines as they are, all of them.
+        # Repeat all log lines of the replicas, unchanged.
         "RAY_DEDUP_LOGS": "0",
         "RAY_COLOR_PREFIX": "0",
     }
@@ -202,7 +201,7 @@ def _start_ray(ray: ModuleType, config: ServerConfig) -> None:
 
 
 def _check_cluster(ray: ModuleType, wanted: RayConfig) -> None:
-    """Refuse before anything of the cluster's is touched."""
+    """Check that the cluster is free and large enough, before changing anything on it."""
     try:
         ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
     except ValueError:
@@ -239,7 +238,7 @@ def _deploy(
             "num_cpus": wanted.cpus_per_replica,
             "num_gpus": wanted.gpus_per_replica,
         },
-        # As in server.py: streams above max_streams are told so by a typed failure.
+        # As in server.py: streams above max_streams get a typed failure.
         max_ongoing_requests=config.limits.max_streams + 64,
         max_queued_requests=64,
         max_constructor_retry_count=1,
@@ -295,8 +294,8 @@ def _end(ray: ModuleType, ray_serve: ModuleType, name: str, drain_s: float) -> N
     ending.start()
     ending.join(drain_s + _END_S)
     if ending.is_alive():
-        # Ray's own processes were told to stop, too, and the one that would answer is gone. The
-        # others follow this one; the interpreter's exit would only wait for the same again.
+        # Ray's own processes received the signal as well, and the one that would answer has ended.
+        # The others end with this one; the interpreter's exit would only wait in the same place.
         log.error("Ray does not answer: some sessions may have been cut off")
         logging.shutdown()
         os._exit(1)
@@ -307,7 +306,7 @@ class Refusal(Exception):
 
 
 def _is_no_refusal(record: logging.LogRecord) -> bool:
-    """Return False for Serve's traceback of a refusal: anybody could fill the log with them."""
+    """Return False for Serve's traceback of a refusal: strangers could fill the log with them."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(getattr(error, "original_exception", error), Refusal)
 
@@ -315,11 +314,11 @@ def _is_no_refusal(record: logging.LogRecord) -> bool:
 class Replica:
     """One copy of the service in a process of its own. Serve calls its methods by gRPC's names.
 
-    A protocol's own has a method for each of the service's: ``Session = Replica.converse``, and
-    for those without a stream one that returns ``await self.answer(name, request, context)``.
+    A protocol's subclass has each method of its service: ``Session = Replica.accept``, and for
+    those without a stream one that returns ``await self.answer(name, request, context)``.
 
     Attributes:
-        factory: "module:function", which makes the service from its configuration.
+        factory: "module:function" that makes the service from its configuration.
     """
 
     factory: str
@@ -334,16 +333,16 @@ class Replica:
         if config.metrics_address:
             host, _, port = config.metrics_address.rpartition(":")
             rank = ray_serve.get_replica_context().rank.rank
-            service.figures.serve(f"{host}:{int(port) + rank}")
+            service.metrics.serve(f"{host}:{int(port) + rank}")
         freeze_startup_objects()
         service.start()
         self._service = service
 
     def check_health(self) -> None:
-        """Asked by Serve, which replaces a replica that raises.
+        """Check the replica; Serve calls this, and replaces a replica that raises.
 
         Raises:
-            Unavailable: nothing can be computed any more.
+            Unavailable: the service can compute nothing any more.
         """
         if self._service.failed.is_set():
             raise Unavailable(
@@ -351,25 +350,25 @@ class Replica:
             )
 
     async def __del__(self) -> None:
-        """Called by Serve at a replica's end, after it has drained the replica's sessions itself.
+        """Stop the service; Serve calls this after it has drained the replica's sessions itself.
 
-        Serve tells a replica of nothing before, and nothing may refuse sessions earlier: HAProxy
-        goes on sending them until it has seen that this replica is to end (``_NOTICE_S``).
+        There is no earlier notification, and sessions must not be refused earlier: HAProxy sends
+        them until it has noticed that this replica ends (``_NOTICE_S``).
         """
         if not hasattr(self, "_service"):
             return  # it did not even start
         await self._service.drain(0.0)
         await self._service.stop()
 
-    async def converse(
+    async def accept(
         self, requests: gRPCInputStream[bytes], grpc_context: RayServegRPCContext
     ) -> AsyncIterator[Encoded]:
-        """One client's stream."""
+        """Serve one client's stream."""
         metadata = self._authenticate(grpc_context)
         stream = _Stream(requests)
-        # The connection is HAProxy's, which puts many clients on one: it stands for nobody.
+        # The connection is HAProxy's, which carries many clients: it identifies none.
         peer = Peer.behind("", metadata, self._service.server_config.client_header)
-        talk = asyncio.ensure_future(self._service.converse(stream, peer))
+        talk = asyncio.ensure_future(self._service.accept(stream, peer))
         talk.add_done_callback(lambda _: stream.end())
         try:
             async for data in stream.written():
@@ -380,14 +379,14 @@ class Replica:
     async def answer(
         self, method: str, request: bytes, grpc_context: RayServegRPCContext
     ) -> Encoded:
-        """Return the answer of a method without a stream."""
+        """Return the response of a method without a stream."""
         self._authenticate(grpc_context)
         return Encoded(await self._service.unary()[method](request))
 
     async def Check(
         self, request: bytes, grpc_context: RayServegRPCContext
     ) -> health_pb2.HealthCheckResponse:
-        """Return the health of one replica; HAProxy asks those that serve, and gives no token."""
+        """Return this replica's health, for HAProxy; no token is needed."""
         states = health_pb2.HealthCheckResponse
         try:
             asked = health_pb2.HealthCheckRequest.FromString(request).service
@@ -415,7 +414,7 @@ class Replica:
 
 
 def add_methods(server: grpc.Server, service: str, stream: str, unary: Sequence[str]) -> None:
-    """Name a service's methods to Serve's ingress, which puts its own handlers in their place.
+    """Declare a service's methods to Serve's ingress, which replaces the handlers by its own.
 
     Without serialisers replicas get bytes, as in server.py.
     """
@@ -435,7 +434,7 @@ def add_methods(server: grpc.Server, service: str, stream: str, unary: Sequence[
 
 
 class Encoded:
-    """A message in bytes, in the place of the protobuf object that Serve expects."""
+    """A serialised message, instead of the protobuf object that Serve expects."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -445,7 +444,7 @@ class Encoded:
 
 
 class _Stream:
-    """A ``streams.Stream``; whatever is written to it comes out of ``written``."""
+    """A ``streams.Stream`` whose written messages come out of ``written``."""
 
     def __init__(self, requests: AsyncIterator[bytes]) -> None:
         self._requests = requests
@@ -459,11 +458,11 @@ class _Stream:
         await self._replies.join()
 
     async def written(self) -> AsyncIterator[bytes]:
-        """Each message; the next is asked for when one has been sent."""
+        """Yield each written message; asking for the next confirms that it was sent."""
         while (data := await self._replies.get()) is not None:
             yield data
             self._replies.task_done()
 
     def end(self) -> None:
-        """Nothing more is written."""
+        """End ``written``."""
         self._replies.put_nowait(None)

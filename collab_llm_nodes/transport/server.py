@@ -1,6 +1,6 @@
-"""A gRPC server around a service: network, TLS, health, metrics, signals, and the end.
+"""A gRPC server around a service: network, TLS, health, metrics, signals, shutdown.
 
-How a stream is served is the business of ``streams.py``; here is what carries it.
+``streams.py`` serves the streams that this module carries.
 
     with ServerHandle(service): ...                       # beside the caller's other work
     asyncio.run(run_until_signal(Server(service), ...))   # in a process of its own
@@ -33,7 +33,7 @@ from collab_llm_nodes.errors import (
     Unauthenticated,
     Unavailable,
 )
-from collab_llm_nodes.transport.admission import Peer, part
+from collab_llm_nodes.transport.admission import Peer, share_of
 from collab_llm_nodes.transport.background import background_loop
 from collab_llm_nodes.transport.credentials import is_local, server_credentials
 from collab_llm_nodes.transport.settings import ServerConfig
@@ -48,7 +48,7 @@ _END_S = 0.8  # after the grace, for all that remains
 _HANDSHAKE_S = 5.0  # for TLS and HTTP/2's first words; a lossy radio link takes a second or two
 _IDLE_S = 10.0  # a connection without calls lasts this long at least
 _OTHER_CALLS = 64  # beside sessions: methods without a stream, streams that are being refused
-_TELL_S = 1.0  # for clients to hear that the server has failed
+_FAILURE_S = 1.0  # for clients to receive the error when the server has failed
 
 
 _STATUS = {
@@ -69,16 +69,6 @@ class Server(Generic[S]):
         self.port = 0
         self.metrics_port = 0
 
-    @property
-    def sessions(self) -> int:
-        """Sessions open now."""
-        return self.service.sessions
-
-    @property
-    def failed(self) -> asyncio.Event:
-        """The event ``StreamService.failed``."""
-        return self.service.failed
-
     async def start(self) -> None:
         """Listen.
 
@@ -86,7 +76,7 @@ class Server(Generic[S]):
             ConfigError: an address is in use, or certificates cannot be read.
         """
         limits = self._config.limits
-        per_connection = part(limits.max_streams, self._config.shares.connection)
+        per_connection = share_of(limits.max_streams, self._config.shares.connection)
         self._server = _Server(
             (
                 ("grpc.max_receive_message_length", limits.max_message_bytes),
@@ -105,11 +95,12 @@ class Server(Generic[S]):
                 ("grpc.server_handshake_timeout_ms", int(1000 * _HANDSHAKE_S)),
                 ("grpc.max_connection_idle_ms", int(1000 * max(_IDLE_S, limits.idle_s))),
             ),
-            # Streams above max_streams are told so by a typed failure; a flood of them is not.
+            # Streams above max_streams get a typed failure; a flood of them does not.
             limits.max_streams + _OTHER_CALLS,
         )
-        # Without serialisers the handlers get bytes, and nonsense gets a typed answer. Questions
-        # come as streams of one message, since gRPC reads a unary call's before any token is seen.
+        # Without serialisers the handlers get bytes, and can answer malformed ones by type.
+        # Requests are streams of one message: gRPC would read a unary call's before the token is
+        # checked.
         handlers = {
             name: grpc.stream_unary_rpc_method_handler(self._answering(answer))
             for name, answer in self.service.unary().items()
@@ -117,7 +108,7 @@ class Server(Generic[S]):
         if self.service.stream:
             session = grpc.stream_stream_rpc_method_handler(self._session)
             handlers[self.service.stream] = session
-        # Health is asked without a token. Only Check: a Watch would hold a stream for nothing.
+        # Health needs no token. Only Check: a Watch would hold a stream for nothing.
         check = grpc.unary_unary_rpc_method_handler(
             self._check, response_serializer=health_pb2.HealthCheckResponse.SerializeToString
         )
@@ -135,7 +126,7 @@ class Server(Generic[S]):
                 f"cannot listen on {address}", field="address", remedy="is the port in use?"
             ) from error
         if self._config.metrics_address:
-            self.metrics_port = self.service.figures.serve(self._config.metrics_address)
+            self.metrics_port = self.service.metrics.serve(self._config.metrics_address)
         self.service.start()
         await self._server.start()
         self._watch = asyncio.ensure_future(self._notice_end())
@@ -157,11 +148,11 @@ class Server(Generic[S]):
         await self.service.drain(grace_s)  # health is answered meanwhile
         await self._server.stop(0.0)
         stopped = await self.service.stop()
-        self.service.figures.stop()
+        self.service.metrics.stop()
         return stopped
 
     async def _notice_end(self) -> None:
-        """Call the service failed if gRPC ends without being told to: nobody could reach it."""
+        """Mark the service as failed if gRPC ends by itself: no client could reach it."""
         ended = await asyncio.gather(self._server.wait_for_termination(), return_exceptions=True)
         if self.service.serving:
             log.error("gRPC has ended: %r", ended[0])
@@ -174,7 +165,7 @@ class Server(Generic[S]):
     ) -> health_pb2.HealthCheckResponse:
         try:
             asked = health_pb2.HealthCheckRequest.FromString(request).service
-        except DecodeError:  # gRPC itself would log a traceback, for anybody and as often as asked
+        except DecodeError:  # gRPC itself would log a traceback for each of a stranger's calls
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no health check")
             raise  # abort has raised already
         if asked not in ("", self.service.full_name):
@@ -204,10 +195,10 @@ class Server(Generic[S]):
         metadata = await self._authenticate(context)
         peer = Peer.behind(context.peer(), metadata, self._config.client_header)
         stream = _GrpcStream(context)
-        await self.service.converse(stream, peer)
+        await self.service.accept(stream, peer)
         if stream.broken:
-            # After a first write that failed, gRPC would send its headers again, and log that it
-            # cannot (grpcio 1.85.1). A call that is cancelled ends without a word.
+            # After a failed first write gRPC would send its headers again, and log that it cannot
+            # (grpcio 1.85.1). A cancelled call ends silently.
             raise asyncio.CancelledError
 
     async def _authenticate(self, context: grpc.aio.ServicerContext) -> dict[str, str]:
@@ -229,11 +220,11 @@ class _Server(grpc_server.Server):
 
 
 class _Calls(cygrpc.AioServer):
-    """gRPC's loop that takes calls, with methods that nobody serves kept out of it.
+    """gRPC's loop that accepts calls, without those of unknown methods.
 
-    The loop decodes the path of such a call, and a path that is no UTF-8 would end it and with it
-    the server (grpcio 1.85.1), before any token is looked at. So these calls are answered here,
-    with their path unread. Methods that are served must be registered: gRPC's core knows those.
+    The loop would decode the path of such a call before any token is checked, and a path that is no
+    UTF-8 would end the loop and the server (grpcio 1.85.1). So these calls are answered here with
+    their path unread. The service's methods must be registered, so that gRPC's core knows them.
     """
 
     def _make_request_call_future(self, method: bytes | None) -> asyncio.Future[Any]:
@@ -251,7 +242,7 @@ class _Calls(cygrpc.AioServer):
                 await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no such method")
 
 
-_LOST = (grpc.aio.BaseError, asyncio.InvalidStateError)  # raised on a stream whose client is gone
+_LOST = (grpc.aio.BaseError, asyncio.InvalidStateError)  # raised once the client is gone
 
 
 class _GrpcStream:
@@ -281,7 +272,7 @@ class _GrpcStream:
 
 
 class ServerHandle(Generic[S]):
-    """A server in this process's background loop; listens from the beginning."""
+    """A server in this process's background loop; it listens once this is constructed."""
 
     def __init__(self, service: S) -> None:
         self._server = Server(service)
@@ -304,8 +295,8 @@ class ServerHandle(Generic[S]):
 
     @property
     def sessions(self) -> int:
-        """Sessions open now."""
-        return self._server.sessions
+        """Number of open sessions."""
+        return self.service.sessions
 
     def stop(self, grace_s: float = 0.0) -> None:
         """Stop; open sessions get ``grace_s`` to finish."""
@@ -327,7 +318,7 @@ async def run_until_signal(
     """Serve in this loop, which is the main thread's, until SIGTERM or SIGINT; then drain.
 
     Raises:
-        CollabError: the service failed; those who were connected have been told.
+        CollabError: the service failed; connected clients have received the error.
     """
     # Not loop.add_signal_handler: the loop's end would bring KeyboardInterrupt back.
     end, stop = EndRequest(lambda: end_within(drain_s + _END_S, 0)), asyncio.Event()
@@ -339,32 +330,33 @@ async def run_until_signal(
     asyncio.get_running_loop().add_reader(end, notice)
     await server.start()
     on_listening(server.port)
-    causes = [asyncio.ensure_future(event.wait()) for event in (stop, server.failed)]
+    failed = server.service.failed
+    causes = [asyncio.ensure_future(event.wait()) for event in (stop, failed)]
     await asyncio.wait(causes, return_when=asyncio.FIRST_COMPLETED)
     for cause in causes:
         cause.cancel()
-    grace_s = min(drain_s, _TELL_S) if server.failed.is_set() else drain_s
-    log.info("draining %d sessions for at most %g s", server.sessions, grace_s)
-    status = 1 if server.failed.is_set() else 0
+    grace_s = min(drain_s, _FAILURE_S) if failed.is_set() else drain_s
+    log.info("draining %d sessions for at most %g s", server.service.sessions, grace_s)
+    status = 1 if failed.is_set() else 0
     if status:
         end_within(grace_s + _END_S, status)
     if not await server.stop(grace_s):
         end_now(status)  # the interpreter's exit would wait for the thread, or crash under it
-    if server.failed.is_set():
+    if failed.is_set():
         raise CollabError(
             f"the {server.service.name} failed", remedy="see its log, and start it again"
         )
 
 
-def check_free(address: str, field: str) -> None:
-    """Tell at once that a port is taken. Whoever comes while the model loads finds out afterwards.
+def check_port_free(address: str, field: str) -> None:
+    """Check that no process listens on ``address``, before a long start-up.
 
     Raises:
-        ConfigError: somebody listens on ``address``.
+        ConfigError: the port is in use.
     """
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
-        return  # none, or a form that only gRPC reads
+        return  # no port, or a form that only gRPC reads
     with contextlib.suppress(socket.gaierror):
         places = socket.getaddrinfo(
             host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

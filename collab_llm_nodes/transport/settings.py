@@ -1,4 +1,4 @@
-"""Configuration of any server and any client: addresses, TLS, tokens, limits."""
+"""Configuration of servers and clients: addresses, TLS, tokens, limits."""
 
 from __future__ import annotations
 
@@ -37,22 +37,24 @@ class ServerConfig:
     address: str = setting("127.0.0.1:50551", "Listen here, host:port; port 0 takes a free one.")
     client_header: str = setting(
         "",
-        "Header in which a proxy names the client it speaks for, host:port. Only where nobody but"
-        " the proxy can reach the address: others could name anyone. Empty: there is no proxy.",
+        "Header in which a proxy names the client, host:port. Set it only where nothing but the"
+        " proxy can reach the address: others could name any client. Empty: there is no proxy.",
     )
     tls_cert: str = setting("", "Own certificate; empty: no encryption.")
     tls_key: str = setting("", "Key of tls_cert.")
-    tls_client_ca: str = setting("", "Authority of the clients' certificates, to ask for them.")
+    tls_client_ca: str = setting(
+        "", "Authority of the clients' certificates; empty: clients need none."
+    )
     token: str = field(default="", repr=False, metadata={"secret": True})
     token_file: str = setting("", "File that holds the token every client must give.")
     limits: StreamLimits = field(default_factory=StreamLimits)
     shares: Shares = field(default_factory=Shares)
     drain_s: float = setting(
-        10.0, "When told to stop, wait this long for open sessions [s].", low=0.0, high=3600.0
+        10.0, "Time for open sessions to end on shutdown [s].", low=0.0, high=3600.0
     )
     metrics_address: str = setting(
         "",
-        "Serve Prometheus metrics here, host:port, to whoever asks; empty: do not. With Ray,"
+        "Serve Prometheus metrics here, host:port, to any client; empty: do not. With Ray,"
         " replica n at port + n, from 0.",
     )
     log_format: str = setting(
@@ -95,7 +97,7 @@ class RetryConfig:
 
 @dataclass(frozen=True)
 class ClientConfig:
-    """Address of a server, and the way to speak to it. File names are PEM files.
+    """Address of a server, TLS and time limits. File names are PEM files.
 
     Read when the connection is made, hence read-only as parameters: a new value needs a new node.
     """
@@ -114,8 +116,8 @@ class ClientConfig:
     token_file: str = setting("", "File that holds the bearer token.", read_only=True)
     proxy: str = setting(
         "",
-        "HTTP proxy to the server, http://host:port; servers on this machine are reached without."
-        " Empty: none, whatever the environment says.",
+        "HTTP proxy to the server, http://host:port; not used for servers on this machine. Empty:"
+        " none, and the environment's is ignored.",
         read_only=True,
     )
     max_message_bytes: int = setting(
@@ -146,7 +148,7 @@ C = TypeVar("C", bound=ServerConfig)
 def read_server_config(
     kind: type[C], file: str | Path | None, *, model: str | None, address: str | None
 ) -> C:
-    """Return the settings in ``file``, with ``model`` and ``address`` in place of its own.
+    """Return the settings in ``file``, with ``model`` and ``address`` replaced if given.
 
     Args:
         kind: of the settings; its field ``model`` names the model to serve.

@@ -1,10 +1,9 @@
-"""A service without a network: streams admitted in fair shares, timed, told of errors, drained.
+"""A service without a network: admission in fair shares, time limits, errors, draining.
 
-A front end (gRPC in ``server.py``, Ray Serve in ``ray_serve.py``) gives each client's stream to
-:meth:`StreamService.converse`. A protocol derives its service from :class:`StreamService`: it says
-how a stream is served (:meth:`StreamService.hold`) and how its messages become bytes. All of this
-runs in one asyncio loop, which reads, checks and writes; other threads hand it messages
-(:class:`ThreadBridge`).
+A front end (gRPC in ``server.py``, Ray Serve in ``ray_serve.py``) passes each client's stream to
+:meth:`StreamService.accept`. A protocol derives its service from :class:`StreamService` and defines
+:meth:`StreamService.serve_stream` and the encoding of its messages. Everything runs in one asyncio
+loop, which reads, checks and writes; other threads hand it messages (:class:`ThreadBridge`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import math
 import secrets
 import threading
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
@@ -26,7 +25,7 @@ from collab_llm_nodes.errors import Busy, CollabError, Unauthenticated, Unavaila
 from collab_llm_nodes.transport.admission import MOST_WAIT_S, Admission, Allowance, Peer, Place
 from collab_llm_nodes.transport.background import within
 from collab_llm_nodes.transport.credentials import read_token
-from collab_llm_nodes.transport.figures import ServerFigures
+from collab_llm_nodes.transport.metrics import ServerMetrics
 from collab_llm_nodes.transport.settings import ServerConfig
 
 log = logging.getLogger(__name__)
@@ -35,14 +34,14 @@ M = TypeVar("M")
 """A message to a client, other than an error."""
 
 Unary = Callable[[bytes], Awaitable[bytes]]
-"""One question, one answer; raises CollabError."""
+"""A method with one request and one response; raises CollabError."""
 
 _OPEN_S = 10.0  # from a new stream to its first message
-_TURNS = 8  # streams of one address whose first message is awaited at a time
-_PARTING_S = 2.0  # from the last word to the client's end of the stream, at most
+_TURNS = 8  # streams of one address that may send their first message at a time
+_PARTING_S = 2.0  # from the last message to the client's end of the stream, at most
 _PARTINGS = 32  # of streams that were refused a place, at a time
 MAX_UNANSWERED = 128
-"""Messages of one client between two answers; pushing ahead takes a few."""
+"""Messages of one client between two answers; pushing drafts ahead takes a few."""
 MAX_UNANSWERED_BYTES = 4 << 20
 
 
@@ -50,7 +49,7 @@ class Stream(Protocol):
     """One client's connection."""
 
     async def read(self) -> bytes | None:
-        """Return the next message; None when the client has closed its side.
+        """Return the next message; None once the client has closed its side.
 
         Raises:
             ConnectionError: the client is gone.
@@ -65,17 +64,17 @@ class Stream(Protocol):
 
 
 class Outbox(Generic[M]):
-    """Messages that wait for one client, the oldest first. A protocol may rank or drop some."""
+    """Messages queued for one client, the oldest first. A protocol may rank or drop some."""
 
     def __init__(self) -> None:
         self._messages: deque[M | CollabError] = deque()
 
     def __len__(self) -> int:
-        """Messages that must be sent."""
+        """Return the number of messages that must be sent."""
         return len(self._messages)
 
     def push(self, message: M | CollabError) -> None:
-        """Take ``message`` in."""
+        """Append ``message``."""
         self._messages.append(message)
 
     def pop(self) -> M | CollabError | None:
@@ -83,22 +82,22 @@ class Outbox(Generic[M]):
         return self._messages.popleft() if self._messages else None
 
     def pop_optional(self) -> M | None:
-        """Return the next of those that are sent only when all else is, and the client listens."""
+        """Return the next message that is sent only if nothing else is queued."""
         return None
 
 
 class StreamService(abc.ABC, Generic[M]):
-    """See the module docstring.
+    """A service whose clients each have a bidirectional stream.
 
     Attributes:
         name: for messages, logs, threads and metrics, such as "verifier".
-        full_name: gRPC's, such as "collab_llm.v1.Verifier".
+        full_name: gRPC's name, such as "collab_llm.v1.Verifier".
         stream: name of the method with a bidirectional stream; empty: there is none.
-        title: for the log, once it listens.
-        max_unanswered_bytes: of one client between two answers.
-        most_wait_s: longest wait for the turn of an address; then it is BUSY.
-        counts_sessions: charge what comes once a session is open to ``shares.bytes_per_s``, too.
-        failed: set when nothing can be computed any more: only another process can.
+        title: description for the log line of the start.
+        max_unanswered_bytes: bytes that one client may send between two answers.
+        most_wait_s: longest wait of a session of a busy address; then it is refused (BUSY).
+        counts_sessions: ``shares.bytes_per_s`` also covers messages after the first one.
+        failed: set once this process can compute nothing any more.
     """
 
     name: str
@@ -108,10 +107,10 @@ class StreamService(abc.ABC, Generic[M]):
     most_wait_s = MOST_WAIT_S
     counts_sessions = True
 
-    def __init__(self, config: ServerConfig, figures: ServerFigures | None = None) -> None:
+    def __init__(self, config: ServerConfig, metrics: ServerMetrics | None = None) -> None:
         self.server_config = config
         self.title = self.name
-        self.figures = figures or ServerFigures(self.name)
+        self.metrics = metrics or ServerMetrics(self.name)
         self.failed = asyncio.Event()
         self._token = read_token(config.token, config.token_file).encode()
         self._admission = Admission(config.limits.max_streams, config.shares, self.name)
@@ -124,25 +123,25 @@ class StreamService(abc.ABC, Generic[M]):
         self._empty.set()
         self._draining = False
 
-    # A protocol fills in these.
+    # A protocol overrides these.
 
     @abc.abstractmethod
-    async def hold(self, client: ClientSession[M]) -> None:
-        """Serve one stream until its client has nothing more to say.
+    async def serve_stream(self, client: ClientSession[M]) -> None:
+        """Serve one stream until its client ends it.
 
-        Begin a session within :meth:`turn`; read by :meth:`read`; tell by ``client.deliver``. What
-        has been told is still sent after this returns.
+        Read by :meth:`read_first`, then :meth:`read`, and reply by ``client.deliver``.
+        Messages that are still queued are sent after this returns.
 
         Raises:
-            CollabError: it is told to the client, as its last message.
+            CollabError: it is sent to the client as the last message.
         """
 
     @abc.abstractmethod
     def encode(self, message: M | CollabError) -> bytes:
-        """Return ``message`` in bytes."""
+        """Serialise ``message``."""
 
     def unary(self) -> Mapping[str, Unary]:
-        """Return the methods without a stream, by name."""
+        """Return the methods with one request and one response, by name."""
         return {}
 
     def make_outbox(self) -> Outbox[M]:
@@ -150,55 +149,58 @@ class StreamService(abc.ABC, Generic[M]):
         return Outbox()
 
     def is_last(self, message: M) -> bool:
-        """Return True if nothing comes after ``message``."""
+        """Return True if ``message`` ends the session."""
         return False
 
     def is_answer(self, message: M) -> bool:
-        """Return True if ``message`` entitles its client to send more."""
+        """Return True if ``message`` resets the count of unanswered messages."""
         return True
 
     def on_silence(self, client: ClientSession[M], error: Unavailable) -> None:
-        """End the session of ``client``, which neither sends nor reads, unless we are late."""
+        """End the session of ``client``, which neither sends nor reads.
+
+        A service that may itself be late overrides this.
+        """
         client.deliver(error)
 
-    def on_left(self, client: ClientSession[M]) -> None:
-        """Free what was kept for ``client``, which is told nothing more."""
+    def on_disconnected(self, client: ClientSession[M]) -> None:
+        """Free everything that belongs to ``client``; nothing more is sent to it."""
 
     def summary(self, sent: Counter[str]) -> dict[str, int]:
-        """Return what the log tells of a session, from the messages sent, by their type's name."""
+        """Return figures of a session for the log, given the number of messages sent by type."""
         return dict(sent)
 
     def start(self) -> None:
-        """Start computing; call it in the loop in which clients are spoken to."""
+        """Start computing; call it in the loop that serves the clients."""
         self.bridge: ThreadBridge[M] = ThreadBridge(asyncio.get_running_loop())
 
     async def stop(self) -> bool:
         """Stop computing and free everything; False if a thread is still busy."""
         return True
 
-    # The rest is the same for all.
+    # The same for all protocols.
 
     async def drain(self, grace_s: float) -> None:
-        """Refuse new sessions from now on, and wait ``grace_s`` at most for the open ones."""
+        """Refuse new sessions, and wait for the open ones for at most ``grace_s``."""
         self._draining = True
         with contextlib.suppress(asyncio.TimeoutError):
             await within(self._empty.wait(), grace_s)
 
     @property
     def serving(self) -> bool:
-        """New sessions are taken."""
+        """True while new sessions are accepted."""
         return not (self._draining or self.failed.is_set())
 
     @property
     def sessions(self) -> int:
-        """Sessions open now."""
+        """Number of open sessions."""
         return sum(client.opened and not client.gone.is_set() for client in self._clients)
 
     def check_token(self, authorization: str) -> None:
-        """Check ``authorization``, which is what the client's metadata of that name holds.
+        """Check the metadata ``authorization`` of a call.
 
         Raises:
-            Unauthenticated: it is not what is configured.
+            Unauthenticated: it does not hold the configured token.
         """
         if self._token and not hmac.compare_digest(
             authorization.encode(), b"Bearer " + self._token
@@ -207,21 +209,20 @@ class StreamService(abc.ABC, Generic[M]):
                 "wrong or missing token", field="token", remedy=f"give the {self.name}'s token"
             )
 
-    async def converse(self, stream: Stream, peer: Peer | None = None) -> None:
-        """Serve one client until the last message is out, one side leaves, or something is wrong.
+    async def accept(self, stream: Stream, peer: Peer | None = None) -> None:
+        """Serve one client until the last message is sent, one side leaves, or an error occurs.
 
-        Every error is the client's to know: it is told, then this returns.
+        Errors are sent to the client; none is raised.
         """
         client = ClientSession(self, stream, peer or Peer(), asyncio.current_task())
         self._clients.add(client)
         self._empty.clear()
-        self.figures.streams.inc()
-        listening = asyncio.ensure_future(self._listen(client))
+        self.metrics.streams.inc()
+        listening = asyncio.ensure_future(self._serve(client))
         try:
-            await self._tell(client)
-            # If the server closes first, gRPC's client may drop the last unread message. So it is
-            # for clients to end streams, who read before they do; a round trip later if they do it
-            # at once.
+            await self._send_all(client)
+            # If the server closes first, gRPC's Python client may drop the last unread message. So
+            # clients end streams, after they have read it.
             if self._has_time_for(client):
                 with contextlib.suppress(asyncio.TimeoutError):
                     await within(self._until_end(client, listening), _PARTING_S)
@@ -232,30 +233,29 @@ class StreamService(abc.ABC, Generic[M]):
             self._clients.discard(client)
             if not self._clients:
                 self._empty.set()
-            self.figures.streams.dec()
+            self.metrics.streams.dec()
 
     async def read(self, client: ClientSession[M]) -> bytes | None:
-        """Return the next message of ``client``; None when it has nothing more to say.
+        """Return the next message of ``client``; None once it has ended its side.
 
         Raises:
-            Busy: it sends more than anybody needs to.
-            ConnectionError: it is gone.
+            Busy: it has sent too much since the last answer.
+            ConnectionError: it has disconnected.
         """
         data = await self._receive(client)
-        if data is None or client.gone.is_set():  # nothing counts that comes after the last word
+        if data is None or client.gone.is_set():  # ignore messages after the end of the session
             return None
-        client.hear(len(data))
+        client.count_received(len(data))
         return data
 
-    @contextlib.asynccontextmanager
-    async def turn(self, client: ClientSession[M]) -> AsyncIterator[None]:
-        """Hold a turn of the client's address to begin a session, as its allowance lets it.
+    async def read_first(self, client: ClientSession[M]) -> bytes | None:
+        """Return the first message of ``client``, read in a turn of its address (:class:`_Line`).
 
-        A turn lasts until the first message is read. See :class:`_Line` for those who say nothing;
-        they use up nothing.
+        Turns wait until the address has allowance left; silent streams use up none.
 
         Raises:
-            Busy: the turn would not come soon.
+            Busy: no turn came within ``most_wait_s``.
+            ConnectionError: the client has disconnected.
         """
         assert client.place is not None
         client.place.since = math.inf
@@ -278,14 +278,15 @@ class StreamService(abc.ABC, Generic[M]):
                     f" on the {self.name}",
                 ) from error
             client.place.since = loop.time()
-            yield
-            if not client.hung_up:
+            data = await self.read(client)
+            if not client.half_closed:
                 self._begun.use(account, 1.0, loop.time())
+            return data
         finally:
             line.leave(client)
 
     def _has_time_for(self, client: ClientSession[M]) -> bool:
-        """Return True while the client may still close the stream itself: nobody waits for that."""
+        """Return True while the client may still close the stream itself."""
         places = self.server_config.limits.max_streams
         refused = len(self._clients) - len(self._admission)
         return (
@@ -296,20 +297,20 @@ class StreamService(abc.ABC, Generic[M]):
         )
 
     async def _until_end(self, client: ClientSession[M], listening: asyncio.Future[None]) -> None:
-        """Read, and forget, what ``client`` still sends, unless it is a flood."""
+        """Read and drop the remaining messages of ``client``, unless it sends too many."""
         await listening
         loop = asyncio.get_running_loop()
-        # What was refused unread is read by a few at a time: all together would fill the memory.
+        # Refused streams are read a few at a time: together their messages would fill the memory.
         async with contextlib.nullcontext() if client.opened else self._unheard:
             for _ in range(MAX_UNANSWERED):
-                if client.hung_up:
+                if client.half_closed:
                     break
                 if self._received.wait_s(client.peer.account, loop.time()) > 0:
-                    await asyncio.sleep(_PARTING_S)  # its messages stay where they are
+                    await asyncio.sleep(_PARTING_S)  # leave its messages unread
                 await self._receive(client)
 
     def _admit(self, client: ClientSession[M]) -> None:
-        """Find a place for ``client``; another may lose its own, and is told so.
+        """Find a place for ``client``; a silent stream may lose its place to it.
 
         Raises:
             Unavailable: there is none.
@@ -320,8 +321,8 @@ class StreamService(abc.ABC, Generic[M]):
             if other.place is lost:
                 other.end_late()
 
-    async def _tell(self, client: ClientSession[M]) -> None:
-        """Write what there is to tell, up to the last word; then the session is over."""
+    async def _send_all(self, client: ClientSession[M]) -> None:
+        """Send queued messages up to the last one, then end the session."""
         try:
             while (message := await client.next()) is not None:
                 client.writing = True
@@ -329,20 +330,20 @@ class StreamService(abc.ABC, Generic[M]):
                 client.writing = False
                 if isinstance(message, CollabError):
                     client.failures += 1
-                    self.figures.failures.labels(message.code).inc()
+                    self.metrics.failures.labels(message.code).inc()
                     break
                 client.sent[type(message).__name__] += 1
                 if self.is_last(message):
                     break
         finally:
             client.close()
-            self.on_left(client)
+            self.on_disconnected(client)
             if client.place is not None:
                 self._admission.leave(client.place)
             log.info("session ended", extra=client.summary())
 
-    async def _listen(self, client: ClientSession[M]) -> None:
-        """Read what the client sends until it has nothing more to say."""
+    async def _serve(self, client: ClientSession[M]) -> None:
+        """Admit ``client`` and serve its stream; an error becomes its last message."""
         try:
             if not self.serving:
                 raise Unavailable(
@@ -351,12 +352,12 @@ class StreamService(abc.ABC, Generic[M]):
                     remedy="try again, or another",
                 )
             self._admit(client)
-            await self.hold(client)
+            await self.serve_stream(client)
         except CollabError as error:
             client.deliver(error)
         except ConnectionError:
             pass  # as if it had closed its side
-        except Exception:  # whatever it is, it is a fault here, and one client's session
+        except Exception:  # a fault of the service must end this session only
             log.exception("session %s failed", client.id[:8])
             remedy = f"see its log: session {client.id[:8]}"
             client.deliver(CollabError(f"the {self.name} failed", remedy=remedy))
@@ -364,7 +365,7 @@ class StreamService(abc.ABC, Generic[M]):
 
     async def _receive(self, client: ClientSession[M]) -> bytes | None:
         data = await client.stream.read()
-        client.hung_up = data is None
+        client.half_closed = data is None
         if data is not None and (self.counts_sessions or not client.opened):
             now = asyncio.get_running_loop().time()
             self._received.use(client.peer.account, len(data), now)
@@ -372,15 +373,15 @@ class StreamService(abc.ABC, Generic[M]):
 
 
 class ClientSession(Generic[M]):
-    """One client's stream: what is to be told to it, and how long it has been silent.
+    """One client's stream: its queued messages, and the time since it was last heard.
 
-    ``post`` is called by any thread, everything else by the loop.
+    ``post`` may be called by any thread, everything else only by the loop.
 
     Attributes:
-        owner: equal for all that share what is scarce; empty: nobody.
-        urgent: it comes before the others of its owner; set before ``open``.
-        gone: it is told nothing more: stop computing for it.
-        opened: it has said what it wants.
+        owner: equal for all sessions that share scarce resources; empty: shares with none.
+        urgent: served before the other sessions of its owner; set before ``open``.
+        gone: set once nothing more is sent to it: stop computing for it.
+        opened: its first message has been accepted.
     """
 
     def __init__(
@@ -399,8 +400,8 @@ class ClientSession(Generic[M]):
         self.gone = threading.Event()
         self.opened = False
         self.writing = False
-        self.late = False  # its first message did not come while others waited
-        self.hung_up = False  # the client has ended its side of the stream
+        self.late = False  # ended because others waited for its first message
+        self.half_closed = False  # the client has ended its side of the stream
         self.sent: Counter[str] = Counter()
         self.failures = 0
         self._service = service
@@ -416,31 +417,28 @@ class ClientSession(Generic[M]):
 
     @property
     def unread(self) -> int:
-        """Messages that wait for the client to read those before them."""
+        """Number of messages that wait until the client has read earlier ones."""
         return len(self._outbox)
 
     def open(self) -> None:
-        """Note that the client has said what it wants, and that it may have it."""
+        """Record that the client's first message has been accepted."""
         assert self.place is not None
         self.opened = self.place.opened = True
 
     def post(self, message: M | CollabError, more: bool = False) -> None:
-        """Have ``message`` delivered, from another thread; with ``more``, when the next one is."""
+        """Queue ``message`` from another thread; see :meth:`ThreadBridge.post`."""
         self._service.bridge.post(self, message, more)
 
     def deliver(self, message: M | CollabError) -> None:
-        """Have ``message`` sent; an error is the last."""
-        self._heard_at = self._loop.time()  # while it has to wait for us, it is not silent
+        """Queue ``message``; an error is the last one."""
+        self._heard_at = self._loop.time()  # a client that waits for us is not silent
         if not isinstance(message, CollabError) and self._service.is_answer(message):
             self._unanswered = self._unanswered_bytes = 0
         self._outbox.push(message)
         self._wake.set()
 
     def end_late(self) -> None:
-        """End the stream, because its first message did not come while others wait.
-
-        It is closed at once: what it would still send has not been waited for.
-        """
+        """End the stream at once, because others wait and its first message did not come."""
         self.late = True
         self.deliver(
             Unavailable(
@@ -451,7 +449,7 @@ class ClientSession(Generic[M]):
         )
 
     async def next(self) -> M | CollabError | None:
-        """Return the next message to send; None when the client wants no more."""
+        """Return the next message to send; None once the client has ended its side."""
         while True:
             if (message := self._outbox.pop()) is not None:
                 return message
@@ -463,15 +461,15 @@ class ClientSession(Generic[M]):
             await self._wake.wait()
 
     def end(self) -> None:
-        """Note that the client says nothing more; what waits in the outbox is still sent."""
+        """Record that the client has ended its side; queued messages are still sent."""
         self._ended = True
         self._wake.set()
 
-    def hear(self, size: int) -> None:
-        """Count a message of ``size`` bytes that came.
+    def count_received(self, size: int) -> None:
+        """Count a message of ``size`` bytes from the client.
 
         Raises:
-            Busy: more than anybody needs to send before the next answer.
+            Busy: too many messages or bytes since the last answer.
         """
         self._heard_at = self._loop.time()
         if not self.opened:
@@ -488,12 +486,12 @@ class ClientSession(Generic[M]):
             )
 
     def close(self) -> None:
-        """End the conversation."""
+        """Mark the client as gone and stop its timer."""
         self.gone.set()
         self._timer.cancel()
 
     def summary(self) -> dict[str, object]:
-        """Return what the log tells of the session."""
+        """Return the session's figures for the log."""
         return {
             "session": self.id[:8],
             "seconds": round(self._loop.time() - self._since, 3),
@@ -507,22 +505,22 @@ class ClientSession(Generic[M]):
         left = self._heard_at + limit - self._loop.time()
         if left <= 0 and self.writing:
             assert self._task is not None
-            self._task.cancel()  # telling it would take as long
+            self._task.cancel()  # a message about it could not be written either
             return
         if left <= 0:
             silent = Unavailable(
                 f"nothing came for {limit:g} s", field="session", remedy="use a new stream"
             )
-            if self.opened:  # it may be we who are late
+            if self.opened:  # the server may be the late side
                 self._service.on_silence(self, silent)
             else:
                 self.deliver(silent)
-        # Also behind a farewell: to write it may take for ever.
+        # Even after the last message: a client that does not read would block its writing.
         self._timer = self._loop.call_later(left if left > 0 else limit, self._check_silence)
 
 
 class ThreadBridge(Generic[M]):
-    """Carries messages from another thread into the loop, waking it once for many."""
+    """Carries messages from another thread into the loop, and wakes it once for several."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -530,33 +528,33 @@ class ThreadBridge(Generic[M]):
         self._called = False
 
     def post(self, client: ClientSession[M], message: M | CollabError, more: bool = False) -> None:
-        """Have ``client`` deliver ``message``, from any one thread.
+        """Have ``client`` deliver ``message``; call it from one thread only.
 
         Args:
-            more: another follows at once; they may be carried together.
+            more: another message follows at once, so the loop need not be woken yet.
         """
         self._messages.append((client, message))
         if not (more or self._called):
             self._called = True
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and all clients with it
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and so have all clients
                 self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        self._called = False  # before reading: what comes from now on calls again
+        self._called = False  # before reading: later messages wake the loop again
         while self._messages:
             client, message = self._messages.popleft()
             client.deliver(message)
 
 
 class _Line(Generic[M]):
-    """The streams of one address that have not said what they want: few may do so at a time.
+    """The queue of one address's streams for the turns in which they send their first message.
 
-    So little of what they send is in memory before it counts. A stream that says nothing ends if
-    another waits for its turn: at once if its connection has two turns more than the other's, else
-    after half of the time for which the other may wait, or sooner if many wait.
+    The number of turns bounds the unaccounted bytes in memory. A silent stream ends if another
+    waits for its turn: at once if its connection has two turns more than the other's, else after
+    half of the time for which the other may wait, or sooner if many wait.
 
     Args:
-        allowed_in_s: returns the time until the address may use up more [s].
+        allowed_in_s: returns the time until the address has allowance left [s].
         most_wait_s: longest wait for a turn.
     """
 
@@ -568,19 +566,19 @@ class _Line(Generic[M]):
         self._timer: asyncio.TimerHandle | None = None
 
     async def join(self, client: ClientSession[M]) -> None:
-        """Wait for a turn of ``client``, which must :meth:`leave` whether it got one or not."""
+        """Wait for a turn; :meth:`leave` must follow in any case."""
         called = self._waiting[client] = asyncio.get_running_loop().create_future()
         self._call()
         await called
 
     def leave(self, client: ClientSession[M]) -> None:
-        """Take back the turn of ``client``, or its place in the line."""
+        """Give back the turn of ``client``, or its place in the queue."""
         self._turns.pop(client, None)
         self._waiting.pop(client, None)
         self._call()
 
     def _call(self) -> None:
-        """Give turns to all who may have one, and look again when the next one may."""
+        """Give turns to all that may have one, and set a timer for the next."""
         if self._timer is not None:
             self._timer.cancel()
         loop = asyncio.get_running_loop()
@@ -602,9 +600,9 @@ class _Line(Generic[M]):
     def _gives_way(
         self, client: ClientSession[M], held: Counter[str], now: float
     ) -> tuple[ClientSession[M] | None, float]:
-        """Return the stream that must end for ``client`` to have a turn, and in how many seconds.
+        """Return the stream that must end for ``client`` to have a turn, and when [s].
 
-        None if a turn is free.
+        The stream is None if a turn is free.
         """
         if len(self._turns) < _TURNS:
             return None, 0.0

@@ -23,7 +23,7 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt
-from collab_llm_nodes.nodes.cloud_verifier_bridge import CloudVerifierBridge
+from collab_llm_nodes.nodes.cloud_verifier_bridge import MAX_SESSIONS, CloudVerifierBridge
 from collab_llm_nodes.protocols.edge_cloud import running
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
@@ -272,7 +272,7 @@ def test_sessions_for_motion_have_places_of_their_own(edge: Edge) -> None:
     opener = edge.user.create_client(OpenSession, "open_session", qos_profile=REQUESTS)
     edge.graph.wait_for(opener.service_is_ready)
     vocabulary = edge.graph.wait_for(lambda: edge.links and edge.links[-1].vocabulary)
-    most = edge.bridge.config.max_sessions
+    most = MAX_SESSIONS
 
     def codes(for_motion: bool) -> list[int]:
         requests = [
@@ -487,20 +487,22 @@ def test_results_are_not_kept_for_long(
 
 
 @pytest.mark.ros
-def test_no_draft_waits_for_what_is_told(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_draft_waits_for_the_publication_of_text(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A text is published when the next draft is under way, or none is to come."""
-    told: list[bool] = []
-    tell = running._Generation._tell
+    reported: list[bool] = []
+    report = running._Generation._report
 
     def note(generation: running._Generation) -> None:
         client = generation._client
-        told.append(client.in_flight is not None or client.finished)
-        tell(generation)
+        reported.append(client.in_flight is not None or client.finished)
+        report(generation)
 
-    monkeypatch.setattr(running._Generation, "_tell", note)
+    monkeypatch.setattr(running._Generation, "_report", note)
     assert edge.generate().status.code == Status.OK
-    assert len(told) > 2
-    assert all(told)
+    assert len(reported) > 2
+    assert all(reported)
 
 
 @pytest.mark.ros

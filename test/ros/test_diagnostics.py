@@ -141,7 +141,7 @@ def test_motion_that_nobody_carries_out_is_told(ros_graph: Any, reports: Reports
 
 def test_failed_answers_are_told_with_their_code(ros_graph: Any, reports: Reports) -> None:
     folder = str(ROOT / "models" / "nav-draft")
-    start(ros_graph, DraftVlm, open_deadline_s=0.05, **{"model.path": folder, "health.failures": 2})
+    start(ros_graph, DraftVlm, **{"model.path": folder, "health.failures": 2})
     client = reports.user.create_client(EdgeCloudGenerate, "edge_cloud_generate")
     ros_graph.wait_for(client.service_is_ready)
     request = EdgeCloudGenerate.Request(prompt="find the red ball", deadline_s=20.0)

@@ -39,7 +39,6 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     Close,
     Draft,
     EarlyExit,
-    Failure,
     Opened,
     Verdict,
 )
@@ -54,6 +53,7 @@ from collab_llm_nodes.serving.scheduler import (
 from collab_llm_nodes.transport.admission import Shares
 from collab_llm_nodes.transport.server import ServerHandle
 from collab_llm_nodes.transport.streams import MAX_UNANSWERED
+from collab_llm_nodes.transport.wire import Failure
 
 serve, join, still = passes_bed.serve, passes_bed.join, passes_bed.still  # fixtures
 
@@ -267,7 +267,7 @@ def test_connections_beyond_the_limit_are_refused(serve: Serve, join: Join) -> N
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_solo_rounds_stream_without_drafts(serve: Serve, join: Join) -> None:
+def test_autoregressive_rounds_stream_without_drafts(serve: Serve, join: Join) -> None:
     engine = FakeEngine(1)
     robot = join(serve(engine))
     robot.send(OPEN, Draft(0, 0, (), autoregressive_rounds=23))

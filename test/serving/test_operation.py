@@ -50,22 +50,22 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
 from collab_llm_nodes.protocols.edge_cloud import codec
-from collab_llm_nodes.protocols.edge_cloud.conversation import Verifier
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.messages import (
     Draft,
     EarlyExit,
-    Failure,
     Opened,
     ServerMessage,
     Verdict,
 )
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig
+from collab_llm_nodes.protocols.edge_cloud.verifier import Verifier
 from collab_llm_nodes.serving.scheduler import (
     BatchConfig,
 )
 from collab_llm_nodes.transport import streams
 from collab_llm_nodes.transport.logs import set_up_logging
+from collab_llm_nodes.transport.wire import Failure
 
 serve, join = passes_bed.serve, passes_bed.join  # fixtures
 
@@ -80,7 +80,7 @@ def test_another_front_end_can_carry_the_conversation() -> None:
         verifier = Verifier(VerifierConfig(), as_engine(engine), encode)
         verifier.start()
         wire = Wire(OPEN, Draft(0, 0, (), autoregressive_rounds=23))
-        conversation = asyncio.ensure_future(verifier.converse(wire))
+        conversation = asyncio.ensure_future(verifier.accept(wire))
         assert isinstance(await wire.next(), Opened)
         tokens: tuple[int, ...] = ()
         while not isinstance(said := await wire.next(), Verdict) or not said.finished:
@@ -106,12 +106,12 @@ def test_nobody_waits_for_who_is_refused_and_stays(
         verifier = Verifier(config, as_engine(FakeEngine(1)), encode)
         verifier.start()
         welcome, refused = Wire(OPEN), Wire(OPEN)
-        conversation = asyncio.ensure_future(verifier.converse(welcome))
+        conversation = asyncio.ensure_future(verifier.accept(welcome))
         assert isinstance(await welcome.next(), Opened)
         other = verifier.drain(10 * WAIT_S) if why == "draining" else asyncio.sleep(0)
         meanwhile = asyncio.ensure_future(other)
         await asyncio.sleep(0)  # it has begun
-        await verifier.converse(refused)
+        await verifier.accept(refused)
         assert isinstance(await refused.next(), Failure)
         welcome.end()
         await conversation
@@ -343,7 +343,7 @@ def test_a_verifier_that_failed_ends_with_an_error_status() -> None:
 FAILING = """
 import asyncio, threading
 from test_operation import *
-from collab_llm_nodes.protocols.edge_cloud.conversation import Verifier
+from collab_llm_nodes.protocols.edge_cloud.verifier import Verifier
 from collab_llm_nodes.transport.server import Server, run_until_signal
 
 def robots(port):
@@ -407,7 +407,7 @@ def test_a_client_that_does_not_even_take_its_farewell_is_let_go() -> None:
         verifier = Verifier(config, as_engine(FakeEngine(1)), encode)
         verifier.start()
         wire = Deaf(OPEN)
-        conversation = asyncio.ensure_future(verifier.converse(wire))
+        conversation = asyncio.ensure_future(verifier.accept(wire))
         done, _ = await asyncio.wait([conversation], timeout=WAIT_S)
         assert done, "the stream is held"
         await verifier.stop()
@@ -424,9 +424,9 @@ def recording(engine: FakeEngine, text: str) -> Recording:
     """One token per round, no drafts."""
     opened = replace(OPEN, text=text, max_tokens=6)
     tokens = engine.answer(encode(Prompt(text)), GREEDY, opened.max_tokens)
-    drafts = tuple((codec.encode(Draft(i, i, ())), 0) for i in range(len(tokens)))
+    drafts = tuple((codec.encode_client(Draft(i, i, ())), 0) for i in range(len(tokens)))
     pauses = (0.001,) * len(drafts)
-    return Recording(codec.encode(opened), drafts, pauses, tuple((t,) for t in tokens))
+    return Recording(codec.encode_client(opened), drafts, pauses, tuple((t,) for t in tokens))
 
 
 @pytest.mark.parametrize("load", LOADS)

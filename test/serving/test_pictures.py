@@ -33,14 +33,15 @@ from collab_llm_nodes.errors import InvalidInput, Unavailable
 from collab_llm_nodes.models.pictures import Picture
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.protocols.edge_cloud import codec
-from collab_llm_nodes.protocols.edge_cloud.conversation import Verifier
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
-from collab_llm_nodes.protocols.edge_cloud.messages import Failure, Open, Opened
+from collab_llm_nodes.protocols.edge_cloud.messages import Open, Opened
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
+from collab_llm_nodes.protocols.edge_cloud.verifier import Verifier
 from collab_llm_nodes.serving.pictures import PictureConfig, PictureLimits, PictureReader
 from collab_llm_nodes.transport.admission import Peer
 from collab_llm_nodes.transport.background import within
 from collab_llm_nodes.transport.server import ServerHandle
+from collab_llm_nodes.transport.wire import Failure
 
 T = TypeVar("T")
 FULL_HD = 1920 * 1080
@@ -360,7 +361,9 @@ def test_a_picture_is_forgotten_when_it_is_decoded(
     """Before, 60 sessions kept 60 messages of 16 MB for as long as they lasted."""
     engine = Engine(tiny_model("qwen2_vl"))
     picture = png((b"tEXt", os.urandom(1 << 20))) if readable else scene(0)[:-300]
-    message = codec.encode(Open("go", (picture,) * 2, SamplingConfig(), 4, engine.vocabulary))
+    message = codec.encode_client(
+        Open("go", (picture,) * 2, SamplingConfig(), 4, engine.vocabulary)
+    )
     received: list[bytes] = [message]
     decode_client = codec.decode_client
 
@@ -377,7 +380,7 @@ def test_a_picture_is_forgotten_when_it_is_decoded(
         )
         verifier.start()
         wire = Wire(message)
-        talk = asyncio.ensure_future(verifier.converse(wire))
+        talk = asyncio.ensure_future(verifier.accept(wire))
         answer = codec.decode_server(await within(wire.answers.get(), WAIT_S))
         assert isinstance(answer, Opened if readable else Failure), answer
         gc.disable()  # nothing is left for it to find
@@ -435,7 +438,7 @@ from fake_models import VOCABULARY, FakeEngine, as_engine, encode
 from raw_client import RawClient
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Open
-from collab_llm_nodes.protocols.edge_cloud.conversation import Verifier
+from collab_llm_nodes.protocols.edge_cloud.verifier import Verifier
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig
 from collab_llm_nodes.transport.server import Server
 from collab_llm_nodes.transport.server import run_until_signal

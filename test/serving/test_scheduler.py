@@ -135,12 +135,12 @@ def test_caches_are_lent_in_order_and_never_taken_from_who_works(data: st.DataOb
             line[fresh] = now
         elif action == "work" and idle:
             key = data.draw(st.sampled_from(sorted(idle)))
-            slots.work(key)
+            slots.mark_busy(key)
             del idle[key]
             busy.add(key)
         elif action == "rest" and busy:
             key = data.draw(st.sampled_from(sorted(busy)))
-            slots.rest(key, now)
+            slots.mark_idle(key, now)
             busy.remove(key)
             idle[key] = now
         elif action == "leave" and (everybody := sorted({*line, *busy, *idle})):
@@ -191,12 +191,12 @@ def test_owners_share_the_caches_fairly(data: st.DataObject) -> None:
             line.add(key)
         elif action == "rest" and busy:
             key = data.draw(st.sampled_from(sorted(busy)))
-            slots.rest(key, 0.0)
+            slots.mark_idle(key, 0.0)
             busy.remove(key)
             idle.add(key)
         elif action == "work" and idle:
             key = data.draw(st.sampled_from(sorted(idle)))
-            slots.work(key)
+            slots.mark_busy(key)
             idle.remove(key)
             busy.add(key)
         elif action == "leave" and (everybody := sorted(line | busy | idle)):
@@ -224,7 +224,7 @@ def test_an_urgent_newcomer_takes_a_cache_of_its_own_owners_questions() -> None:
     for key in ("busy", "idle", "busy too"):
         slots.request(key, 0.0, "robot")
     assert len(slots.advance(0.0)) == 3
-    slots.rest("idle", 0.0)
+    slots.mark_idle("idle", 0.0)
     slots.request("question", 0.0, "robot")
     assert slots.advance(0.0) == []
     slots.request("motion", 1.0, "robot", urgent=True)
@@ -249,7 +249,7 @@ def test_an_urgent_newcomer_takes_no_busy_cache_of_another_owner() -> None:
     for number in range(4):
         slots.request(f"motion {number}", 1.0, "a", size=10, urgent=True)
     assert slots.advance(1.0) == []
-    slots.rest("b question", 2.0)
+    slots.mark_idle("b question", 2.0)
     assert slots.advance(2.0) == [Evicted("b question"), Granted("motion 0")], "as for any newcomer"
     slots.request("c motion", 3.0, "c", size=10, urgent=True)
     assert slots.advance(3.0) == [Evicted("c question"), Granted("c motion")], "of its own owner"
@@ -271,7 +271,7 @@ def test_an_urgent_newcomer_leaves_what_is_free_to_a_large_one_that_has_waited()
     for key, owner, size in (("busy", "b", 70), ("a question", "a", 10), ("idle", "b", 10)):
         slots.request(key, 0.0, owner, size)
     assert len(slots.advance(0.0)) == 3
-    slots.rest("idle", 0.0)
+    slots.mark_idle("idle", 0.0)
     slots.request("large", 0.0, "c", size=60)
     assert slots.advance(0.0) == []
     slots.request("motion", 3.0, "a", size=10, urgent=True)
@@ -294,7 +294,7 @@ def test_caches_in_use_never_take_more_than_the_room(data: st.DataObject) -> Non
             slots.request(now, now, size=sizes[now])
         if data.draw(st.booleans()) and busy:
             key = data.draw(st.sampled_from(sorted(busy)))
-            slots.rest(key, now)
+            slots.mark_idle(key, now)
             busy.remove(key)
             idle.add(key)
         if busy and data.draw(st.integers(0, 3)) == 0:
@@ -315,8 +315,8 @@ def test_room_is_made_only_if_the_newcomer_then_fits() -> None:
     for key, size in (("busy", 5), ("old", 2), ("new", 2)):
         slots.request(key, 0.0, size=size)
     assert slots.advance(0.0) == [Granted("busy"), Granted("old"), Granted("new")]
-    slots.rest("old", 1.0)
-    slots.rest("new", 1.5)
+    slots.mark_idle("old", 1.0)
+    slots.mark_idle("new", 1.5)
     slots.request("large", 2.0, size=6)
     assert slots.advance(2.0) == [], "5 of 10 are busy: it would not fit without the idle ones"
     slots.leave("large")
@@ -329,7 +329,7 @@ def test_an_owner_of_a_large_cache_makes_room_for_others() -> None:
     slots.room = 10
     slots.request("large", 0.0, owner="greedy", size=9)
     assert slots.advance(0.0) == [Granted("large")]
-    slots.rest("large", 0.0)
+    slots.mark_idle("large", 0.0)
     slots.request("another", 1.0, owner="greedy", size=2)
     assert slots.advance(1.0) == [], "its own"
     slots.request("small", 1.0, owner="modest", size=2)
@@ -342,8 +342,8 @@ def test_nobody_is_evicted_for_a_newcomer_who_must_wait_all_the_same() -> None:
     for key in ("first", "second"):
         slots.request(key, 0.0, size=50)
     assert len(slots.advance(0.0)) == 2
-    slots.rest("first", 0.0)
-    slots.rest("second", 1.0)
+    slots.mark_idle("first", 0.0)
+    slots.mark_idle("second", 1.0)
     slots.request("large", 1.5, size=80)
     assert slots.advance(2.0) == [], "the second one is not idle for long"
     assert slots.due == 3.0, "not a time that has passed: the caller would not wait at all"

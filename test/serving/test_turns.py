@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raw_client import WAIT_S
 
-from collab_llm_nodes.serving.turns import FairLine, Turns
+from collab_llm_nodes.serving.turns import FairQueue, Turns
 from collab_llm_nodes.transport.admission import Peer
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ T = TypeVar("T")
 ROBOT, FLOOD = Peer("robot:1", "robot"), Peer("flood:1", "flood")
 
 
-def order(line: FairLine[Any], count: int) -> list[Any]:
+def order(line: FairQueue[Any], count: int) -> list[Any]:
     """Return whose turns they are, one after the other."""
     out = []
     for _ in range(count):
@@ -34,7 +34,7 @@ def order(line: FairLine[Any], count: int) -> list[Any]:
 
 
 def test_a_flood_waits_for_the_robot() -> None:
-    line: FairLine[str] = FairLine(1)
+    line: FairQueue[str] = FairQueue(1)
     for number in range(60):
         line.join(f"flood {number}", FLOOD, 2e6)
     line.join("robot", ROBOT, 1e4)
@@ -43,7 +43,7 @@ def test_a_flood_waits_for_the_robot() -> None:
 
 
 def test_many_connections_are_one_address() -> None:
-    line: FairLine[str] = FairLine(1)
+    line: FairQueue[str] = FairQueue(1)
     for number in range(60):
         line.join(f"flood {number}", Peer(f"flood:{number}", "flood"), 1.0)
     for number in range(3):
@@ -53,7 +53,7 @@ def test_many_connections_are_one_address() -> None:
 
 
 def test_an_urgent_turn_comes_first_in_its_connection_and_is_charged_for() -> None:
-    line: FairLine[str] = FairLine(1)
+    line: FairQueue[str] = FairQueue(1)
     for number in range(3):
         line.join(f"question {number}", ROBOT, 1.0)
     line.join("motion", ROBOT, 2.0, urgent=True)
@@ -67,7 +67,7 @@ def test_an_urgent_turn_comes_first_in_its_connection_and_is_charged_for() -> No
 @pytest.mark.parametrize("addresses", ["ab", "rr"])
 def test_urgent_turns_that_alternate_do_not_hold_up_another_client(addresses: str) -> None:
     """Neither those of two addresses, nor those of two connections of its own address."""
-    line: FairLine[str] = FairLine(1)
+    line: FairQueue[str] = FairQueue(1)
     peers = [Peer(f"{address}:{i}", address) for i, address in enumerate(addresses)]
     line.join("0", peers[0], 50.0, urgent=True)
     assert line.next() == "0"
@@ -81,7 +81,7 @@ def test_urgent_turns_that_alternate_do_not_hold_up_another_client(addresses: st
 
 
 def test_robots_behind_one_address_share_it() -> None:
-    line: FairLine[str] = FairLine(1)
+    line: FairQueue[str] = FairQueue(1)
     for number in range(60):
         line.join(f"flood {number}", Peer("nat:1", "nat"), 1.0)
     for number in range(3):
@@ -90,7 +90,7 @@ def test_robots_behind_one_address_share_it() -> None:
 
 
 def test_a_place_is_left_for_others() -> None:
-    line: FairLine[str] = FairLine(3)
+    line: FairQueue[str] = FairQueue(3)
     for number in range(3):
         line.join(f"a{number}", Peer("a:1", "a"), 1.0)
         line.join(f"b{number}", Peer("a:2", "a"), 1.0)
@@ -106,7 +106,7 @@ def test_a_place_is_left_for_others() -> None:
 
 
 def test_those_who_are_not_known_are_not_one_client() -> None:
-    line: FairLine[int] = FairLine(3)
+    line: FairQueue[int] = FairQueue(3)
     for key in range(4):
         line.join(key, Peer(), 1.0)
     assert [line.next() for _ in range(4)] == [0, 1, 2, None]
@@ -119,7 +119,7 @@ def test_those_who_are_not_known_are_not_one_client() -> None:
 def test_everybody_has_a_turn_and_nothing_is_kept(
     clients: list[tuple[int, int, int]], places: int
 ) -> None:
-    line: FairLine[int] = FairLine(places)
+    line: FairQueue[int] = FairQueue(places)
     for key, (address, connection, cost) in enumerate(clients):
         line.join(key, Peer(f"{address}:{connection}", str(address)), cost)
     had, running = set[int](), list[int]()

@@ -15,11 +15,11 @@ class Certificates:
         self.ca = self._path("ca.pem")
         self._openssl("req", "-x509", *self._new_key("ca"), "-out", self.ca, "-subj", "/CN=test CA")
 
-    def issue(self, name: str) -> tuple[str, str]:
-        """(certificate, key) for localhost."""
+    def issue(self, name: str, hosts: str = "DNS:localhost,IP:127.0.0.1") -> tuple[str, str]:
+        """Return the files of a certificate for ``hosts`` and of its key."""
         request, cert = self._path(f"{name}.csr"), self._path(f"{name}.pem")
         extensions = self._path("extensions")
-        Path(extensions).write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+        Path(extensions).write_text(f"subjectAltName={hosts}\n")
         self._openssl("req", *self._new_key(name), "-out", request, "-subj", f"/CN={name}")
         signer = ("-CA", self.ca, "-CAkey", self._path("ca.key"), "-CAcreateserial")
         self._openssl("x509", "-req", "-in", request, *signer, "-out", cert, "-extfile", extensions)

@@ -21,8 +21,8 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import AfterExit, Feed, OnExit, Session
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
-from collab_llm_nodes.protocols.edge_cloud.conversation import Verifier
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig
+from collab_llm_nodes.protocols.edge_cloud.verifier import Verifier
 from collab_llm_nodes.transport.server import Server, run_until_signal
 
 VOCAB = 24

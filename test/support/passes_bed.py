@@ -125,7 +125,7 @@ class Wire:
     def __init__(self, *messages: ClientMessage) -> None:
         self._incoming: asyncio.Queue[bytes | None] = asyncio.Queue()
         for message in messages:
-            self._incoming.put_nowait(codec.encode(message))
+            self._incoming.put_nowait(codec.encode_client(message))
         self._sent: asyncio.Queue[ServerMessage] = asyncio.Queue()
         self.next = self._sent.get
 

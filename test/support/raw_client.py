@@ -29,7 +29,9 @@ class RawClient:
 
     def send(self, *messages: ClientMessage | bytes) -> None:
         for message in messages:
-            self._outbox.put(message if isinstance(message, bytes) else codec.encode(message))
+            self._outbox.put(
+                message if isinstance(message, bytes) else codec.encode_client(message)
+            )
 
     def half_close(self) -> None:
         """End the stream: it has nothing more to send."""

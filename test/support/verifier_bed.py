@@ -22,7 +22,6 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.protocols.edge_cloud.link import LinkConfig
 from collab_llm_nodes.protocols.edge_cloud.messages import (
-    Failure,
     Open,
     Opened,
     ServerMessage,
@@ -37,6 +36,7 @@ from collab_llm_nodes.protocols.edge_cloud.verifier_client import (
     VerifierClient,
 )
 from collab_llm_nodes.transport.server import ServerHandle
+from collab_llm_nodes.transport.wire import Failure
 
 WAIT_S = 30.0  # upper bound of waits for what takes milliseconds on an idle machine
 PROMPT = Prompt("go to the red box")

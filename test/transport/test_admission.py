@@ -37,11 +37,11 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import ConfigError, Unavailable
 from collab_llm_nodes.processes import free_port
 from collab_llm_nodes.protocols.edge_cloud import codec
-from collab_llm_nodes.protocols.edge_cloud.conversation import Verifier
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
-from collab_llm_nodes.protocols.edge_cloud.messages import Failure, Open, Opened
+from collab_llm_nodes.protocols.edge_cloud.messages import Open, Opened
 from collab_llm_nodes.protocols.edge_cloud.service import start_server
 from collab_llm_nodes.protocols.edge_cloud.settings import VerifierConfig
+from collab_llm_nodes.protocols.edge_cloud.verifier import Verifier
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
 from collab_llm_nodes.transport import server as server_module
 from collab_llm_nodes.transport.admission import (
@@ -55,6 +55,7 @@ from collab_llm_nodes.transport.admission import (
 from collab_llm_nodes.transport.background import background_loop
 from collab_llm_nodes.transport.server import Server, ServerHandle
 from collab_llm_nodes.transport.streams import ClientSession, StreamService
+from collab_llm_nodes.transport.wire import Failure
 
 OPEN = Open("go to the red box", (), SamplingConfig(), 24, VOCABULARY)
 SESSION = codec.SESSION.encode()
@@ -448,7 +449,7 @@ def test_the_end_of_grpc_itself_is_a_failure_of_the_verifier() -> None:
         server = Server(Verifier(config, as_engine(FakeEngine()), encode))
         await server.start()
         await server._server.stop(0.0)  # as its own loop does when it cannot go on
-        await asyncio.wait_for(server.failed.wait(), WAIT_S)
+        await asyncio.wait_for(server.service.failed.wait(), WAIT_S)
         await server.stop(0.0)
 
     asyncio.run(run())

@@ -48,9 +48,8 @@ class Echo(StreamService[bytes]):
 
     name, full_name, stream = "echo", SERVICE, "Talk"
 
-    async def hold(self, client: ClientSession[bytes]) -> None:
-        async with self.turn(client):
-            word = await self.read(client)
+    async def serve_stream(self, client: ClientSession[bytes]) -> None:
+        word = await self.read_first(client)
         client.open()
         while word is not None:
             if word == b"rude":
@@ -136,7 +135,7 @@ def test_another_protocol_is_served(serve: Serve, connect: Connect) -> None:
     client = connect(server)
     assert client.shout(b"hello") == b"HELLO"
     assert client.talk(b"one", b"two", b"bye") == [b"one", b"two", b"bye"]
-    wait_for(lambda: client.standing == ("UP", None))
+    wait_for(lambda: client.connection_state == ("UP", None))
     wait_for(lambda: server.sessions == 0)
 
 
@@ -335,9 +334,9 @@ def test_a_port_in_use_is_a_typed_error(serve: Serve) -> None:
 def test_a_client_connects_again(serve: Serve, connect: Connect) -> None:
     first = serve()
     client = connect(first)
-    wait_for(lambda: client.standing[0] == "UP")
+    wait_for(lambda: client.connection_state[0] == "UP")
     first.stop()
-    wait_for(lambda: client.standing[0] != "UP")
+    wait_for(lambda: client.connection_state[0] != "UP")
     with pytest.raises(Unavailable):
         client.ask(SHOUT, b"hello", 0.2)
     serve(address=f"127.0.0.1:{first.port}")

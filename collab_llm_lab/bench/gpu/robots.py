@@ -102,13 +102,13 @@ async def _answer(
     """Have one answer decoded in a new session."""
     tokens, answer = len(script.answer), list[int]()
     call = connection.call(codec.SESSION, DEADLINE_S)
-    await call.write(codec.encode(Open(script.text, (), sampling, tokens, vocabulary)))
+    await call.write(codec.encode_client(Open(script.text, (), sampling, tokens, vocabulary)))
     finished, number = False, 0
     while not finished:
         start = len(answer)
         drafted = script.answer[start : min(start + GAMMA, tokens - 1)]
         probs = _laws(drafted) if sampling.sends_probabilities else None
-        message = codec.encode(Draft(number, start, drafted, probs))
+        message = codec.encode_client(Draft(number, start, drafted, probs))
         sent = time.perf_counter()
         await call.write(message)
         verdict = await _verdict(call)

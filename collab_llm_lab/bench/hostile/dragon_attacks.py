@@ -139,7 +139,7 @@ async def wrong_hashes(attacker: Attacker) -> None:
         opened.identity.scorer = ""
 
     def law(opened: pb.Open) -> None:
-        opened.law.temperature = 1e-320
+        opened.temperature = 1e-320
         opened.law.top_p = 3.0
 
     def policy(opened: pb.Open) -> None:

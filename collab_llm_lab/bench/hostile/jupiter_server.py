@@ -30,7 +30,6 @@ from collab_llm_nodes.processes import Process, run_process
 from collab_llm_nodes.protocols.jupiter import codec
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig, describe
 from collab_llm_nodes.protocols.jupiter.messages import (
-    Failure,
     Load,
     Loaded,
     Order,
@@ -44,6 +43,7 @@ from collab_llm_nodes.protocols.jupiter.messages import (
 from collab_llm_nodes.protocols.jupiter.stage_lanes import StageLanes
 from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerConfig
 from collab_llm_nodes.transport.background import background_loop, within
+from collab_llm_nodes.transport.wire import Failure
 
 MODEL = "text-target"
 _ANSWERS, _PROMPT, _ROUNDS, _DRAFT = 4, 48, 16, 3
@@ -125,7 +125,7 @@ class Coordinators:
         if held is None or held.call.ended:
             held = self._held[connection] = _Held(connection.call(codec.WORK, _CALL_S))
             named = replace(load, coordinator=secrets.token_hex(16), chain=secrets.token_hex(16))
-            await held.call.write(codec.encode(named))
+            await held.call.write(codec.encode_order(named))
             await _hear(held.call, Loaded)
         return held
 
@@ -149,7 +149,7 @@ class PassReplay(Replay):
         """Run a pass, and check its outcome."""
         begun = time.perf_counter()
         place, self._held.passes = self._held.passes, self._held.passes + 1
-        await self._call.write(codec.encode(Pass(place, (self._answer.steps[number],))))
+        await self._call.write(codec.encode_order(Pass(place, (self._answer.steps[number],))))
         found = await _hear(self._call, Result)
         tally.mismatches += found.outcomes != (self._answer.outcomes[number],)
         return time.perf_counter() - begun
@@ -167,9 +167,9 @@ async def _hear(call: Call, kind: type) -> Any:
 
 def recorded(answer: Passes) -> Recorded:
     """Return the messages of an answer, in the name of another coordinator."""
-    opened = codec.encode(replace(answer.load, coordinator="a" * 32, chain="b" * 32))
+    opened = codec.encode_order(replace(answer.load, coordinator="a" * 32, chain="b" * 32))
     orders: list[Order] = [Pass(i, (step,)) for i, step in enumerate(answer.steps)]
-    return Recorded(opened, opened, [codec.encode(order) for order in orders])
+    return Recorded(opened, opened, [codec.encode_order(order) for order in orders])
 
 
 def _prepare(folder: Path, seed: int) -> tuple[dict[str, Any], Sequence[Passes]]:

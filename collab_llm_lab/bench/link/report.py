@@ -44,7 +44,6 @@ from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.processes import free_port
 from collab_llm_nodes.protocols.edge_cloud.messages import (
     Draft,
-    Failure,
     Open,
     ServerMessage,
     Verdict,
@@ -52,6 +51,7 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
 from collab_llm_nodes.protocols.edge_cloud.process import verifier_process, wait_for_verifier
 from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
+from collab_llm_nodes.transport.wire import Failure
 
 DELAY_S = 0.02
 MAX_TOKENS = 48

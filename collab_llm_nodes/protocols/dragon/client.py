@@ -217,7 +217,7 @@ class DragonClient(Client):
         """
         return codec.decode_info(self.ask(codec.DESCRIBE, b"", deadline_s))
 
-    async def look(self, channel: grpc.aio.Channel, deadline_s: float) -> None:
+    async def check_server(self, channel: grpc.aio.Channel, deadline_s: float) -> None:
         self.info = codec.decode_info(await self.call(channel, codec.DESCRIBE, b"", deadline_s))
 
     def end_sessions(self) -> None:

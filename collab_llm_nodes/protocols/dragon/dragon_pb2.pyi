@@ -1,3 +1,4 @@
+from collab_llm_nodes.transport import wire_pb2 as _wire_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -25,40 +26,34 @@ class CloudMessage(_message.Message):
     opened: Opened
     draft: Draft
     target: Target
-    failure: Failure
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., target: _Optional[_Union[Target, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+    failure: _wire_pb2.Failure
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., target: _Optional[_Union[Target, _Mapping]] = ..., failure: _Optional[_Union[_wire_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("query", "max_tokens", "replay", "identity", "law", "aggregate_on", "max_ahead", "rtt_s", "decode")
+    __slots__ = ("query", "max_tokens", "identity", "law", "temperature", "seed", "aggregate_on", "max_ahead", "rtt_s", "replay", "decode")
     QUERY_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    REPLAY_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     LAW_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
     AGGREGATE_ON_FIELD_NUMBER: _ClassVar[int]
     MAX_AHEAD_FIELD_NUMBER: _ClassVar[int]
     RTT_S_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
     query: str
     max_tokens: int
-    replay: _containers.RepeatedScalarFieldContainer[int]
     identity: Identity
     law: Law
+    temperature: float
+    seed: int
     aggregate_on: str
     max_ahead: int
     rtt_s: float
-    decode: DecodeLine
-    def __init__(self, query: _Optional[str] = ..., max_tokens: _Optional[int] = ..., replay: _Optional[_Iterable[int]] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., law: _Optional[_Union[Law, _Mapping]] = ..., aggregate_on: _Optional[str] = ..., max_ahead: _Optional[int] = ..., rtt_s: _Optional[float] = ..., decode: _Optional[_Union[DecodeLine, _Mapping]] = ...) -> None: ...
-
-class DecodeLine(_message.Message):
-    __slots__ = ("k_a", "k_b", "k_c")
-    K_A_FIELD_NUMBER: _ClassVar[int]
-    K_B_FIELD_NUMBER: _ClassVar[int]
-    K_C_FIELD_NUMBER: _ClassVar[int]
-    k_a: float
-    k_b: float
-    k_c: float
-    def __init__(self, k_a: _Optional[float] = ..., k_b: _Optional[float] = ..., k_c: _Optional[float] = ...) -> None: ...
+    replay: _containers.RepeatedScalarFieldContainer[int]
+    decode: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, query: _Optional[str] = ..., max_tokens: _Optional[int] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., law: _Optional[_Union[Law, _Mapping]] = ..., temperature: _Optional[float] = ..., seed: _Optional[int] = ..., aggregate_on: _Optional[str] = ..., max_ahead: _Optional[int] = ..., rtt_s: _Optional[float] = ..., replay: _Optional[_Iterable[int]] = ..., decode: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Identity(_message.Message):
     __slots__ = ("vocabulary", "model", "scorer")
@@ -71,22 +66,18 @@ class Identity(_message.Message):
     def __init__(self, vocabulary: _Optional[str] = ..., model: _Optional[str] = ..., scorer: _Optional[str] = ...) -> None: ...
 
 class Law(_message.Message):
-    __slots__ = ("name", "gamma", "top_p", "max_support", "paper_faithful", "temperature", "seed")
-    NAME_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("law", "gamma", "top_p", "max_support", "paper_faithful")
+    LAW_FIELD_NUMBER: _ClassVar[int]
     GAMMA_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     MAX_SUPPORT_FIELD_NUMBER: _ClassVar[int]
     PAPER_FAITHFUL_FIELD_NUMBER: _ClassVar[int]
-    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    name: str
+    law: str
     gamma: float
     top_p: float
     max_support: int
     paper_faithful: bool
-    temperature: float
-    seed: int
-    def __init__(self, name: _Optional[str] = ..., gamma: _Optional[float] = ..., top_p: _Optional[float] = ..., max_support: _Optional[int] = ..., paper_faithful: _Optional[bool] = ..., temperature: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
+    def __init__(self, law: _Optional[str] = ..., gamma: _Optional[float] = ..., top_p: _Optional[float] = ..., max_support: _Optional[int] = ..., paper_faithful: _Optional[bool] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("model", "decode", "documents")
@@ -94,9 +85,9 @@ class Opened(_message.Message):
     DECODE_FIELD_NUMBER: _ClassVar[int]
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     model: str
-    decode: DecodeLine
+    decode: _containers.RepeatedScalarFieldContainer[float]
     documents: int
-    def __init__(self, model: _Optional[str] = ..., decode: _Optional[_Union[DecodeLine, _Mapping]] = ..., documents: _Optional[int] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., decode: _Optional[_Iterable[float]] = ..., documents: _Optional[int] = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("position", "epoch", "index", "gaps", "probs", "log_weight", "decode_us", "known", "held_us")
@@ -137,22 +128,6 @@ class Target(_message.Message):
     decode_us: int
     rtt_us: int
     def __init__(self, position: _Optional[int] = ..., token: _Optional[int] = ..., flags: _Optional[int] = ..., expected_device: _Optional[int] = ..., expected_cloud: _Optional[int] = ..., decode_us: _Optional[int] = ..., rtt_us: _Optional[int] = ...) -> None: ...
-
-class Failure(_message.Message):
-    __slots__ = ("code", "message", "field", "remedy")
-    CODE_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    FIELD_FIELD_NUMBER: _ClassVar[int]
-    REMEDY_FIELD_NUMBER: _ClassVar[int]
-    code: str
-    message: str
-    field: str
-    remedy: str
-    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., remedy: _Optional[str] = ...) -> None: ...
-
-class DescribeRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
 
 class CloudInfo(_message.Message):
     __slots__ = ("model", "identity", "vocab_size", "version", "max_tokens", "max_query_chars", "sessions")

@@ -16,7 +16,7 @@ from collab_llm_nodes.protocols.dragon.client import DragonClient
 from collab_llm_nodes.protocols.dragon.service import DragonService
 from collab_llm_nodes.protocols.dragon.settings import DragonCloudConfig
 from collab_llm_nodes.protocols.dragon.sides import load_side, measured
-from collab_llm_nodes.transport.server import Server, check_free, run_until_signal
+from collab_llm_nodes.transport.server import Server, check_port_free, run_until_signal
 
 
 def serve(
@@ -34,7 +34,7 @@ def serve(
         CollabError: the compute thread failed; a supervisor must restart the process.
     """
     for name in ("address", "metrics_address"):
-        check_free(getattr(config, name), name)  # a model takes minutes to load
+        check_port_free(getattr(config, name), name)  # a model takes minutes to load
     with ended_at_once():
         set_threads(config.model)
         side, _ = load_side(config.model, config.side)

@@ -138,7 +138,7 @@ class Dragon:
             "document_kv_refused": caches.refused,
         }
         if self._client is not None:
-            state, error = self._client.standing
+            state, error = self._client.connection_state
             info = self._client.info
             figures["cloud"] = state if error is None else f"{state}: {error}"
             figures["cloud_model"] = info.model if info is not None else ""

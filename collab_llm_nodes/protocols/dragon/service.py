@@ -157,10 +157,9 @@ class DragonService(StreamService[Reply]):
     def is_last(self, message: Reply) -> bool:
         return isinstance(message, Target) and message.finished
 
-    async def hold(self, client: Client) -> None:
+    async def serve_stream(self, client: Client) -> None:
         """Read Open, then drafts and targets."""
-        async with self.turn(client):
-            data = await self.read(client)
+        data = await self.read_first(client)
         if data is None:
             return
         opened = codec.decode_device(data)

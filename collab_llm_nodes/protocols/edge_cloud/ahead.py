@@ -1,7 +1,7 @@
-"""Drafts that are sent ahead of the verdicts they depend on, and the rule which round takes which.
+"""Drafts that are sent ahead of the verdicts they depend on, and the rule for their rounds.
 
 Edge client, link and verifier each keep :class:`PushedDrafts`. They see the same verdicts, so they
-agree on the draft of every round without a message about it.
+agree on the draft of every round without further messages.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from collab_llm_nodes.protocols.edge_cloud.messages import Draft
 
 @dataclass(frozen=True)
 class AheadConfig:
-    """Use of the time of a verification, beside drafting for early exits."""
+    """Settings of prediction and push-ahead during a verification."""
 
     batch: int = setting(
         16, "Outcomes that are continued side by side in one forward pass.", low=1, high=64
     )
     predictions: int = setting(
         16,
-        "Outcomes per draft that the draft model itself predicts; 0 leaves it to the early exits,"
-        " as in the paper.",
+        "Outcomes per draft that the draft model itself predicts; 0: early exits only, as in the"
+        " paper.",
         low=0,
         high=64,
     )
     min_probability: float = setting(
-        0.01, "Predicted outcomes less probable than this are not worth it.", low=0.0, high=1.0
+        0.01, "Least probability of a predicted outcome to draft for.", low=0.0, high=1.0
     )
     push_window: int = setting(
         48,
-        "Drafts sent ahead of the verdicts they depend on, at most so many at a time; 0: each"
-        " waits for its verdict.",
+        "Drafts sent ahead of the verdicts they depend on, at a time; 0: each waits for its"
+        " verdict.",
         low=0,
         high=64,
     )
     push_depth: int = setting(
-        3, "Rounds that they may be ahead of the one under verification.", low=1, high=8
+        3, "Rounds that drafts may be ahead of the one under verification.", low=1, high=8
     )
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ MAX_AHEAD_ENTRIES = 1 << 18
 
 
 class PushedDrafts:
-    """Drafts for rounds to come, in the order of their arrival."""
+    """Drafts for later rounds, in order of arrival."""
 
     def __init__(self) -> None:
         self._drafts: list[Draft] = []
@@ -62,7 +62,7 @@ class PushedDrafts:
 
     @property
     def entries(self) -> int:
-        """Probabilities held, of all drafts."""
+        """Number of probabilities in all drafts."""
         return sum(_entries(draft) for draft in self._drafts)
 
     def has_room_for(self, draft: Draft) -> bool:

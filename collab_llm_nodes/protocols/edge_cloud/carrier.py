@@ -1,6 +1,6 @@
-"""The carrier of the edge's messages to the verifier, which the protocol is given.
+"""The carrier that a host provides for the messages to the verifier.
 
-Over gRPC in the same process (:class:`VerifierCarrier`), or over ROS topics through the nodes
+It is gRPC in the same process (:class:`VerifierCarrier`), or ROS topics through the nodes
 ``cloud_verifier_bridge`` and ``predraft_cache`` (``nodes/draft_vlm.py``).
 """
 
@@ -25,7 +25,7 @@ class Session(Protocol):
         """Have ``draft`` verified; does not block."""
 
     def close(self) -> None:
-        """End the session, complete or not; nothing is received any more."""
+        """End the session, complete or not; nothing more is received."""
 
 
 class Carrier(Protocol):
@@ -33,7 +33,7 @@ class Carrier(Protocol):
 
     @property
     def queues_exits(self) -> bool:
-        """Early exits are ranked elsewhere, which asks for pre-drafts (``PreDraftRequest``)."""
+        """True if another process ranks early exits, and posts a ``PreDraftRequest`` for each."""
 
     def open(
         self, request: Request, opened: Open, receive: Callable[[Event], None], due: float
@@ -41,7 +41,7 @@ class Carrier(Protocol):
         """Open the session of ``request``.
 
         Args:
-            receive: takes everything that comes for it, from any thread; must not block.
+            receive: callback for its messages, from any thread; must not block.
             due: ``time.monotonic()`` by which the answer must be complete.
 
         Raises:
@@ -50,7 +50,7 @@ class Carrier(Protocol):
 
 
 class VerifierCarrier:
-    """Over gRPC from this process; ``client`` stays the caller's to close."""
+    """Carries messages over gRPC from this process; the caller closes ``client``."""
 
     queues_exits = False
 

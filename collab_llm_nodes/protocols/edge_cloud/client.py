@@ -3,12 +3,12 @@
 It owns the answer so far and the round number. The caller drafts, sends and receives:
 
     client = EdgeClient(config, max_tokens)
-    job = client.next_draft()            # what to draft (lines 4-6, 19-21)
-    client.on_sent(draft)                # the draft went out (lines 7, 23)
-    ahead = client.push(job, draft)      # one for a later round, to be sent before its verdicts
-    tokens = client.on_verdict(verdict)  # the answer grows (line 15)
+    job = client.next_draft()                # what to draft (lines 4-6, 19-21)
+    client.on_sent(draft)                    # the draft was sent (lines 7, 23)
+    ahead = client.push(job, draft, window)  # a draft for a later round, sent before its verdicts
+    tokens = client.on_verdict(verdict)      # the answer grows (line 15)
 
-After a verdict ``in_flight`` may be set already: the verifier has the next draft.
+After a verdict ``in_flight`` is set already if the verifier has the next draft.
 
 Drafts are drawn from randomness keyed by position, so a pre-drafted and a freshly drafted
 continuation of the same prefix are the same tokens.
@@ -24,11 +24,12 @@ from collab_llm_nodes.protocols.base import Source
 from collab_llm_nodes.protocols.edge_cloud.ahead import PushedDrafts, may_come
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Verdict
 from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
+from collab_llm_nodes.transport.wire import UPDATE
 
 
 @dataclass(frozen=True)
 class DraftJob:
-    """Draft ``gamma`` tokens after ``prefix`` (generated tokens, prompt excluded).
+    """A draft of ``gamma`` tokens to be made after ``prefix`` (generated tokens, without prompt).
 
     ``autoregressive_rounds``: rounds that the verifier is to decode alone after this draft.
     """
@@ -40,12 +41,12 @@ class DraftJob:
 
 
 @dataclass(frozen=True)
-class ClientConfig:
+class EdgeClientConfig:
     """Settings of the edge client."""
 
     gamma: int = setting(
         4,
-        "Draft tokens per round; 0 lets the verifier decode alone and stream its tokens.",
+        "Draft tokens per round; 0: the verifier decodes alone and streams its tokens.",
         low=0,
         high=64,
         per_request=ANY,
@@ -60,11 +61,11 @@ class EdgeClient:
     """One generation, from the first draft to the last verdict.
 
     Args:
-        draft_room: tokens of the answer that the draft models can read. The verifier decodes alone
-            what follows them.
+        draft_room: tokens of the answer that the draft models can read; the verifier decodes later
+            ones alone.
     """
 
-    def __init__(self, config: ClientConfig, draft_room: int = MAX_TOKENS) -> None:
+    def __init__(self, config: EdgeClientConfig, draft_room: int = MAX_TOKENS) -> None:
         self._config = config
         self._draft_room = draft_room
         self.round = 0
@@ -78,7 +79,7 @@ class EdgeClient:
 
     @property
     def speculates(self) -> bool:
-        """True if there are drafts; without, the verifier decodes alone."""
+        """True if there are drafts; else the verifier decodes alone."""
         return self._config.gamma > 0
 
     def next_draft(self) -> DraftJob:
@@ -86,11 +87,10 @@ class EdgeClient:
         return self._job(self.round, tuple(self.generated))
 
     def predraft(self, outcome: tuple[int, ...], of: DraftJob | None = None) -> DraftJob | None:
-        """Return what to draft if ``outcome`` is the verdict on the draft for ``of``, or on the
-        one in flight.
+        """Return what to draft if ``outcome`` is the verdict on the draft for ``of``, or in flight.
 
-        None when there is nothing to do: no draft is under verification, the answer would be
-        complete, or the verifier decodes alone.
+        None if no draft is under verification, the answer would be complete, or the verifier
+        decodes alone.
         """
         if self.in_flight is None or self.in_flight.autoregressive_rounds or not outcome:
             return None
@@ -99,20 +99,20 @@ class EdgeClient:
         return job if len(job.prefix) < self._config.max_tokens else None
 
     def on_sent(self, draft: Draft) -> bool:
-        """Record that ``draft`` goes to the verifier; False if it must not be sent.
+        """Record that ``draft`` is being sent; return False if it must not be sent.
 
-        A second draft for the same round or one for another round is stale, not an error.
+        A second draft for the same round, or one for another round, is stale, not an error.
         """
         if self.finished or self.in_flight is not None or draft.round != self.round:
             return False
-        self._fly(draft)
+        self._mark_in_flight(draft)
         return True
 
     def push(self, job: DraftJob, draft: Draft, window: int) -> Draft | None:
-        """Return the form in which ``draft``, made for ``job``, goes out ahead of its round.
+        """Return ``draft``, made for ``job``, in the form in which it is sent ahead of its round.
 
-        None when it must not: its round is here or over, the answer has grown otherwise, or
-        ``window`` drafts are out already.
+        None if it must not be sent: its round has come or is over, the answer has grown otherwise,
+        or ``window`` drafts are ahead already.
         """
         if job.round <= self.round or len(self._ahead) >= window:
             return None
@@ -126,7 +126,7 @@ class EdgeClient:
         return pushed
 
     def on_early_exit(self, exit_: EarlyExit) -> bool:
-        """Count an exit; False if it is stale."""
+        """Count an exit; return False if it is stale."""
         if exit_.round != self.round or self.in_flight is None:
             return False
         self.metrics.early_exits += 1
@@ -134,7 +134,7 @@ class EdgeClient:
         return True
 
     def on_verdict(self, verdict: Verdict) -> tuple[int, ...]:
-        """Extend the answer; returns the new tokens (none if the verdict is stale).
+        """Extend the answer; return the new tokens (none if the verdict is stale).
 
         Raises:
             ProtocolError: the verdict does not fit the draft.
@@ -147,7 +147,7 @@ class EdgeClient:
             raise ProtocolError(
                 f"verdict: {accepted} accepted, {len(tokens)} tokens, {len(draft.tokens)} drafted",
                 field="accepted",
-                remedy="the verifier speaks another protocol version; update both sides",
+                remedy=UPDATE,
             )
         all_accepted = accepted == len(draft.tokens)
         extra = [Source.BONUS if all_accepted else Source.RECOVERED] * (len(tokens) - accepted)
@@ -159,11 +159,11 @@ class EdgeClient:
         if not self.finished:
             due = self._ahead.next(draft, self.round, self.generated)
             if due is not None:
-                self._fly(due)
+                self._mark_in_flight(due)
         return tokens
 
     def on_unverified(self, token: int, *, end: bool) -> None:
-        """Add a token of the draft model alone, the verifier being out of reach."""
+        """Append a token of the draft model alone while the verifier is out of reach."""
         self.generated.append(token)
         self.sources.append(Source.UNVERIFIED)
         self.finished = end or len(self.generated) >= self._config.max_tokens
@@ -175,7 +175,7 @@ class EdgeClient:
         """True if every token of the answer so far was verified."""
         return Source.UNVERIFIED not in self.sources
 
-    def _fly(self, draft: Draft) -> None:
+    def _mark_in_flight(self, draft: Draft) -> None:
         self.in_flight = draft
         self._exits.clear()
         self.metrics.drafted += len(draft.tokens)

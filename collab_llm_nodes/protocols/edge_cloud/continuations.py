@@ -1,8 +1,7 @@
 """The continuations of one answer that one draft model has read.
 
-Everything read beyond the confirmed answer is kept as a tree of tokens in the model's KV cache, so
-that continuations of many likely answers are read side by side, one forward pass per token for all
-of them, and nothing is computed twice.
+Tokens after the confirmed answer are kept as a tree in the model's KV cache: continuations of many
+likely answers are read side by side, in one forward pass per token, and nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from collab_llm_nodes.protocols.contexts import common_length
 Laws = Callable[[Tensor], list[Distribution]]
 """Return the distributions of the next tokens for logits [n, V], in the host's memory."""
 _PIECE = 256
-"""Prompt tokens read in one pass at most: an answer for motion waits for no more than that."""
+"""Prompt tokens read in one pass at most: an answer for motion waits for one pass."""
 OwnToken = Callable[[Distribution, int], int]
 """Return the token that a model chooses of its distribution, at a position in the answer."""
 
@@ -33,7 +32,7 @@ class Node:
 
     Attributes:
         read: that distribution, once the token has been read.
-        own: the model's own choice of the next token; -1 until somebody has asked.
+        own: the model's own choice of the next token; -1 until it is needed.
     """
 
     column: int
@@ -43,12 +42,12 @@ class Node:
 
     @property
     def law(self) -> Distribution:
-        """The distribution, which a node has once it has been read."""
+        """The distribution of a node that has been read."""
         assert self.read is not None
         return self.read
 
     def walk(self) -> Iterator[Node]:
-        """Yield this node and all behind it."""
+        """Yield this node and all its descendants."""
         yield self
         for child in self.children.values():
             yield from child.walk()
@@ -58,8 +57,8 @@ class Continuations:
     """One draft model's tree.
 
     Args:
-        laws: makes distributions of logits: all that is kept of them.
-        own: the model's own choice of a token; without it :meth:`own_tokens` must not be called.
+        laws: turns logits into distributions, which alone are kept.
+        own: chooses the model's own token; needed for :meth:`own_tokens`.
         between_pieces: called between two passes over a prompt that takes several.
     """
 
@@ -81,14 +80,14 @@ class Continuations:
         self._passed: list[int] = []  # own choices at the answer's tokens in the trunk
 
     def read(self, answers: Sequence[tuple[int, ...]]) -> tuple[list[Node], int, float]:
-        """Read what was not read yet of ``answers``, in one pass.
+        """Read the unread tokens of ``answers`` in one pass.
 
         Returns:
-            The nodes at their ends, the tokens that the pass has read, and its seconds until their
-            distributions are known.
+            The nodes at their ends, the number of tokens read, and the time until their
+            distributions are known [s].
         """
         contexts = [(*self._prompt_ids, *answer) for answer in answers]
-        self._go_back(contexts)
+        self._roll_back(contexts)
         ids: list[int] = []
         parents: list[int] = []
         new: list[tuple[Node, int, Node]] = []  # parent, token, node
@@ -119,14 +118,14 @@ class Continuations:
         return ends, len(new), took_s
 
     def own_at(self, node: Node, position: int) -> int:
-        """Return the model's own choice behind ``node``, at ``position`` of the answer."""
+        """Return the model's own choice after ``node``, at ``position`` of the answer."""
         if node.own < 0:
             assert self._own is not None
             node.own = self._own(node.law, position)
         return node.own
 
     def own_tokens(self, answer: tuple[int, ...], start: int = 0) -> list[int]:
-        """Return the model's own choices in ``answer``, which has been read, from ``start`` on."""
+        """Return the model's own choices in ``answer``, which must be read, from ``start`` on."""
         passed = len(self._trunk) - len(self._prompt_ids)
         own = self._passed[start : len(answer)]
         node = self._root
@@ -137,12 +136,12 @@ class Continuations:
         return own
 
     def advance(self, answer: tuple[int, ...]) -> None:
-        """Forget what continues another answer than ``answer``, which is confirmed."""
+        """Drop the continuations of other answers than ``answer``, which is confirmed."""
         if not self._trunk:
             return
         wanted = (*self._prompt_ids, *answer)
         if wanted[: len(self._trunk)] != self._trunk:
-            return  # the next draft will go back
+            return  # the next read rolls back
         node, depth = self._root, len(self._trunk)
         while depth < len(wanted) and wanted[depth] in node.children:
             if self._own is not None:
@@ -153,7 +152,7 @@ class Continuations:
             for kept in node.walk():
                 kept.column = moved[kept.column]
             self._trunk, self._root = wanted[:depth], node
-        if depth < len(wanted):  # the answer goes on as nobody expected
+        if depth < len(wanted):  # the answer continues with an unread token
             node.children.clear()
             self._kv.length = len(self._trunk)
 
@@ -161,12 +160,12 @@ class Continuations:
         """Free the KV cache."""
         self._kv.close()
 
-    def _go_back(self, contexts: Sequence[tuple[int, ...]]) -> None:
+    def _roll_back(self, contexts: Sequence[tuple[int, ...]]) -> None:
         """Make the trunk a common beginning of ``contexts``: read the prompt, or roll back."""
         shared = min(common_length(context, self._trunk) for context in contexts)
         if shared == len(self._trunk) > 0:
             return
-        # What follows the last shared token is not kept: read it again.
+        # The distribution after the last shared token is not kept: read that token again.
         keep = max(shared - 1, 0)
         end = max(shared, len(self._prompt_ids))
         self._kv.length = keep

@@ -1,8 +1,8 @@
-"""The draft models behind one session: drafts and pre-drafts alike (paper 003, Eq. 1 and 7).
+"""The draft models of one session, for drafts and pre-drafts (paper 003, Eq. 1 and 7).
 
-One model proposes tokens drawn from its own distribution. Several vote on each token (paper 002):
-a vote is a certain proposal (``decoding/vote.py``), so the law of the answer is the target's either
-way.
+One model proposes tokens drawn from its own distribution. Several models vote on each token (paper
+002): a vote is a certain proposal (``decoding/vote.py``). The law of the answer is the target's in
+both cases.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.rejection import own_token, propose
 from collab_llm_nodes.decoding.sampling import (
     Distribution,
@@ -33,24 +32,17 @@ from collab_llm_nodes.protocols.edge_cloud.continuations import Continuations, N
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft
 from collab_llm_nodes.protocols.edge_cloud.prediction import Prediction, predict
 
+MAX_SUPPORT = 64
+"""Entries of each distribution sent upstream, about 250 bytes a token.
+
+Drafts are drawn from what is sent, so this affects how often they are accepted, never the answer.
+"""
 _BELIEFS = SamplingConfig(1.0, top_k=64)
-"""Number of candidates kept of a greedy draft model's logits: more than a prediction names."""
+"""Law that keeps the likeliest candidates of a greedy draft model: more than a prediction uses."""
 _SMALL = 1024
-"""A vocabulary up to which it is quicker to keep everything."""
+"""Vocabulary size up to which it is faster to keep all candidates."""
 _SCORED = 4
-"""Tokens of the answer after which the weights of a vote change: paper 002's draft length."""
-
-
-@dataclass(frozen=True)
-class DrafterConfig:
-    """Settings of the drafter."""
-
-    max_support: int = setting(
-        64, "Entries of each distribution sent upstream at most.", low=1, high=4096
-    )
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
+"""Tokens of the answer between two updates of the weights of a vote: paper 002's draft length."""
 
 
 @dataclass
@@ -78,16 +70,15 @@ class Drafter:
     """Draws drafts after any prefixes of one answer.
 
     Args:
-        engine, prompt: the draft model, and the prompt as it reads it.
+        engine, prompt: the draft model, and the prompt in its encoding.
         others: further draft models of the same vocabulary. With them, each token of a draft is a
             vote of all, and all go on from the voted one.
 
     Attributes:
         room: tokens of an answer that all models can read.
-        between_pieces: called between two passes over a long prompt; what it raises ends the read.
-        on_pass: called after each forward pass with the tokens that it read and its seconds, which
-            include the choice of the next tokens; with several models, one after the other, for all
-            of them together.
+        between_pieces: called between two passes over a long prompt; may raise to end the read.
+        on_pass: called after each forward pass with the number of tokens read and its duration [s],
+            the choice of the next tokens included; with several models, for all of them together.
     """
 
     def __init__(
@@ -95,7 +86,6 @@ class Drafter:
         engine: Engine,
         prompt: EncodedPrompt,
         sampling: SamplingConfig,
-        config: DrafterConfig | None = None,
         others: Sequence[tuple[Engine, EncodedPrompt]] = (),
     ) -> None:
         own = self._own if others else None
@@ -107,18 +97,17 @@ class Drafter:
             for model, read in models
         ]
         self._scored: tuple[int, ...] = ()  # the answer that was scored last
-        self._weights_behind = [Weights.equal(WeightsConfig(), len(models))]  # its first i blocks
+        self._weights_after = [Weights.equal(WeightsConfig(), len(models))]  # its first i blocks
         self._eos = engine.eos
         self._vocab_size = engine.vocab_size
         self._sampling = sampling
-        self._config = config or DrafterConfig()
         self.on_pass: Callable[[int, float], None] = _to_nobody
 
     def check(self, outcome: Sequence[int]) -> None:
         """Check that an answer can go on after ``outcome``.
 
         Raises:
-            InvalidInput: a token that the models do not know, or one that ends the answer.
+            InvalidInput: a token outside the vocabulary, or one that ends the answer.
         """
         for i, token in enumerate(outcome):
             if not 0 <= token < self._vocab_size:
@@ -140,10 +129,10 @@ class Drafter:
     ) -> None:
         """Make one forward pass: each of the (incomplete) ``partials`` gets its next token.
 
-        A partial draft may rest for some passes: what was read for it is kept.
+        A partial draft may be left out for some passes; its tokens stay in the cache.
 
         Args:
-            read: answers to be read in the same pass, for :meth:`predict`.
+            read: answers to read in the same pass, for :meth:`predict`.
         """
         ends, tokens, took_s = self._read([*(partial.answer for partial in partials), *read])
         begun = time.perf_counter()
@@ -159,7 +148,7 @@ class Drafter:
     def draft(
         self, job: DraftJob, *, cached: bool = False, stop: Callable[[], bool] = lambda: False
     ) -> Draft | None:
-        """Make one draft; None if ``stop``, which is asked before each forward pass, said so."""
+        """Make one draft; return None once ``stop``, called before each forward pass, is true."""
         partial = self.begin(job, cached=cached)
         while partial.draft is None:
             if stop():
@@ -172,7 +161,7 @@ class Drafter:
     ) -> Prediction:
         """Return the ``count`` likeliest verdicts on ``draft``, made for ``job``.
 
-        Reads the draft to its end, unless :meth:`step` has done so.
+        Reads the rest of the draft that :meth:`step` has not read.
         """
         ends = [(*job.prefix, *draft.tokens[:i]) for i in range(len(draft.tokens) + 1)]
         read, tokens, took_s = self._read(ends)
@@ -194,14 +183,14 @@ class Drafter:
             certain=len(read) > 1,
         )
 
-    def alone(self, answer: tuple[int, ...]) -> int:
-        """Return the token with which the (first) draft model by itself continues ``answer``."""
+    def next_token(self, answer: tuple[int, ...]) -> int:
+        """Return the (first) draft model's own token after ``answer``."""
         ((end,), *_), tokens, took_s = self._read([answer])
         self._passed(tokens, took_s)
         return own_token(end.law, self._sampling, len(answer))
 
     def advance(self, answer: tuple[int, ...]) -> None:
-        """Forget what continues another answer than ``answer``, which is confirmed."""
+        """Drop the continuations of other answers than ``answer``, which is confirmed."""
         for model in self._models:
             model.advance(answer)
 
@@ -209,12 +198,12 @@ class Drafter:
         """Free the KV caches."""
         for model in self._models:
             model.close()
-        self.on_pass, self.between_pieces = _to_nobody, _nothing  # whoever listened may hold us
+        self.on_pass, self.between_pieces = _to_nobody, _nothing  # their owners may refer to this
 
     def _choose(
         self, partials: Sequence[DraftInProgress], ends: Sequence[Sequence[Node]]
     ) -> list[tuple[int, SparseDistribution | None]]:
-        """Choose the next token of each draft, and what goes upstream with it, for all together.
+        """Choose the next token of each draft, and the distribution to send with it.
 
         Args:
             ends: [models, partials].
@@ -223,9 +212,8 @@ class Drafter:
             return [
                 self._vote(*each) for each in zip(partials, zip(*ends, strict=True), strict=True)
             ]
-        most = self._config.max_support
         return [
-            propose(end.law, self._sampling, len(partial.answer), most)
+            propose(end.law, self._sampling, len(partial.answer), MAX_SUPPORT)
             for partial, end in zip(partials, ends[0], strict=True)
         ]
 
@@ -243,25 +231,25 @@ class Drafter:
         return made.tokens[0], q[0] if q else None
 
     def _weights(self, prefix: tuple[int, ...]) -> tuple[float, ...]:
-        """Return the models' weights behind ``prefix``: each is scored by its tokens.
+        """Return the models' weights after ``prefix``: each is scored by its tokens.
 
         A function of the prefix alone, so that a draft does not depend on when it is made. Blocks
-        that the prefix shares with the one before are not scored again.
+        that the prefix shares with the previous one are not scored again.
         """
         known = common_length(prefix, self._scored) // _SCORED
         new = prefix[known * _SCORED :]
         own = [model.own_tokens(prefix, known * _SCORED) for model in self._models]
-        del self._weights_behind[known + 1 :]
+        del self._weights_after[known + 1 :]
         self._scored = prefix
         for start in range(0, len(new) - _SCORED + 1, _SCORED):
             block = slice(start, start + _SCORED)
-            weights = self._weights_behind[-1].copy()
+            weights = self._weights_after[-1].copy()
             weights.update([hit_rate(each[block], new[block]) for each in own])
-            self._weights_behind.append(weights)
-        return self._weights_behind[-1].values
+            self._weights_after.append(weights)
+        return self._weights_after[-1].values
 
     def _laws(self, logits: Tensor) -> list[Distribution]:
-        """Return what is kept of ``logits`` [n, V]."""
+        """Return the distributions to keep of ``logits`` [n, V]."""
         sampling = self._sampling
         if sampling.greedy:
             sampling = _BELIEFS if logits.shape[-1] > _SMALL else SamplingConfig(1.0)
@@ -288,10 +276,10 @@ class Drafter:
         )
 
     def _read(self, answers: Sequence[tuple[int, ...]]) -> tuple[list[list[Node]], int, float]:
-        """Read ``answers`` where necessary.
+        """Read the unread tokens of ``answers`` by all models.
 
         Returns:
-            Each model's nodes at their ends, the tokens that were read, and the seconds it took.
+            Each model's nodes at their ends, the number of tokens read, and the duration [s].
         """
         if not answers:
             return [[] for _ in self._models], 0, 0.0
@@ -305,7 +293,7 @@ class Drafter:
 
 
 def _mixture(laws: Sequence[Distribution], weights: Sequence[float]) -> Distribution:
-    """Return the models' weighted mean, of which votes are expected."""
+    """Return the models' weighted mean, by which votes are predicted."""
     ids = np.unique(np.concatenate([law.ids for law in laws]))
     probs = np.zeros(len(ids))
     for law, weight in zip(laws, weights, strict=True):

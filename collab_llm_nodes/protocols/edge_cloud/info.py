@@ -1,4 +1,4 @@
-"""A verifier's account of itself before any session, and the limits it enforces."""
+"""A verifier's answer to Describe, and the limits it enforces."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Limits(StreamLimits):
     )
     max_message_bytes: int = setting(
         9 << 20,
-        "One message, images included. What waits to be decoded is eight times as much at most,"
+        "One message, images included. Images that wait to be decoded may take eight times as much,"
         " four times for one address [byte].",
         low=4096,
         high=256 << 20,
@@ -35,7 +35,7 @@ class Limits(StreamLimits):
     max_image_bytes: int = setting(2 << 20, "One encoded image [byte].", low=1024, high=256 << 20)
     max_image_pixels: int = setting(
         0,
-        "One image, width times height; 0: what the model can use, full HD at least [px].",
+        "One image, width times height; 0: as many as the model can use, full HD at least [px].",
         low=0,
         high=1 << 28,
     )

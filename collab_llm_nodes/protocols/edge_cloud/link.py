@@ -1,11 +1,10 @@
 """One session over an unreliable link, as a state machine without I/O or clock.
 
-Keeps what is needed to rebuild the session (the Open message and the confirmed tokens), so a lost
-connection costs time but never tokens: the stream is opened again with a replay and the
-outstanding draft is sent again. Every wait has a deadline; when it passes, the session ends with
-a typed failure.
+It keeps the Open message and the confirmed tokens, so a lost connection costs time but never
+tokens: the stream is opened again with a replay, and the outstanding draft is sent again. Every
+wait has a deadline; when it passes, the session ends with a typed failure.
 
-The caller performs the returned actions and reports what happens:
+The caller performs the returned actions and reports events:
 
     for action in link.start(now): perform(action)
     ... link.on_connected(now), on_disconnected(reason, now), on_message(m, now), on_tick(now)
@@ -28,13 +27,13 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     Close,
     Draft,
     EarlyExit,
-    Failure,
     Open,
     Opened,
     ServerMessage,
     Verdict,
 )
 from collab_llm_nodes.transport.settings import RetryConfig
+from collab_llm_nodes.transport.wire import Failure
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,8 @@ class LinkConfig(RetryConfig):
 
     verdict_deadline_s: float = setting(
         5.0,
-        "From a draft's hand-over to its verdict, reconnections included; the first draft's also"
-        " covers connecting and the verifier's prefill [s].",
+        "Time from a draft to its verdict, reconnections included; for the first draft also"
+        " connecting and the verifier's prefill [s].",
         low=0.01,
         high=600.0,
         read_only=True,
@@ -67,7 +66,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Deliver:
-    """Hand to the edge client."""
+    """Pass to the edge client."""
 
     message: ServerMessage
 
@@ -92,7 +91,7 @@ _STREAMING = (_Phase.CONNECTING, _Phase.OPEN)
 
 
 class SessionLink:
-    """See the module docstring."""
+    """One session's state, from :meth:`start` until it is :attr:`done`."""
 
     def __init__(self, opened: Open, config: LinkConfig) -> None:
         self._open = opened
@@ -111,7 +110,7 @@ class SessionLink:
 
     @property
     def done(self) -> bool:
-        """The session has ended; every further event is ignored."""
+        """True once the session has ended; further events are ignored."""
         return self._phase is _Phase.DONE
 
     @property
@@ -126,7 +125,7 @@ class SessionLink:
         return self._connect()
 
     def on_connected(self, now: float) -> list[Action]:
-        """A stream is up: (re)open the session on it and repeat the outstanding draft."""
+        """Handle a new stream: (re)open the session on it and repeat the outstanding draft."""
         if self._phase is not _Phase.CONNECTING:
             return []
         self._phase = _Phase.OPEN
@@ -135,7 +134,7 @@ class SessionLink:
         return [Send(reopened), *(Send(draft) for draft in (*outstanding, *self._ahead))]
 
     def on_draft(self, draft: Draft, now: float) -> list[Action]:
-        """The edge client wants ``draft`` verified, now or when its round comes."""
+        """Handle a draft of the edge client, for this round or a later one."""
         expected = draft.round == self._round
         if draft.after is not None:
             expected = may_come(draft, self._round, self._confirmed)
@@ -152,13 +151,13 @@ class SessionLink:
         return self._connect() if self._phase is _Phase.IDLE else []
 
     def on_message(self, message: ServerMessage, now: float) -> list[Action]:
-        """Something arrived on the current stream."""
+        """Handle a message on the current stream."""
         if self._phase not in _STREAMING:
             return []
         if isinstance(message, Failure):  # credentials may be refused before the stream is up
             if message.code == Replay.code and not self._replayed:
                 return self._replay()
-            if message.code in (Replay.code, Unavailable.code):  # another attempt may cure it
+            if message.code in (Replay.code, Unavailable.code):  # another attempt may help
                 return self.on_disconnected(message.message, now)
             return self._end(message)
         if self._phase is not _Phase.OPEN:
@@ -175,11 +174,11 @@ class SessionLink:
         return self._on_verdict(message, now)
 
     def on_disconnected(self, reason: str, now: float) -> list[Action]:
-        """The stream broke or could not be made."""
+        """Handle a stream that broke or could not be made."""
         if self._phase not in _STREAMING:
             return []  # known already: a refusal is followed by the end of its stream
         self._last_error = reason
-        if self._deadline is None:  # nothing is awaited: reconnect when there is
+        if self._deadline is None:  # nothing is awaited: reconnect with the next draft
             self._phase = _Phase.IDLE
             return []
         self._phase = _Phase.BACKOFF
@@ -188,7 +187,7 @@ class SessionLink:
         return []
 
     def _replay(self) -> list[Action]:
-        """The verifier let go of the session, but is there: no need to back off."""
+        """Reopen a session that the verifier has evicted; it is reachable, so without back-off."""
         if self._outstanding is None:
             self._phase, self._deadline = _Phase.IDLE, None
             return []
@@ -197,7 +196,7 @@ class SessionLink:
         return self._connect()
 
     def on_tick(self, now: float) -> list[Action]:
-        """Time passed."""
+        """Handle the passage of time."""
         if self.done:
             return []
         if self._deadline is not None and now >= self._deadline:
@@ -217,7 +216,7 @@ class SessionLink:
         return []
 
     def close(self) -> list[Action]:
-        """The edge client is done (finished, cancelled)."""
+        """End the session, complete or not."""
         if self.done:
             return []
         was_open = self._phase is _Phase.OPEN

@@ -1,8 +1,8 @@
 """The policy for an answer when the verifier cannot be reached: no I/O, no clock.
 
-``hold``: the answer fails with a typed error, and who asked for it waits or asks again.
-``draft_only``: the draft model finishes the answer alone. What it adds is marked as not verified
-and is its own law, not the target's; whether a robot may move on it is its navigator's policy.
+``hold``: the answer fails with a typed error, and its caller may try again.
+``draft_only``: the draft model finishes the answer alone. Its tokens are marked as not verified and
+follow its own law, not the target's; whether a robot may move on them is the navigator's policy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collab_llm_nodes.errors import CollabError, DeadlineExceeded, Unavailable
 from collab_llm_nodes.protocols.edge_cloud.client import EdgeClient
 
 _LOST = (Unavailable.code, DeadlineExceeded.code)
-"""Errors that say the verifier cannot be reached; any other would come back with the link."""
+"""Errors of a verifier that cannot be reached; any other would recur once the link is back."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class LinkLossConfig:
     )
     after_s: float = setting(
         2.0,
-        "draft_only: longest wait for a verdict before the draft model goes on alone; that for the"
-        " first one includes the verifier's prefill [s].",
+        "draft_only: longest wait for a verdict before the draft model continues alone; for the"
+        " first verdict it includes the verifier's prefill [s].",
         low=0.05,
         high=600.0,
     )
     max_unverified: int = setting(
         64,
-        "draft_only: longest unverified end of an answer; a longer one fails [tokens].",
+        "draft_only: most unverified tokens at the end of an answer; a longer end fails [tokens].",
         low=1,
         high=8192,
     )
@@ -58,12 +58,12 @@ class Patience:
         self._since: float | None = None  # None: nothing is awaited
 
     def on_sent(self, now: float) -> None:
-        """A draft is on its way to the verifier."""
+        """Record that a draft is being sent to the verifier."""
         if self._since is None:
             self._since = now
 
     def on_heard(self, now: float, *, waiting: bool) -> None:
-        """The verifier said something; ``waiting``: for more."""
+        """Record a message of the verifier; ``waiting``: another one is awaited."""
         self._since = now if waiting else None
 
     def over(self, now: float) -> bool:
@@ -84,12 +84,12 @@ def finish_alone(
 
     Args:
         next_token: the draft model's own token after an answer (``Drafter.alone``).
-        check: called before each token; raises when the answer was given up or its time is over.
+        check: called before each token; raises once the answer is cancelled or its time is over.
         on_tokens: called with each token.
 
     Raises:
         Unavailable: it is not complete after ``max_unverified`` tokens. Half a sentence could be
-            read as an order that its end would have taken back, so it counts for nothing.
+            read as an order that its end would have revoked, so it must not be used.
     """
     for _ in range(max_unverified):
         check()

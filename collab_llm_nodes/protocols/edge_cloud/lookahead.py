@@ -1,9 +1,9 @@
 """The edge client's work while the verifier is busy (paper 003, Algorithm 1, lines 9-14; ours).
 
-Likely outcomes are suggested by early exits, predicted by the draft model, or named by another
-node. The likeliest are continued side by side, and those drafts are kept and sent ahead of the
+Likely outcomes are suggested by early exits, predicted by the draft model, or requested by another
+node. The likeliest are continued side by side, and their drafts are kept and sent ahead of the
 verdicts they depend on. One :meth:`Lookahead.step` is one forward pass of the draft model, so that
-the caller can look for a verdict in between.
+the caller can check for a verdict in between.
 """
 
 from __future__ import annotations
@@ -25,47 +25,47 @@ from collab_llm_nodes.protocols.edge_cloud.predraft import (
 )
 
 Reply = Callable[[CollabError | None], None]
-"""Answer to a request for a draft: None when it is ready, else why there is none."""
+"""Callback of a request for a draft: None when it is ready, else the reason why there is none."""
 
 
 @dataclass
 class _Future:
-    """An answer that may come, and the work on its draft.
+    """A possible answer, and the work on its draft.
 
     Attributes:
-        probability: that the answer comes like that.
-        foreseen: the draft model itself expects it.
+        probability: of this answer.
+        predicted: the draft model itself predicts it.
         partial: its draft in progress; complete ones are in ``ReadyDrafts``.
-        explored: the outcomes of its draft have been predicted, with these ``beliefs`` that each
-            of its tokens stands.
-        replies: callbacks of those who asked for the draft.
+        explored: the outcomes of its draft have been predicted, with ``beliefs``.
+        beliefs: predicted probability of each of the draft's tokens to be accepted.
+        replies: callbacks of requests for the draft.
     """
 
     job: DraftJob
     probability: float
-    foreseen: bool = False
+    predicted: bool = False
     partial: DraftInProgress | None = None
     explored: bool = False
     beliefs: list[float] = field(default_factory=list)
     replies: list[Reply] = field(default_factory=list)
 
     def reply(self, error: CollabError | None) -> None:
-        """Answer those who asked: the draft is ready, or ``error`` says why there is none."""
+        """Call the callbacks: the draft is ready, or ``error`` is the reason why there is none."""
         for reply in self.replies:
             reply(error)
         self.replies.clear()
 
 
 class Lookahead:
-    """Likely futures of one answer, and the drafts for them in progress.
+    """Likely continuations of one answer, and the drafts for them in progress.
 
     Args:
         client, drafter: state and draft model of this answer.
-        send: passes a draft on to the verifier.
-        ready: the loop's complete drafts; this adds to them.
+        send: sends a draft to the verifier.
+        ready: the loop's complete drafts, to which this adds.
         predraft: queue and budget.
-        ahead: what goes into the queue beside early exits, and what is sent ahead.
-        profile: learns how often guesses are right.
+        ahead: settings of prediction and push-ahead.
+        profile: records how often predictions are right.
     """
 
     def __init__(
@@ -90,19 +90,19 @@ class Lookahead:
         self._futures: dict[Answer, _Future] = {}
 
     def start_round(self, job: DraftJob, draft: Draft) -> None:
-        """Begin a round: ``draft``, made for ``job``, is under way to the verifier."""
+        """Begin a round: ``draft``, made for ``job``, is being sent to the verifier."""
         self._future(job, 1.0)
         self._ready.store(job.prefix, draft)
 
     def expect(self, outcome: Answer, probability: float, of: DraftJob | None = None) -> None:
-        """Note that ``outcome`` may come of the draft for ``of``, or of this round's."""
+        """Queue ``outcome`` of the draft for ``of``, or of this round's draft."""
         job = self._client.predraft(outcome, of)
         if job is not None:
             self._future(job, probability)
             self._queue.push(job.prefix, probability)
 
     def demand(self, outcome: Answer, reply: Reply) -> None:
-        """Draft for ``outcome`` of this round before all else; ``reply`` is called once."""
+        """Draft for ``outcome`` of this round with priority; ``reply`` is called once."""
         try:
             job = self._job_for(outcome)
         except CollabError as error:
@@ -116,10 +116,10 @@ class Lookahead:
             future.partial = self._drafter.begin(job, cached=True)
 
     def step(self) -> bool:
-        """Make one forward pass for the likeliest outcomes; False if there is nothing to do.
+        """Make one forward pass for the likeliest outcomes; return False if there is none.
 
-        All drafts in progress advance side by side; a new and likelier one takes the place of
-        another, which loses nothing by resting.
+        All drafts in progress advance side by side; a new and likelier one replaces another, which
+        loses nothing by waiting.
         """
         branches = self._choose_branches()
         tasks = self._choose_tasks(max(1, self._config.batch - len(branches)))
@@ -130,7 +130,7 @@ class Lookahead:
         read = [(*f.job.prefix, *d.tokens) for f, d in zip(branches, drafts, strict=True) if d]
         try:
             self._drafter.step(partials, read)
-        except InvalidInput as error:  # a guess that the draft model cannot continue: no room
+        except InvalidInput as error:  # an answer that is too long for the draft model
             refused = InvalidInput(str(error.args[0]), field="outcome", remedy=error.remedy)
             self._give_up(tasks + branches, refused)
             return True
@@ -142,7 +142,7 @@ class Lookahead:
         return True
 
     def learn(self, verdict: Verdict, exit_s: float | None) -> None:
-        """Tell the profile which outcomes were foreseen of the round that ended in ``verdict``.
+        """Record in the profile how the outcome of the round was predicted.
 
         ``exit_s`` is passed on to ``Profile.on_outcome``.
         """
@@ -151,13 +151,13 @@ class Lookahead:
         for i, belief in enumerate((now.beliefs if now else [])[: verdict.accepted + 1]):
             self._profile.on_belief(belief, i < verdict.accepted)
         if self._enabled and not verdict.finished:
-            foreseen = then is not None and then.foreseen
-            self._profile.on_outcome(predicted=foreseen, exit_s=exit_s)
+            predicted = then is not None and then.predicted
+            self._profile.on_outcome(predicted=predicted, exit_s=exit_s)
 
     def advance(self, answer: Answer) -> None:
-        """Forget what has become void now that the answer is ``answer``."""
+        """Drop everything that is void now that the answer is ``answer``."""
         come = self._futures.get(answer)
-        known = (come.probability if come else 0.0) or 1.0  # what follows it is likelier by this
+        known = (come.probability if come else 0.0) or 1.0  # continuations are rescaled by 1/known
         futures, self._futures = self._futures, {}
         for prefix, future in futures.items():
             if prefix[: len(answer)] == answer:
@@ -170,12 +170,12 @@ class Lookahead:
         self._drafter.advance(answer)
 
     def refuse_requests(self, why: CollabError) -> None:
-        """Tell those who asked for a draft why it is not made now; begun ones are kept."""
+        """Refuse all requests for drafts with ``why``; drafts in progress are kept."""
         for future in self._futures.values():
             future.reply(why)
 
     def close(self) -> None:
-        """Give up all work, and tell those who asked."""
+        """Drop all work, and refuse all requests."""
         self._give_up(list(self._futures.values()), Cancelled("the answer has ended"))
 
     def _future(self, job: DraftJob, probability: float) -> _Future:
@@ -184,7 +184,7 @@ class Lookahead:
         return future
 
     def _choose_branches(self) -> list[_Future]:
-        """Return the drafts to predict the outcomes of: those likelier than all that waits."""
+        """Return the drafts whose outcomes to predict: those likelier than all that is queued."""
         if not (self._enabled and self._config.predictions):
             return []
         deepest = self._client.round + (self._config.push_depth if self._config.push_window else 1)
@@ -219,7 +219,7 @@ class Lookahead:
         return tasks[:room]
 
     def _sort(self, tasks: list[_Future]) -> None:
-        """Put first what somebody has asked for, then the likeliest."""
+        """Sort requested tasks first, then the likeliest."""
         tasks.sort(key=lambda f: (not f.replies, -f.probability if self._ordered else 0.0))
 
     def _predict(self, future: _Future) -> None:
@@ -228,14 +228,14 @@ class Lookahead:
         prediction = self._drafter.predict(
             future.job, draft, self._config.predictions, self._profile.temperature
         )
-        future.explored, future.beliefs = True, prediction.accepted
+        future.explored, future.beliefs = True, prediction.beliefs
         for outcome, probability in prediction.outcomes:
             together = future.probability * probability
             if together >= self._config.min_probability:
                 self.expect(outcome, together, future.job)
                 expected = self._futures.get((*future.job.prefix, *outcome))
                 if expected is not None:
-                    expected.foreseen = True
+                    expected.predicted = True
 
     def _finish(self, future: _Future, draft: Draft) -> None:
         """Keep a pre-draft, and send it ahead if it may go."""
@@ -251,7 +251,7 @@ class Lookahead:
 
         Raises:
             InvalidInput: it cannot be the verdict, or no draft would follow it.
-            Cancelled: the verifier decodes this round by itself, so it needs no draft.
+            Cancelled: the verifier decodes this round alone, so it needs no draft.
         """
         draft = self._client.in_flight
         if draft is None or draft.autoregressive_rounds:

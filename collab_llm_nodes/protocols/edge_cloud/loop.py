@@ -1,13 +1,13 @@
-"""The one decoding loop of edge-cloud speculation; every front end runs this.
+"""The decoding loop of edge-cloud speculation, for all front ends.
 
 A loop owns one answer and every draft for it. Events (exits, verdicts, requests for pre-drafts,
 failures, cancellation) are posted to its inbox from any thread and handled by the thread that runs
 the loop, so the state machines inside have a single owner and need no locks. While a draft is being
-verified the loop works ahead: it drafts for likely outcomes, keeps those drafts, and sends some of
-them before their round has come. It looks into the inbox between two forward passes.
+verified, the loop drafts for likely outcomes, keeps those drafts, and sends some of them before
+their round has come. It checks the inbox between two forward passes.
 
-One thing does not wait for the end of a pass: a draft that is ready when its verdict arrives. The
-thread that posts the verdict finds it in ``ReadyDrafts`` and sends it.
+A draft that is ready when its verdict arrives does not wait for the end of a pass: the thread that
+posts the verdict finds it in ``ReadyDrafts`` and sends it.
 """
 
 from __future__ import annotations
@@ -26,24 +26,23 @@ from collab_llm_nodes.protocols.edge_cloud.lookahead import Lookahead, Reply
 from collab_llm_nodes.protocols.edge_cloud.messages import (
     Draft,
     EarlyExit,
-    Failure,
     Opened,
     ServerMessage,
     Verdict,
-    error_of,
 )
 from collab_llm_nodes.protocols.edge_cloud.planner import Profile
 from collab_llm_nodes.protocols.edge_cloud.predraft import Answer, PreDraftConfig, ReadyDrafts
+from collab_llm_nodes.transport.wire import Failure
 
 
 @dataclass(frozen=True)
 class PreDraftRequest:
-    """A request to draft for ``outcome`` of the given round before all else.
+    """A request to draft for ``outcome`` of the given round with priority.
 
     Attributes:
-        reply: called once: None when the draft is ready, else the reason why there is none. Mostly
-            called in the loop's thread.
-        due: time.monotonic after which the request is refused.
+        reply: called once: None when the draft is ready, else the reason why there is none. It may
+            be called in any thread.
+        due: ``time.monotonic()`` after which the request is refused.
     """
 
     round: int
@@ -54,15 +53,15 @@ class PreDraftRequest:
 
 @dataclass(frozen=True)
 class Cancel:
-    """Give the answer up."""
+    """Cancel the answer."""
 
 
 @dataclass(frozen=True)
-class GoOn:
-    """Ask ``may_pass`` again."""
+class Resume:
+    """Check ``may_run`` again."""
 
 
-Event = ServerMessage | PreDraftRequest | Cancel | GoOn
+Event = ServerMessage | PreDraftRequest | Cancel | Resume
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,8 @@ class _Arrival:
     """A posted event.
 
     Attributes:
-        at: time.monotonic of its arrival.
-        sent: the next round's draft, if the event is a verdict for which it was ready.
+        at: ``time.monotonic()`` of its arrival.
+        sent: the next round's draft, if the event is a verdict upon which it was sent.
     """
 
     event: Event
@@ -84,23 +83,23 @@ class EdgeLoop:
 
     Args:
         client, drafter: state and draft model of this answer.
-        send: passes a draft on to the verifier; must not block. Called by the thread that runs the
-            loop and by those that post verdicts.
-        predraft: queue and budget of what is drafted while the verifier works.
-        ahead: what goes into that queue beside early exits, and what is sent ahead.
-        exits: pre-draft for early exits; False when another node ranks them and posts a
+        send: sends a draft to the verifier; must not block. Called by the thread that runs the loop
+            and by those that post verdicts.
+        predraft: queue and budget of drafting while the verifier works.
+        ahead: settings of prediction and push-ahead.
+        exits: pre-draft for early exits; False if another node ranks them and posts a
             ``PreDraftRequest`` for each.
-        profile: learns how long everything takes and how often guesses are right.
-        preempt: a verdict stops needless work, and a ready draft leaves at once (real time). False
+        profile: records durations and how often predictions are right.
+        preempt: a verdict stops needless work, and a ready draft is sent at once (real time). False
             completes the round's pre-drafts first, as if the draft model were fast enough
             (deterministic, for runs without a clock).
         on_tokens: called with each verdict's new tokens.
         on_under_way: called once this round's draft has been sent; slow work belongs here.
-        may_pass: asked before each forward pass. While it says no, the loop rests: it handles what
-            arrives, but does not use the draft model. Post ``GoOn`` when it says yes again.
+        may_run: called before each forward pass. While it is false, the loop handles events but
+            does not use the draft model. Post ``Resume`` when it may be true again.
 
     Attributes:
-        rested: it has, so this answer's times say nothing about model and link.
+        paused: ``may_run`` was false at times, so this answer's durations are not representative.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class EdgeLoop:
         preempt: bool = True,
         on_tokens: Callable[[tuple[int, ...]], None] = lambda tokens: None,
         on_under_way: Callable[[], None] = lambda: None,
-        may_pass: Callable[[], bool] = lambda: True,
+        may_run: Callable[[], bool] = lambda: True,
     ) -> None:
         self.client = client
         self._drafter = drafter
@@ -140,8 +139,8 @@ class EdgeLoop:
         self._preempt = preempt
         self._on_tokens = on_tokens
         self._on_under_way = on_under_way
-        self._may_pass = may_pass
-        self.rested = False
+        self._may_run = may_run
+        self.paused = False
         self._inbox: queue.SimpleQueue[_Arrival] = queue.SimpleQueue()
         self._early: list[_Arrival] = []  # events of rounds that the loop has not reached
         self._decided: _Arrival | None = None  # the verdict on the draft in flight
@@ -153,10 +152,10 @@ class EdgeLoop:
         self._deadline = math.inf
 
     def post(self, event: Event) -> None:
-        """Hand an event to the loop; callable from any thread.
+        """Post an event, from any thread.
 
-        A verdict for which the next draft is ready sends it at once. Every ``PreDraftRequest`` is
-        answered exactly once, also when the loop has ended.
+        If the next draft is ready when its verdict is posted, it is sent at once. Every
+        ``PreDraftRequest`` is answered exactly once, also after the loop has ended.
         """
         at, sent = time.monotonic(), None
         if self._preempt and isinstance(event, Verdict):
@@ -203,8 +202,10 @@ class EdgeLoop:
             metrics.total_s = time.monotonic() - started
 
     def _send_draft(self, before: _Arrival | None) -> None:
-        """Get this round's draft under way, unless it left ahead or upon the verdict ``before``;
-        count whether it was ready."""
+        """Send this round's draft, unless that was done ahead or upon the verdict ``before``.
+
+        Counts whether it was ready.
+        """
         client = self.client
         job = client.next_draft()
         draft = client.in_flight or self._ready.lookup(job.prefix)
@@ -227,14 +228,14 @@ class EdgeLoop:
     def _draft(self, job: DraftJob) -> Draft:
         """Draft now, while nothing is being verified."""
         started = time.monotonic()
-        draft = self._drafter.draft(job, stop=self._hold)
+        draft = self._drafter.draft(job, stop=self._wait_to_run)
         self._check()
         assert draft is not None
         self.client.metrics.draft_s += time.monotonic() - started
         return draft
 
     def _learn(self, decided: _Arrival) -> Verdict:
-        """Tell the profile what this round has shown; returns its verdict."""
+        """Record this round in the profile; return its verdict."""
         draft, verdict = self.client.in_flight, decided.event
         assert draft is not None
         assert isinstance(verdict, Verdict)
@@ -251,13 +252,13 @@ class EdgeLoop:
         return verdict
 
     def _await_verdict(self) -> _Arrival:
-        """Work ahead until the verdict on the draft in flight is in."""
+        """Work ahead until the verdict on the draft in flight has arrived."""
         while True:
             self._poll()
             if self._decided is None:
-                self._check()  # a verdict that came before a failure counts
-                if not self._may_pass():
-                    self._rest()
+                self._check()  # after the verdict: one that came before a failure counts
+                if not self._may_run():
+                    self._pause()
                 elif not self._work_ahead():
                     self._wait()
             elif self._preempt or not self._work_ahead():
@@ -265,22 +266,22 @@ class EdgeLoop:
                 self._profile.under_way.add(time.monotonic() - decided.at)
                 return decided
 
-    def _hold(self) -> bool:
-        """Wait until a forward pass may be made; True when the loop must end."""
+    def _wait_to_run(self) -> bool:
+        """Wait until a forward pass may be made; return True if the loop must end."""
         while not self._poll():
-            if self._may_pass():
+            if self._may_run():
                 return False
-            self._rest()
+            self._pause()
         return True
 
     def _between_pieces(self) -> None:
-        if self._hold():
+        if self._wait_to_run():
             self._check()
 
-    def _rest(self) -> None:
+    def _pause(self) -> None:
         """Wait for the next event while another answer uses the draft model."""
-        self.rested = True
-        # Whoever asks for pre-drafts has one request open at a time, for all answers.
+        self.paused = True
+        # predraft_cache has one request open at a time, for all answers: do not keep it waiting.
         self._lookahead.refuse_requests(_motion_first())
         for arrival in self._early:
             _refuse(arrival, _motion_first())
@@ -288,7 +289,7 @@ class EdgeLoop:
         self._wait()
 
     def _work_ahead(self) -> bool:
-        """Make one forward pass for likely outcomes; False if there is nothing to do."""
+        """Make one forward pass for likely outcomes; return False if there is none."""
         self._passed = False
         started = time.monotonic()
         worked = self._lookahead.step()
@@ -303,7 +304,7 @@ class EdgeLoop:
         self._profile.on_pass(tokens, seconds)
 
     def _poll(self) -> bool:
-        """Handle what the inbox holds; True when the loop must end."""
+        """Handle all events in the inbox; return True if the loop must end."""
         while True:
             try:
                 self._handle(self._inbox.get_nowait())
@@ -313,22 +314,25 @@ class EdgeLoop:
                 return self._failure is not None
 
     def _wait(self) -> None:
-        """Block until something happens or the deadline passes."""
+        """Block until an event arrives or the deadline passes."""
         try:
             self._handle(self._inbox.get(timeout=max(0.0, self._deadline - time.monotonic())))
         except queue.Empty:
             self._failure = self._late()
 
     def _catch_up(self) -> None:
-        """Handle what was early: a draft may be verified before the loop has handled the verdict
-        that it follows, if it was sent ahead or when that verdict arrived."""
+        """Handle early events of this round.
+
+        A draft that was sent ahead, or upon its verdict's arrival, may be verified before the loop
+        has handled that verdict.
+        """
         early, self._early = self._early, []
         for arrival in early:
             self._handle(arrival)
 
     def _handle(self, arrival: _Arrival) -> None:
         event, round_ = arrival.event, self.client.round
-        if isinstance(event, PreDraftRequest) and not self._may_pass():
+        if isinstance(event, PreDraftRequest) and not self._may_run():
             event.reply(_motion_first())
         elif isinstance(event, PreDraftRequest):
             self._on_request(event, arrival)
@@ -343,14 +347,14 @@ class EdgeLoop:
                 if self._exits:
                     self._lookahead.expect(event.tokens, event.confidence)
         elif isinstance(event, Failure):
-            self._failure = error_of(event)
+            self._failure = event.error()
         elif isinstance(event, Cancel):
             self._failure = Cancelled("the caller gave the answer up")
         else:
-            assert isinstance(event, Opened | GoOn)
+            assert isinstance(event, Opened | Resume)
 
     def _on_request(self, request: PreDraftRequest, arrival: _Arrival) -> None:
-        """Pre-draft for the round that is asked about, now or when the loop has reached it."""
+        """Pre-draft for the requested round, now or when the loop has reached it."""
         if request.round > self._last_round:
             request.reply(
                 InvalidInput(
@@ -369,7 +373,7 @@ class EdgeLoop:
             self._lookahead.demand(request.outcome, request.reply)
 
     def _transmit(self, draft: Draft) -> None:
-        """Send a draft; from now on its round may be asked about. Called by any thread."""
+        """Send a draft, after which requests may name its round. Called by any thread."""
         self._last_round = max(self._last_round, draft.round)
         self._send(draft)
 
@@ -378,7 +382,7 @@ class EdgeLoop:
             raise self._failure
 
     def close(self) -> None:
-        """Send nothing more, and refuse all requests, those that are still to come included."""
+        """Send nothing more, and refuse all requests, later ones included."""
         if self._ended:
             return
         self._ended = True
@@ -389,7 +393,7 @@ class EdgeLoop:
         self._refuse_inbox()
 
     def _refuse_inbox(self) -> None:
-        """Empty the inbox. Also called by threads that post too late: it touches nothing else."""
+        """Empty the inbox. Threads that post too late call this too: it changes nothing else."""
         while True:
             try:
                 _refuse(self._inbox.get_nowait(), _ended())
@@ -397,7 +401,7 @@ class EdgeLoop:
                 return
 
     def _late(self) -> CollabError:
-        others = "; answers for motion went first" if self.rested else ""
+        others = "; answers for motion went first" if self.paused else ""
         return DeadlineExceeded(
             f"the answer was not complete within its deadline{others}",
             field="deadline_s",

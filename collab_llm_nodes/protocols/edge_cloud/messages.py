@@ -1,8 +1,8 @@
 """The messages between edge client and verifier (paper 003, Algorithms 1 and 2).
 
-Plain frozen dataclasses: the gRPC codec, the ROS nodes, the in-process runner and the tests all
-carry these. A stream is one session, so no message but ``Opened`` names it. ``round`` counts the
-verifications of a session from 0 and is how stale messages are recognised.
+Frozen dataclasses, which the gRPC codec, the ROS nodes, the in-process runner and the tests share.
+A stream is one session, so only ``Opened`` names it. ``round`` counts the verifications of a
+session from 0, by which stale messages are recognised.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
-from collab_llm_nodes.errors import BY_CODE, CollabError
 from collab_llm_nodes.models.turns import Turn
+from collab_llm_nodes.transport.wire import Failure
 
 if TYPE_CHECKING:  # it would load torch in processes that run no model
     from collab_llm_nodes.models.prompt import Prompt
@@ -31,9 +31,9 @@ class Open:
         replay: tokens already confirmed by an earlier stream (reconnect); the session continues
             after them as if it had never been lost.
         round: the round that the first draft on this stream will carry.
-        turns: what was said before ``text`` (``models.prompt.Prompt``).
+        turns: the turns before ``text`` (``models.prompt.Prompt``).
         raw: no chat template is applied.
-        for_motion: a robot is to move by the answer: the session comes first among its client's.
+        for_motion: the robot is to move by the answer: the session comes first among its client's.
     """
 
     text: str
@@ -56,7 +56,7 @@ def open_message(
     *,
     for_motion: bool = False,
 ) -> Open:
-    """Return the message that asks ``prompt`` in a new session."""
+    """Return the message that opens a session for ``prompt``."""
     return Open(
         prompt.text,
         prompt.images,
@@ -71,7 +71,7 @@ def open_message(
 
 @dataclass(frozen=True)
 class Opened:
-    """The session exists; ``prompt_tokens`` lets the client check that both sides encode alike."""
+    """The session is open; by ``prompt_tokens`` the client checks that both sides encode alike."""
 
     session_id: str
     prompt_tokens: int
@@ -88,10 +88,10 @@ class Draft:
         probs: [gamma] distributions the tokens were drawn from; None for greedy and coupled laws.
         cached: it was pre-drafted (for metrics only).
         after: None for a draft after the confirmed answer. A draft that is pushed ahead of the
-            verdicts it depends on names the tokens that the answer must end with when its round
-            comes; if it ends otherwise the draft is void. Then its round needs no further message.
+            verdicts it depends on names the tokens, one at least, that the answer must end with
+            when its round comes; otherwise the draft is void.
         autoregressive_rounds: further rounds, one token each, that the verifier is to decode alone
-            after this one, without waiting for drafts. On the wire: ``solo``.
+            after this one, without waiting for drafts.
     """
 
     round: int
@@ -123,13 +123,13 @@ class Verdict:
     """Outcome of one verification: the answer grows by ``tokens``.
 
     Attributes:
-        tokens: the accepted draft tokens, then one recovered or bonus token (none when an end
-            token lies among the accepted ones). Spelled out although the client knows its draft:
-            a listener that has not heard the draft can follow the answer.
-        accepted: how many of ``tokens`` are draft tokens.
+        tokens: the accepted draft tokens, then one recovered or bonus token (none if an end token
+            is among the accepted ones). They are included although the client knows its draft, so
+            that a listener without the draft can follow the answer.
+        accepted: number of ``tokens`` that are draft tokens.
         finished: the answer is complete.
         compute_s: the verifier's time for the forward pass, for the planner and the metrics.
-        queue_s: how long the draft waited there for its turn.
+        queue_s: wait of the draft for its turn at the verifier.
     """
 
     round: int
@@ -143,27 +143,6 @@ class Verdict:
 @dataclass(frozen=True)
 class Close:
     """The client is done with the session."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A typed error; the session is over. ``code`` is one of ``errors.BY_CODE``."""
-
-    code: str
-    message: str
-    field: str = ""
-    remedy: str = ""
-
-
-def failure_of(error: CollabError) -> Failure:
-    """The message that carries ``error``."""
-    return Failure(error.code, str(error.args[0]), error.field, error.remedy)
-
-
-def error_of(failure: Failure) -> CollabError:
-    """The error that ``failure`` carries."""
-    kind = BY_CODE.get(failure.code, CollabError)
-    return kind(failure.message, field=failure.field, remedy=failure.remedy)
 
 
 ClientMessage = Open | Draft | Close

@@ -16,12 +16,12 @@ class EdgeCloudMetrics(GenerationMetrics):
 
     Attributes:
         drafted, accepted: draft tokens sent to, and accepted by, the target.
-        cache_lookups, cache_hits: verdicts that a draft follows, and those for which it was ready.
+        cache_lookups, cache_hits: verdicts followed by a draft, and those for which it was ready.
         pushed: drafts sent ahead of the verdicts they depended on.
         early_exits: early exits received.
-        exit_agreements, exit_layer_sum: rounds in which some exit had the verdict's outcome, and
-            the sum of the earliest such layers ("Avg EE" of the paper is their quotient).
-        draft_s, predraft_s: spent on drafting while the verifier waited, and while it worked.
+        exit_agreements, exit_layer_sum: rounds in which an exit had the verdict's outcome, and the
+            sum of the earliest such layers ("Avg EE" of the paper is their quotient).
+        draft_s, predraft_s: time of drafting while the verifier waited, and while it worked.
         verify_s, wait_s: the verifier's own compute time, and waiting for it, link included.
     """
 

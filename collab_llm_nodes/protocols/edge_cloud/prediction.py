@@ -1,8 +1,9 @@
-"""Prediction of a verdict by the draft model itself, before any early exit is heard.
+"""Prediction of a verdict by the draft model itself, before any early exit.
 
-A verdict is a number of accepted tokens and one more. Where it stops and what comes there is read
-off the distributions that the draft was drawn from: the runners-up at each position, and the best
-tokens after the last one. Guesses only: what is drafted for them is verified like any draft.
+A verdict is a number of accepted tokens and one more. Both are predicted from the distributions
+that
+the draft was drawn from: the runners-up at each position, and the best tokens after the last one.
+Drafts for predicted outcomes are verified like any other, so a wrong prediction costs time only.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from numpy.typing import NDArray
 from collab_llm_nodes.decoding.randomness import gumbel_of, sample, uniform
 from collab_llm_nodes.decoding.sampling import Distribution, SamplingConfig, at_least
 
-# What is believed of the target p where only the draft model's q is known. Guesses of a typical
-# pair: they order the work and can only cost time.
+# Assumptions about the target p where only the draft model's q is known, for a typical pair of
+# models. They only affect the order of the work.
 _SPREAD = 0.5  # standard deviation of log(p/q) at a drafted token
 _ALIKE = 0.8  # probability that p and q make the same token of one random number
 
@@ -31,11 +32,11 @@ class Prediction:
 
     Attributes:
         outcomes: verdicts that do not end the answer, the likeliest first, with probabilities.
-        accepted: [gamma] probability that each token stands, those before it standing.
+        beliefs: [gamma] probability of each token to be accepted if those before it are.
     """
 
     outcomes: list[tuple[tuple[int, ...], float]]
-    accepted: list[float]
+    beliefs: list[float]
 
 
 def predict(
@@ -53,14 +54,13 @@ def predict(
 
     Args:
         laws: [gamma + 1] distributions of the draft model, before each draft token and after the
-            last: those it drafts from, and of a greedy one its beliefs, the likeliest tokens
-            suffice.
+            last one; of a greedy model the likeliest tokens suffice.
         draft: [gamma] drafted tokens.
         sampling: the output law; its randomness is known to both sides and used here too.
         position: of the first draft token in the answer.
         eos: end tokens.
-        temperature: of the belief that the target's choice is distributed as the draft model's;
-            above 1 for a draft model that is surer than it should be (greedy, coupled).
+        temperature: applied to the draft model's distribution to get the target's; above 1 for a
+            draft model that is overconfident (greedy, coupled).
         certain: the draft was voted: it is judged as a certain proposal, not as one of ``laws``.
     """
     found: list[tuple[float, tuple[int, ...]]] = []
@@ -90,10 +90,10 @@ def _belief(
     temperature: float,
     certain: bool,
 ) -> tuple[float, NDArray[np.float64]]:
-    """Return the probability that the drafted token stands, and those of what comes instead.
+    """Return the probabilities that the drafted token is accepted, and of the tokens instead of it.
 
-    They are for the tokens of ``law``. ``drafted`` is None behind the draft, where the verdict's
-    bonus token comes.
+    The latter are for the tokens of ``law``. ``drafted`` is None after the draft, at the position
+    of the bonus token.
     """
     at = law.ids == drafted
     if sampling.greedy:
@@ -108,13 +108,13 @@ def _belief(
     else:
         own = law.probs.copy()
         if drafted is None or certain:
-            # The target's own token decides, which it draws by a number that both sides know.
+            # The target's own token decides, which it draws by a random number known to both sides.
             shared = sample(own, uniform(sampling.seed, position, "bonus"))
             own *= 1.0 - _ALIKE
             own[shared] += _ALIKE
             accepted = float(own[at].sum())
         else:
-            # It stands if p/q exceeds a number that both sides know.
+            # It is accepted if p/q exceeds a random number known to both sides.
             threshold = max(uniform(sampling.seed, position, "accept"), 1e-300)
             accepted = NormalDist().cdf(-math.log(threshold) / _SPREAD)
             rest = 1.0 - own[at].sum()

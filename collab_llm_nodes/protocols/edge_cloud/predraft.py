@@ -1,9 +1,9 @@
 """The edge client's queue of likely answers and its cache of drafts for them (paper 003).
 
 Lines 9-14 (take the most confident outcome, pre-draft for it), 16-17 (look the verdict up) and 24
-(reset) of Algorithm 1; the caller does the drafting. Everything is keyed by the answer as it would
-then be. So an entry that no verdict has made void stays for several rounds, and a late entry can
-never be taken for another.
+(reset) of Algorithm 1; the caller does the drafting. Everything is keyed by the resulting answer,
+so an entry that no verdict has made void stays for several rounds, and a late entry cannot be
+confused with another.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PreDraftConfig:
 
 
 class OutcomeQueue:
-    """Queue Q_p: likely answers that nobody has begun to continue, most probable first."""
+    """Queue Q_p: likely answers without a draft in progress, the most probable first."""
 
     def __init__(self, config: PreDraftConfig) -> None:
         self._config = config
@@ -54,7 +54,7 @@ class OutcomeQueue:
         self._known: set[Answer] = set()  # answers that were ever queued and may still come
 
     def advance(self, answer: Answer, probability: float = 1.0) -> None:
-        """Forget all that is void now that a verdict has made the answer ``answer`` (line 24).
+        """Drop all that is void now that a verdict has made the answer ``answer`` (line 24).
 
         Args:
             probability: of ``answer`` before the verdict; continuations are rescaled by 1/p.
@@ -107,11 +107,11 @@ class OutcomeQueue:
 
 
 class ReadyDrafts:
-    """Cache C: complete drafts for the answer so far and for answers that may come.
+    """Cache C: complete drafts for the answer so far and for possible answers.
 
-    The decoding loop fills it and looks drafts up. Beside it, the thread that receives a verdict
-    asks :meth:`on_verdict` for the draft to send, so that a ready draft leaves while the loop is
-    still in a forward pass. That is all the two threads share, and the lock guards it.
+    The decoding loop fills it and looks drafts up. The thread that receives a verdict gets the
+    draft to send from :meth:`on_verdict`, so that a ready draft is sent while the loop is still in
+    a forward pass. The two threads share nothing else, and the lock guards it.
     """
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class ReadyDrafts:
         self._round = 0  # and their number; the loop may not have handled all of them
 
     def on_verdict(self, verdict: Verdict) -> Draft | None:
-        """Return the draft to send upon ``verdict``; None if there is none or it has been sent."""
+        """Return the draft to send upon ``verdict``; None if there is none, or it has been sent."""
         with self._lock:
             if verdict.round != self._round:
                 return None  # a repetition
@@ -147,7 +147,7 @@ class ReadyDrafts:
             self._drafts = kept
 
     def close(self) -> None:
-        """Drop all drafts: the answer is over, and nothing may be sent any more."""
+        """Drop all drafts, since the answer is over and nothing more may be sent."""
         with self._lock:
             self._drafts.clear()
 

@@ -14,10 +14,10 @@ from collab_llm_nodes.protocols.edge_cloud.verifier_client import VerifierClient
 def verifier_process(
     address: str, *, compute_s: float = 0.0, config: Path | None = None
 ) -> contextlib.AbstractContextManager[Process]:
-    """The verifier with the embedded target; a pass takes at least ``compute_s`` (emulation).
+    """Run the verifier with the embedded target; a pass takes at least ``compute_s`` (emulation).
 
     Args:
-        config: another configuration than the shipped one.
+        config: a configuration file instead of the shipped one.
     """
     command = [sys.executable, "-m", "collab_llm_nodes.cli", "verifier"]
     command += ["--config", str(config or config_file("verifier_embedded.yaml"))]

@@ -1,6 +1,6 @@
-"""The verifier as a Ray Serve application: replicas of the target behind one address.
+"""The verifier as a Ray Serve application: replicas of the target at one address.
 
-Ray's own processes import this module: nothing here may import torch before a replica is made.
+Ray's own processes import this module, so it must not import torch before a replica is made.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class Replica(ray_serve.Replica):
     """One copy of the target in a process of its own."""
 
     factory = "collab_llm_nodes.protocols.edge_cloud.service:make_verifier"
-    Session = ray_serve.Replica.converse
+    Session = ray_serve.Replica.accept
 
     async def Describe(
         self, request: bytes, grpc_context: RayServegRPCContext
     ) -> ray_serve.Encoded:
-        """Say what this replica is; all are alike but for their number of sessions."""
+        """Describe this replica; all are alike but for their number of sessions."""
         return await self.answer("Describe", request, grpc_context)
 
 
 def add_services(servicer: object, server: grpc.Server) -> None:
-    """Name the verifier's methods to Serve, which looks this function up by its path."""
+    """Declare the verifier's methods to Serve, which finds this function by its path."""
     ray_serve.add_methods(server, codec.SERVICE, "Session", ["Describe"])
 
 

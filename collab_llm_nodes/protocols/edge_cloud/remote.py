@@ -1,6 +1,6 @@
 """Edge-cloud speculation over a real link but without ROS, for benchmarks and checks.
 
-The protocol as its server runs it, with gRPC as its carrier; only the nodes around it are missing.
+It runs the protocol like its server, with gRPC as the carrier and without nodes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Control, Request, Resources
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.carrier import VerifierCarrier
-from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, Source
-from collab_llm_nodes.protocols.edge_cloud.drafter import DrafterConfig
+from collab_llm_nodes.protocols.edge_cloud.client import EdgeClientConfig, Source
 from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 from collab_llm_nodes.protocols.edge_cloud.planner import Planner, PlannerConfig
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
@@ -32,11 +31,11 @@ class RemoteRunner:
 
     Args:
         draft: the draft model.
-        verifier: the link; stays the caller's to close.
-        gamma: draft tokens per round; 0 lets the verifier decode alone.
-        predraft, ahead: what is done while the verifier works.
-        planner: chooses the way of decoding for each answer, if enabled.
-        encode: prompts to the draft model's ids; by default as ``draft.loaded`` does it.
+        verifier: the link; the caller closes it.
+        gamma: draft tokens per round; 0: the verifier decodes alone.
+        predraft, ahead: settings of the work while the verifier is busy.
+        planner: chooses the mode of decoding for each answer, if enabled.
+        encode: turns prompts into the draft model's ids; by default as ``draft.loaded`` does.
         others: draft models that vote with ``draft`` on each token.
     """
 
@@ -49,13 +48,11 @@ class RemoteRunner:
         predraft: PreDraftConfig | None = None,
         ahead: AheadConfig | None = None,
         planner: PlannerConfig | None = None,
-        drafter: DrafterConfig | None = None,
         encode: Callable[[Prompt], EncodedPrompt] | None = None,
         others: Sequence[Engine] = (),
     ) -> None:
         self._config = EdgeCloudConfig(
-            client=ClientConfig(gamma),
-            drafter=drafter or DrafterConfig(),
+            client=EdgeClientConfig(gamma),
             predraft=predraft or PreDraftConfig(),
             ahead=ahead or AheadConfig(),
             planner=planner or PlannerConfig(),
@@ -65,7 +62,7 @@ class RemoteRunner:
 
     @property
     def planner(self) -> Planner:
-        """The measurements, and the choice of a way to decode that they lead to."""
+        """The planner, with its measurements."""
         return self._edge.planner
 
     def generate(

@@ -1,8 +1,7 @@
 """Edge and cloud in one process: the reference driver of the state machines.
 
-Synchronous and deterministic. Early exits are pre-drafted in the order in which the verifier
-would send them, as if drafting were as fast as the exits arrive; how a real link and real devices
-overlap is the business of the nodes and of the benchmarks.
+It is synchronous and deterministic. Early exits are pre-drafted in the order in which the verifier
+would send them, as if drafting were as fast as the exits arrive.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
-from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, EdgeClient, Source
+from collab_llm_nodes.protocols.edge_cloud.client import EdgeClient, EdgeClientConfig, Source
 from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter
 from collab_llm_nodes.protocols.edge_cloud.loop import EdgeLoop
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, open_message
@@ -28,13 +27,13 @@ from collab_llm_nodes.protocols.edge_cloud.target import TargetSession
 
 @dataclass(frozen=True)
 class Generation:
-    """An answer: token ids (end token included), where each came from, text, cost."""
+    """An answer: token ids (end token included), the source of each, text and cost."""
 
     tokens: tuple[int, ...]
     sources: tuple[Source, ...]
     text: str
     metrics: EdgeCloudMetrics
-    mode: Mode | None = None  # which a planner chose
+    mode: Mode | None = None  # chosen by a planner
 
 
 class InProcessRunner:
@@ -79,7 +78,7 @@ class InProcessRunner:
         )
         models = [(each, encode(prompt, each.loaded)) for each in (self._draft, *self._others)]
         drafter = Drafter(*models[0], sampling, others=models[1:])
-        client = EdgeClient(ClientConfig(self._gamma, max_tokens), drafter.room)
+        client = EdgeClient(EdgeClientConfig(self._gamma, max_tokens), drafter.room)
         exits = EarlyExitQueue(self._exits)
 
         def verify(draft: Draft) -> None:

@@ -1,7 +1,7 @@
 """Edge-cloud speculation as a protocol: the edge client of paper 003 (Algorithm 1).
 
-Each answer is an ``EdgeLoop`` in the thread that calls :meth:`EdgeCloud.run`; what the carrier
-receives is only posted to it.
+Each answer is an ``EdgeLoop`` in the thread that calls :meth:`EdgeCloud.run`; the carrier's
+messages are posted to it.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from collab_llm_nodes.models.vocabulary import check_one_vocabulary
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.carrier import Carrier, Session
-from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, EdgeClient
-from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter, DrafterConfig
+from collab_llm_nodes.protocols.edge_cloud.client import EdgeClient, EdgeClientConfig
+from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter
 from collab_llm_nodes.protocols.edge_cloud.link_loss import LinkLossConfig, Patience, finish_alone
-from collab_llm_nodes.protocols.edge_cloud.loop import Cancel, EdgeLoop, Event, GoOn
+from collab_llm_nodes.protocols.edge_cloud.loop import Cancel, EdgeLoop, Event, Resume
 from collab_llm_nodes.protocols.edge_cloud.messages import (
     Draft,
     EarlyExit,
-    Failure,
     Opened,
     open_message,
 )
+from collab_llm_nodes.protocols.edge_cloud.motion_priority import MotionPriority
 from collab_llm_nodes.protocols.edge_cloud.planner import Mode, Planner, PlannerConfig, settings_of
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
-from collab_llm_nodes.protocols.edge_cloud.right_of_way import RightOfWay
 from collab_llm_nodes.protocols.prompts import name_prompt, prompt_of
+from collab_llm_nodes.transport.wire import Failure
 
 _WATCH_S = 0.05
-"""Period at which the silence of the verifier is looked at, and deadlines while an answer rests."""
+"""Period of checks of the verifier's silence, and of deadlines while an answer is paused [s]."""
 
 
 @dataclass(frozen=True)
 class EdgeCloudConfig:
-    """The edge's side."""
+    """Settings of the edge's side."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     drafts: tuple[str, ...] = setting(
@@ -62,8 +62,7 @@ class EdgeCloudConfig:
         read_only=True,
     )
     prompt: PromptLimits = field(default_factory=PromptLimits)
-    client: ClientConfig = field(default_factory=ClientConfig)
-    drafter: DrafterConfig = field(default_factory=DrafterConfig)
+    client: EdgeClientConfig = field(default_factory=EdgeClientConfig)
     predraft: PreDraftConfig = field(default_factory=PreDraftConfig)
     ahead: AheadConfig = field(default_factory=AheadConfig)
     planner: PlannerConfig = field(default_factory=PlannerConfig)
@@ -79,7 +78,7 @@ class EdgeCloudConfig:
 
 
 def check(request: Request) -> None:
-    """Refuse what can be refused without the model.
+    """Check everything that needs no model.
 
     Raises:
         InvalidInput, ConfigError: ``field`` names the request's.
@@ -98,7 +97,7 @@ def start(config: EdgeCloudConfig, resources: Resources) -> EdgeCloud:
     """
     if resources.carrier is None:
         raise ConfigError(
-            "edge_cloud needs a way to its verifier",
+            "edge_cloud needs a carrier to its verifier",
             field="carrier",
             remedy="give a VerifierCarrier, or run the node draft_vlm",
         )
@@ -112,7 +111,7 @@ class EdgeCloud:
     """Edge-cloud speculation with its draft models loaded.
 
     Args:
-        encode: prompts to the draft model's ids; by default as ``engine.loaded`` does it.
+        encode: turns prompts into the draft model's ids; by default as ``engine.loaded`` does.
         others: draft models that vote with ``engine`` on each token.
 
     Raises:
@@ -120,10 +119,10 @@ class EdgeCloud:
 
     Attributes:
         mode: of the answer that began last.
-        right_of_way: of answers for motion, at the draft models.
+        motion_priority: priority of answers for motion at the draft models.
     """
 
-    parallel = 1  # the draft models do not batch answers; one for motion lets the other rest
+    parallel = 1  # the draft models do not batch answers; one for motion pauses the other
 
     def __init__(
         self,
@@ -143,7 +142,7 @@ class EdgeCloud:
         self._own_encode = encode
         self.planner = Planner(config.planner, config.client.gamma, config.ahead.push_depth)
         self.mode: Mode | None = None
-        self.right_of_way = RightOfWay()
+        self.motion_priority = MotionPriority()
 
     def run(
         self,
@@ -155,21 +154,21 @@ class EdgeCloud:
         """Decode one answer; its law is the target's alone, whatever the draft and the link.
 
         Args:
-            on_tokens: called with each verdict's new tokens at once, before the next draft leaves.
+            on_tokens: called with each verdict's new tokens, before the next draft is sent.
         """
         if request.for_motion:
-            with self.right_of_way.taken():
+            with self.motion_priority.held():
                 return self._answer(request, emit, control, on_tokens)
-        self.rest(control)
+        self.wait_for_motion(control)
         return self._answer(request, emit, control, on_tokens)
 
-    def rest(self, control: Control) -> None:
-        """Wait until an answer that is not for motion may go on.
+    def wait_for_motion(self, control: Control) -> None:
+        """Wait until an answer that is not for motion may continue.
 
         Raises:
             CollabError: as ``control.check``.
         """
-        while not self.right_of_way.wait(_WATCH_S):
+        while not self.motion_priority.wait(_WATCH_S):
             control.check()
 
     def _answer(
@@ -190,7 +189,7 @@ class EdgeCloud:
             name_prompt(error)
             raise
         self.mode = mode = self._choose(request)
-        drafter = Drafter(self._engine, encoded, request.sampling, config.drafter, others)
+        drafter = Drafter(self._engine, encoded, request.sampling, others)
         generation = _Generation(self, request, mode, drafter, len(encoded.ids), emit, on_tokens)
         failure: CollabError | None = None
         try:
@@ -208,12 +207,12 @@ class EdgeCloud:
         return encode(prompt, self._engine.loaded, limits)
 
     def _choose(self, request: Request) -> Mode:
-        """Return the way to decode: the planner's choice, unless the request names a length."""
+        """Return the mode: the planner's choice, unless the request sets ``client.gamma``."""
         config: EdgeCloudConfig = request.config
         gamma = config.client.gamma
         if "client.gamma" in request.options:
             return Mode(gamma, ahead=True)
-        self.planner.configure(config.planner, gamma, config.ahead.push_depth)  # set anew, perhaps
+        self.planner.configure(config.planner, gamma, config.ahead.push_depth)  # may have changed
         return self.planner.choose()
 
     def health(self) -> Mapping[str, object]:
@@ -238,7 +237,7 @@ class EdgeCloud:
 
 
 class _Generation:
-    """One answer under way."""
+    """One answer in progress."""
 
     def __init__(
         self,
@@ -252,16 +251,16 @@ class _Generation:
     ) -> None:
         config: EdgeCloudConfig = request.config
         self._owner, self._request, self._mode, self._emit = owner, request, mode, emit
-        self._hear = on_tokens
+        self._report_tokens = on_tokens
         self._link_loss = config.link_loss
         self._drafter, self._prompt_tokens = drafter, prompt_tokens
         begun = "" if request.raw else owner._engine.loaded.begun_thought
         self._text = Detokeniser(owner._engine.decode, begun)
-        self._told = 0  # tokens that were emitted
+        self._reported = 0  # number of tokens emitted
         self._patience = Patience(config.link_loss.after_s)
         self._session: Session | None = None
         self._length = request.length(config.client.max_tokens)
-        self._client = EdgeClient(ClientConfig(mode.gamma, self._length), drafter.room)
+        self._client = EdgeClient(EdgeClientConfig(mode.gamma, self._length), drafter.room)
         predraft, ahead = settings_of(mode, config.predraft, config.ahead)
         self._loop = EdgeLoop(
             self._client,
@@ -272,9 +271,9 @@ class _Generation:
             profile=owner.planner.profile,
             exits=not owner._carrier.queues_exits,
             on_tokens=self._on_tokens,
-            # The verifier works now: telling wakes other processes, and no draft waits for that.
-            on_under_way=self._tell,
-            may_pass=(lambda: True) if request.for_motion else owner.right_of_way.may_pass,
+            # Publish only while a verification runs, so that drafting never waits.
+            on_under_way=self._report,
+            may_run=(lambda: True) if request.for_motion else owner.motion_priority.may_run,
         )
 
     def decode(self, control: Control) -> None:
@@ -283,8 +282,9 @@ class _Generation:
         Raises:
             CollabError: why it is not.
         """
-        forget = control.on_cancel(lambda: self._loop.post(Cancel()))
-        stay = self._owner.right_of_way.on_free(lambda: self._loop.post(GoOn()))
+        priority = self._owner.motion_priority
+        unregister_cancel = control.on_cancel(lambda: self._loop.post(Cancel()))
+        unregister_resume = priority.on_release(lambda: self._loop.post(Resume()))
         try:
             self._verified(control)
         except CollabError as error:
@@ -292,11 +292,11 @@ class _Generation:
                 raise
             self._alone(control, error)
         finally:
-            forget()
-            stay()
+            unregister_cancel()
+            unregister_resume()
 
     def answer(self, error: CollabError | None) -> Answer:
-        """Return the end of the answer."""
+        """Return the answer, complete or with ``error``."""
         self._text.update(self._client.generated, final=True)
         verified = error is None and self._client.verified
         return Answer(**{**vars(self._progress()), "verified": verified}, error=error)
@@ -311,28 +311,28 @@ class _Generation:
             owner._engine.vocabulary,
             for_motion=request.for_motion,
         )
-        with self._noticing_silence():
+        with self._watching_silence():
             try:
                 self._session = owner._carrier.open(request, opened, self._receive, control.due)
                 control.check()
                 left_s = control.due - time.monotonic()
                 self._loop.run(left_s, asked_at=request.asked_at or None)
-                if not self._loop.rested:
+                if not self._loop.paused:
                     owner.planner.on_answer(self._mode, self._client.metrics)
             finally:
-                self._loop.close()  # it may not have run: requests for pre-drafts are answered
-                self._tell()
+                self._loop.close()  # it may not have run, but must answer requests for pre-drafts
+                self._report()
                 if self._session is not None:
                     self._session.close()
 
     def _alone(self, control: Control, error: CollabError) -> None:
-        """The verifier is out of reach: the draft model goes on, in what time is left."""
+        """Have the draft model finish the answer in the time that is left."""
 
         def check_() -> None:
             try:
                 control.check()
                 if not self._request.for_motion:
-                    self._owner.rest(control)
+                    self._owner.wait_for_motion(control)
             except DeadlineExceeded:
                 raise error from None
 
@@ -341,11 +341,11 @@ class _Generation:
         self._owner._log.warning(f"the draft model finishes the answer alone: {error}")
         finish_alone(
             self._client,
-            self._drafter.alone,
+            self._drafter.next_token,
             self._owner._engine.eos,
             min(self._link_loss.max_unverified, room),
             check=check_,
-            on_tokens=lambda tokens: self._tell(),
+            on_tokens=lambda tokens: self._report(),
         )
 
     def _receive(self, event: Event) -> None:
@@ -367,11 +367,11 @@ class _Generation:
     def _on_tokens(self, tokens: tuple[int, ...]) -> None:
         awaited = self._client.in_flight is not None
         self._patience.on_heard(time.monotonic(), waiting=awaited)
-        self._hear(tokens)
+        self._report_tokens(tokens)
 
-    def _tell(self) -> None:
-        if len(self._client.generated) > self._told:
-            self._told = len(self._client.generated)
+    def _report(self) -> None:
+        if len(self._client.generated) > self._reported:
+            self._reported = len(self._client.generated)
             self._text.update(self._client.generated)
             self._emit(self._progress())
 
@@ -390,9 +390,11 @@ class _Generation:
         )
 
     @contextlib.contextmanager
-    def _noticing_silence(self) -> Iterator[None]:
-        """End the loop when the verifier is silent for too long, if the draft model may go on: no
-        need to wait for the link's own deadline."""
+    def _watching_silence(self) -> Iterator[None]:
+        """End the loop when the verifier is silent for too long, if the draft model may continue.
+
+        So the answer does not wait for the link's own deadline.
+        """
         if self._link_loss.policy != "draft_only":
             yield
             return

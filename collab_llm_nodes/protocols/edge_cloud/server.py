@@ -1,10 +1,10 @@
 """The verifier's side of one session (paper 003, Algorithm 2) as a state machine without I/O.
 
-The caller runs the target model: it feeds the ids of :meth:`VerifierSession.begin`, gives each
+The caller runs the target model: it feeds the ids of :meth:`VerifierSession.begin`, passes each
 exit layer's logits to :meth:`preview` and the last layer's to :meth:`conclude`, and begins again:
 the next draft may be there already (pushed ahead, or an empty one of the verifier's own).
-Verification is a pure function of (generated tokens, draft, sampling): a lost session is rebuilt
-by replaying token ids.
+Verification is a pure function of (generated tokens, draft, sampling), so a lost session can be
+rebuilt by replaying token ids.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Ope
 
 @dataclass(frozen=True)
 class ExitConfig:
-    """The choice and the order of the early exits that are sent."""
+    """Choice and order of the early exits that are sent."""
 
     confidence: str = setting(
         "joint",
         "joint: probability of the whole outcome, the product over its tokens of the softmax"
-        " maximum; max: the paper's rule, the largest of them (Algorithm 2, line 6), which one"
-        " easy position suffices to saturate.",
+        " maximum; max: the paper's rule, the largest of them (Algorithm 2, line 6), which a single"
+        " easy token saturates.",
         choices=("joint", "max"),
     )
     queue: str = setting(
@@ -52,8 +52,8 @@ class ExitConfig:
     )
     min_lead_s: float = setting(
         0.002,
-        "An exit is sent only if it precedes the verdict by at least this, judged by the last"
-        " passes, and by at least eight times what it costs; 0 sends all [s].",
+        "Least time by which an exit must precede the verdict to be sent, judged by the last"
+        " passes; it must also be eight times its cost. 0: all are sent [s].",
         low=0.0,
         high=60.0,
     )
@@ -63,7 +63,7 @@ class ExitConfig:
 
 
 Laws = Sequence[Distribution] | ModelError
-"""The target's distributions after the prefix and after each draft token, or why there are none."""
+"""The target's distributions after the prefix and each draft token, or the error instead."""
 
 
 class EarlyExitQueue:
@@ -76,7 +76,7 @@ class EarlyExitQueue:
         self._pushed = 0
 
     def push(self, exit_: EarlyExit) -> None:
-        """Queue ``exit_`` unless its outcome was queued before: it would only cost bandwidth."""
+        """Queue ``exit_`` unless its outcome was queued before, which would only cost bandwidth."""
         if exit_.tokens in self._known:
             return
         self._known.add(exit_.tokens)
@@ -85,21 +85,21 @@ class EarlyExitQueue:
         heapq.heappush(self._heap, (key, self._pushed, exit_))
 
     def pop(self) -> EarlyExit | None:
-        """The next exit to send."""
+        """Return the next exit to send, if any."""
         return heapq.heappop(self._heap)[2] if self._heap else None
 
     def reset(self) -> None:
-        """The verdict is out (Algorithm 2, line 10)."""
+        """Drop all exits, because the verdict is out (Algorithm 2, line 10)."""
         self._heap.clear()
         self._known.clear()
 
 
 class VerifierSession:
-    """State of one session at the verifier: confirmed tokens, round, drafts now and to come.
+    """State of one session at the verifier: confirmed tokens, round, present and later drafts.
 
     Args:
-        room: tokens that the target can add to the prompt. The client does not know it, so the
-            answer ends there, and drafts are cut to it.
+        room: tokens that fit into the target's context after the prompt. The client does not know
+            it, so the answer ends there, and drafts are cut to it.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class VerifierSession:
             )
 
     def offer(self, draft: Draft) -> bool:
-        """Take ``draft`` in, for this round or a later one; False if it is stale or void.
+        """Accept ``draft`` for this round or a later one; return False if it is stale or void.
 
         Raises:
             ProtocolError: a round from the future, a gap, too many drafts ahead, or a session that
@@ -165,11 +165,11 @@ class VerifierSession:
 
     @property
     def due(self) -> bool:
-        """:meth:`begin` has a draft to start with."""
+        """True if a draft waits for :meth:`begin`."""
         return self._draft is None and self._next is not None
 
     def begin(self) -> tuple[int, ...] | None:
-        """Start verifying this round's draft; returns its ids to feed, None if there is none."""
+        """Start verifying this round's draft; return its ids, or None if there is no draft."""
         if self._draft is not None or self._next is None:
             return None
         self._draft, self._next = self._next, None
@@ -181,15 +181,15 @@ class VerifierSession:
         logits: Tensor,
         seen: tuple[Laws, Sequence[float]] | None = None,
     ) -> EarlyExit:
-        """The outcome as this exit sees it; same uniforms as the final one (common random numbers).
+        """Return the outcome by an exit's logits, with the random numbers of the final one.
 
         Args:
             layer: index of the exit.
             logits: [gamma + 1, vocabulary].
-            seen: what ``previews_of`` gives for ``logits``, if the caller has it.
+            seen: result of ``previews_of`` for ``logits``, if the caller has it.
 
         Raises:
-            ModelError: the logits say nothing.
+            ModelError: the logits are not finite.
         """
         laws, sure = seen or previews_of([logits], [self.sampling])[0]
         draft, tokens, accepted, finished = self._judge(logits, laws)
@@ -209,13 +209,13 @@ class VerifierSession:
         queue_s: float = 0.0,
         laws: Laws | None = None,
     ) -> Verdict:
-        """The final verdict from the last layer's logits [gamma + 1, vocabulary].
+        """Return the verdict by the last layer's logits [gamma + 1, vocabulary].
 
         Args:
             laws: the ``distributions`` of ``logits``, if the caller has them.
 
         Raises:
-            ModelError: the logits say nothing.
+            ModelError: the logits are not finite.
         """
         draft, tokens, accepted, self.finished = self._judge(logits, laws)
         self._draft = None
@@ -226,7 +226,7 @@ class VerifierSession:
         return Verdict(draft.round, tokens, accepted, self.finished, compute_s, queue_s)
 
     def _judge(self, logits: Tensor, laws: Laws | None) -> tuple[Draft, tuple[int, ...], int, bool]:
-        """The draft, the tokens it yields, how many of them are its own, and whether they end."""
+        """Return the draft, its outcome's tokens, how many are accepted, and whether it ends."""
         draft, sampling = self._draft, self.sampling
         if draft is None:
             raise ProtocolError("no draft is under verification", field="round")
@@ -247,7 +247,7 @@ class VerifierSession:
             raise ProtocolError(
                 f"got round {draft.round}, expected {self.round}",
                 field="round",
-                remedy="wait for each verdict before drafting on, or say what it is to come after",
+                remedy="wait for each verdict before the next draft, or send it ahead with after",
             )
         if draft.start != len(self.generated):
             raise ProtocolError(

@@ -1,4 +1,4 @@
-"""The verifier as a gRPC server (paper 003, Algorithm 2): model, conversation and port together."""
+"""The verifier as a gRPC server (paper 003, Algorithm 2): model, service and port."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.loading import load
 from collab_llm_nodes.models.prompt import PromptLimits, encode
 from collab_llm_nodes.models.threads import set_threads
-from collab_llm_nodes.protocols.edge_cloud.conversation import Encode, Verifier
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.settings import VerifierConfig, load_config
+from collab_llm_nodes.protocols.edge_cloud.verifier import Encode, Verifier
 from collab_llm_nodes.protocols.jupiter.staged_engine import StagedEngine
 from collab_llm_nodes.transport.server import (
     Server,
     ServerHandle,
-    check_free,
+    check_port_free,
     run_until_signal,
 )
 
@@ -29,11 +29,11 @@ __all__ = ["VerifierConfig", "load_config", "make_verifier", "serve", "start_ser
 def start_server(
     config: VerifierConfig, engine: Engine | None = None, encode: Encode | None = None
 ) -> ServerHandle[Verifier]:
-    """Run a verifier beside the caller's other work; returns when it listens.
+    """Run a verifier in the background; return once it listens.
 
     Args:
-        engine: the target; loaded as ``config`` says when None.
-        encode: prompts to token ids; by default as ``engine.loaded`` does it.
+        engine: the target; by default loaded as configured.
+        encode: turns prompts into token ids; by default as ``engine.loaded`` does.
     """
     engine = engine or load_engine(config)
     encode = encode or prompt_encoder(engine, config.limits)
@@ -43,19 +43,19 @@ def start_server(
 def serve(config: VerifierConfig, on_listening: Callable[[int], None] = lambda port: None) -> None:
     """Load the model and serve until SIGTERM or SIGINT; then drain. Call it in the main thread.
 
-    While the model loads both signals end the process at once. When this returns they are ignored:
-    the process is to end.
+    While the model loads both signals end the process at once. When this returns they are ignored,
+    and the process should end.
 
     Args:
-        on_listening: told the port once clients can connect.
+        on_listening: called with the port once clients can connect.
 
     Raises:
         ModelError: the model cannot be loaded.
         ConfigError: the address is in use, or a file cannot be read.
-        CollabError: nothing can be computed any more; a supervisor is to start it again.
+        CollabError: the service can compute nothing any more; a supervisor should restart it.
     """
     for name in ("address", "metrics_address"):
-        check_free(getattr(config, name), name)  # a model takes minutes to load
+        check_port_free(getattr(config, name), name)  # a model takes minutes to load
     with ended_at_once():
         server = Server(make_verifier(config))
     freeze_startup_objects()
@@ -63,7 +63,7 @@ def serve(config: VerifierConfig, on_listening: Callable[[int], None] = lambda p
 
 
 def make_verifier(config: VerifierConfig) -> Verifier:
-    """Load the model, and return the verifier around it, in a process of its own: sets its threads.
+    """Load the model and return its verifier; also sets the number of threads of this process.
 
     Raises:
         ModelError: the model cannot be loaded.
@@ -76,7 +76,7 @@ def make_verifier(config: VerifierConfig) -> Verifier:
 def load_engine(config: VerifierConfig) -> Engine:
     if config.stages.workers:
         staged = StagedEngine(config.model, config.stages, sessions=config.limits.max_sessions)
-        return cast(Engine, staged)  # it has what a verifier uses of one
+        return cast(Engine, staged)  # it has all that a verifier uses of an engine
     return Engine(load(config.model), candidates=config.exit_candidates)
 
 

@@ -1,4 +1,4 @@
-"""Everything ``collab-llm verifier`` can be told."""
+"""Configuration of ``collab-llm verifier``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from collab_llm_nodes.transport.settings import ServerConfig, read_server_config
 
 @dataclass(frozen=True)
 class VerifierConfig(ServerConfig):
-    """Everything ``collab-llm verifier`` needs. File names are PEM files.
+    """Settings of ``collab-llm verifier``. File names are PEM files.
 
-    With ``stages.workers`` the target's layers are not held here, but by those stage workers
-    (``collab-llm jupiter-worker``); ``model`` then gives the tokenizer and the vision encoder only.
+    With ``stages.workers`` those stage workers (``collab-llm jupiter-worker``) hold the target's
+    layers, and ``model`` provides the tokenizer and the vision encoder only.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -32,16 +32,16 @@ class VerifierConfig(ServerConfig):
     exits: ExitConfig = field(default_factory=ExitConfig)
     exit_candidates: int = setting(
         0,
-        "Score exits over candidates only, worth it for large vocabularies: the first over frequent"
-        " tokens, the prompt's and the draft's, later ones over this many best of those; 0: over"
-        " all.",
+        "Score exits over candidates only, for large vocabularies: the first exit over frequent"
+        " tokens and those of the prompt and the draft, later ones over this many best of them; 0:"
+        " over all tokens.",
         low=0,
         high=4096,
     )
     emulated_compute_s: float = setting(
         0.0,
-        "EMULATION: a forward pass, over however many sessions, takes at least this time, spread"
-        " over the layers, to stand for a larger model [s].",
+        "EMULATION of a larger model: least duration of a forward pass over any number of sessions,"
+        " spread over the layers [s].",
         low=0.0,
         high=60.0,
     )
@@ -51,7 +51,7 @@ class VerifierConfig(ServerConfig):
 def load_config(
     file: str | Path | None = None, *, model: str | None = None, address: str | None = None
 ) -> VerifierConfig:
-    """The configuration in ``file`` (YAML), with ``model`` and ``address`` in place of its own.
+    """Return the configuration in ``file`` (YAML), with ``model`` and ``address`` if given.
 
     Args:
         file: a path, or the name of a shipped file such as ``verifier_embedded.yaml``.

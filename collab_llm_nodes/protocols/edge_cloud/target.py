@@ -1,8 +1,8 @@
-"""The target model behind one verifier session: the only place that runs Algorithm 2's Verify.
+"""The target model of one verifier session: Verify of Algorithm 2.
 
-A session says what is to be fed next and takes the logits; whoever owns the engine runs one pass
-for one session (the in-process runner: :meth:`TargetSession.verify`) or for many at once (the
-verifier: a :class:`TargetSession` is a job of ``serving/compute.py``, with a :class:`TargetJudge`).
+A session returns the next feed and receives its logits; the caller runs passes for one session (the
+in-process runner: :meth:`TargetSession.verify_next`) or for many (the verifier, where a
+:class:`TargetSession` is a job of ``serving/compute.py`` with a :class:`TargetJudge`).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Found = TypeVar("Found")
 
 
 class TargetSession:
-    """One session's protocol state and its KV cache. One caller at a time.
+    """One session's protocol state and its KV cache. Not thread-safe.
 
     Attributes:
-        most_tokens: that the cache will hold: prompt and answer.
+        most_tokens: largest number of tokens in the cache: prompt and answer.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class TargetSession:
         self._prompt_ids = tuple(prompt.ids)
         room = engine.context - len(prompt.ids)
         self._state = VerifierSession(
-            replace(opened, text="", images=()),  # encoded: no need to keep them
+            replace(opened, text="", images=()),  # not needed once they are encoded
             eos=engine.eos,
             vocab_size=engine.vocab_size,
             exits=exits,
@@ -55,7 +55,7 @@ class TargetSession:
         )
         self.most_tokens = len(prompt.ids) + min(opened.max_tokens, room)
         self._kv = engine.open(prompt, self.most_tokens)
-        self._dropped = False  # an early exit that could not be read
+        self._dropped = False  # an early exit was invalid
 
     @property
     def prompt_tokens(self) -> int:
@@ -64,17 +64,17 @@ class TargetSession:
 
     @property
     def finished(self) -> bool:
-        """The answer is complete."""
+        """True if the answer is complete."""
         return self._state.finished
 
     @property
     def due(self) -> bool:
-        """A draft waits for :meth:`begin`."""
+        """True if a draft waits for :meth:`begin`."""
         return self._state.due
 
     @property
     def unread(self) -> int:
-        """Prompt and replayed tokens that must be fed before the first draft: all but the last.
+        """Number of prompt and replayed tokens to feed before the first draft: all but the last.
 
         The last confirmed token is always fed together with the next draft: its logits judge the
         draft's first token, and its exits preview the outcome.
@@ -82,7 +82,7 @@ class TargetSession:
         return len(self._prompt_ids) + len(self._state.generated) - 1 - self._kv.length
 
     def prefill(self) -> None:
-        """Read all that is unread, in one pass."""
+        """Read all unread tokens in one pass."""
         if self.unread:
             self._kv.feed(self.read_on(self.unread).ids, last=0)
 
@@ -93,7 +93,7 @@ class TargetSession:
         return Feed(self._kv, ids, last=0)
 
     def offer(self, draft: Draft) -> bool:
-        """Take ``draft`` in; see ``VerifierSession.offer``."""
+        """Accept ``draft``; see ``VerifierSession.offer``."""
         return self._state.offer(draft)
 
     def opened(self, session_id: str) -> Opened:
@@ -101,7 +101,7 @@ class TargetSession:
         return Opened(session_id, self.prompt_tokens)
 
     def encode_images(self) -> None:
-        """Read the prompt's images, if :meth:`read_on` is not to; in any thread, before it."""
+        """Encode the prompt's images, in any thread, so that :meth:`read_on` need not."""
         self._kv.encode_images()
 
     def begin(self, on_exit: OnExit | None = None) -> Feed | None:
@@ -118,14 +118,14 @@ class TargetSession:
         logits: Tensor,
         seen: tuple[Laws, Sequence[float]] | None = None,
     ) -> EarlyExit | None:
-        """Return the outcome as an exit sees it; None if that cannot be read.
+        """Return the outcome by an exit's logits; None if they are invalid.
 
-        An adapter's logits may be beyond fp16. The log tells once for a session: the verdict may
-        be sound all the same.
+        An adapter's logits may exceed fp16 while the verdict's are sound. This is logged once per
+        session.
         """
         try:
             return self._state.preview(layer, logits, seen)
-        except Exception as error:  # whatever it is, only the verdict matters
+        except Exception as error:  # only the verdict matters
             if not self._dropped:
                 fault = None if isinstance(error, ModelError) else error
                 log.warning("early exits are dropped: layer %d: %s", layer, error, exc_info=fault)
@@ -144,7 +144,7 @@ class TargetSession:
         queue_s: float = 0.0,
         laws: Laws | None = None,
     ) -> Verdict:
-        """The verdict, from what the pass returned for :meth:`begin`.
+        """Return the verdict by the logits of the feed of :meth:`begin`.
 
         Args:
             laws: as for ``VerifierSession.conclude``.
@@ -155,15 +155,15 @@ class TargetSession:
         return verdict
 
     def verify(self, draft: Draft, emit: Emit) -> Verdict | None:
-        """Verify ``draft`` in a pass of its own; None for a stale one.
+        """Verify ``draft`` in a pass of its own; return None for a stale one.
 
         Raises what ``VerifierSession.offer`` raises.
         """
-        self._state.offer(draft)
+        self.offer(draft)
         return self.verify_next(emit)
 
     def verify_next(self, emit: Emit) -> Verdict | None:
-        """Verify the draft that is due (pushed ahead, or a solo round) in a pass of its own."""
+        """Verify the draft that is due, if any, in a pass of its own."""
 
         def on_exit(layer: int, logits: Tensor) -> None:
             preview = self.preview(layer, logits)
@@ -184,7 +184,7 @@ class TargetSession:
 
 
 class TargetJudge(Judge):
-    """Judges the sessions of a pass together: what they need of the logits is fetched at once.
+    """Judges the sessions of a pass together, with one transfer of their logits from the device.
 
     Args:
         on_verdicts: called with the verdicts of each pass.
@@ -210,7 +210,7 @@ class TargetJudge(Judge):
     def preview(
         self, layer: int, exits: Sequence[tuple[TargetSession, Tensor]]
     ) -> list[EarlyExit | None]:
-        """Return the outcome of each session as an early exit sees it."""
+        """Return the outcome of each session by an early exit's logits."""
         every = _together(previews_of, exits)
         return [
             session.preview(layer, logits, seen)
@@ -226,13 +226,13 @@ def _together(
     find: Callable[[Sequence[Tensor], Sequence[SamplingConfig]], Sequence[Found]],
     results: Sequence[tuple[TargetSession, Tensor]],
 ) -> Sequence[Found | None]:
-    """Return what ``find`` does, or None for each session if that fails, as for want of memory.
+    """Return the result of ``find``, or None for each session if it fails, as for want of memory.
 
-    Each session has to find its own then, and what fails is its own error.
+    Each session is then judged alone, so that an error is its own.
     """
     sessions, logits = [session for session, _ in results], [logits for _, logits in results]
     try:
         return find(logits, [session.sampling for session in sessions])
-    except Exception as error:  # noqa: BLE001  whatever it is
+    except Exception as error:  # noqa: BLE001  reported by the session that causes it
         log.warning("sessions are judged one by one: %s", error)
         return [None] * len(results)

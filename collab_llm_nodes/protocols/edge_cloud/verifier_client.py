@@ -1,4 +1,4 @@
-"""The robot's end of the link: one connection, one session per answer, usable from any thread.
+"""The robot's client of the verifier: one connection, one session per answer, for any thread.
 
 ``transport/client.py`` keeps the connection. Each session is a ``SessionLink`` (deadlines,
 back-off, replay); this module performs its actions on gRPC streams.
@@ -35,25 +35,24 @@ from collab_llm_nodes.protocols.edge_cloud.link import (
 )
 from collab_llm_nodes.protocols.edge_cloud.messages import (
     Draft,
-    Failure,
     Open,
     Opened,
     ServerMessage,
     Verdict,
-    failure_of,
 )
 from collab_llm_nodes.transport.admission import URGENT
 from collab_llm_nodes.transport.background import within
 from collab_llm_nodes.transport.client import CLOSE_GRACE_S, Client
 from collab_llm_nodes.transport.heartbeat import HeartbeatConfig
 from collab_llm_nodes.transport.settings import ClientConfig
+from collab_llm_nodes.transport.wire import Failure
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ClientLinkConfig(ClientConfig):
-    """Address of the verifier, and the way to speak to it. File names are PEM files.
+    """Address of the verifier, TLS and time limits. File names are PEM files.
 
     Read when the connection is made, hence read-only as parameters: a new value needs a new node.
     """
@@ -64,18 +63,17 @@ class ClientLinkConfig(ClientConfig):
 
 @dataclass(frozen=True)
 class LinkStatus:
-    """The connection as it stands; counters are since the client was made.
+    """State of the connection; counters are since the client was made.
 
     Attributes:
-        state: "UP" when the verifier answered Describe on the present connection, else
+        state: "UP" if the verifier has answered Describe on the present connection, else
             "CONNECTING" or "DOWN" (names of LinkState.msg).
-        rtt_s: smoothed time between draft and verdict that the verifier did not compute [s];
-            0 while unknown.
-        bytes_up, bytes_down: message bytes, all sessions.
-        reconnects: times a session's stream was made again.
-        sessions: open now.
+        rtt_s: smoothed time from draft to verdict without the verifier's own [s]; 0 while unknown.
+        bytes_up, bytes_down: message bytes of all sessions.
+        reconnects: number of streams that replaced a broken one.
+        sessions: number of open sessions.
         model, vocabulary: of the verifier; empty while unknown.
-        error_code, error_msg: why the state is not UP; the message ends with the remedy.
+        error_code, error_msg: reason why the state is not UP; the message ends with the remedy.
     """
 
     state: str = "DOWN"
@@ -103,14 +101,14 @@ class SessionHandle:
         self._outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._opened = False  # Opened came on the present stream: no prefill in the next wait
+        self._opened = False  # on the present stream: the next wait includes no prefill
         self._timed: tuple[int, float] | None = None  # a draft's round and when it was sent
         self.bytes_up = 0
         self.bytes_down = 0
 
     @property
     def reconnects(self) -> int:
-        """Times the stream was made again."""
+        """Number of streams that replaced a broken one."""
         return self._link.reconnects
 
     def send(self, draft: Draft) -> None:
@@ -118,7 +116,7 @@ class SessionHandle:
         self._client.post(self._draft, draft)
 
     def close(self) -> None:
-        """End the session; no message is delivered once the background thread has seen it."""
+        """End the session; no message is delivered once the background thread has handled this."""
         self._client.post(self._close)
 
     # Everything below runs in the background thread.
@@ -153,7 +151,7 @@ class SessionHandle:
                 self._deliver(action.message)
             elif isinstance(action, Disconnect):
                 self._disconnect()
-        if self._link.done:  # what the receiver holds, pictures and caches, may go with the caller
+        if self._link.done:  # release the receiver, which may hold pictures and caches
             self._on_message = _to_nobody
         self._rearm()
 
@@ -177,9 +175,9 @@ class SessionHandle:
 
     def _send(self, action: Send) -> None:
         try:
-            data = codec.encode(action.message)
+            data = codec.encode_client(action.message)
         except InvalidInput as error:
-            self._failed(failure_of(error))
+            self._failed(Failure.of(error))
             return
         if isinstance(action.message, Draft) and action.message.after is None:
             self._timed = (action.message.round, self._now()) if self._opened else None
@@ -191,13 +189,13 @@ class SessionHandle:
         self._client._sessions.discard(self)
         self._outbox.put_nowait(None)
         if self._task is not None:
-            # It may be this very task that has just received the last verdict.
+            # Not at once: this may be the task that has just received the last verdict.
             asyncio.get_running_loop().call_later(CLOSE_GRACE_S, self._task.cancel)
 
     def _deliver(self, message: ServerMessage) -> None:
         try:
             self._on_message(message)
-        except Exception:  # the caller's fault, whatever it is; the link's other sessions go on
+        except Exception:  # a fault of the receiver must not end the other sessions
             log.exception("a receiver of verifier messages failed")
 
     async def _run_stream(self, outbox: asyncio.Queue[bytes | None], deadline_s: float) -> None:
@@ -207,22 +205,22 @@ class SessionHandle:
             call = self._client._session_call(channel, urgent=self._urgent)
             try:
                 await within(call.wait_for_connection(), deadline_s)
-                await self._talk(call, outbox)
+                await self._exchange(call, outbox)
             finally:
                 call.cancel()
             self._lost("the verifier ended the stream")
         except asyncio.TimeoutError:
-            self._failed(failure_of(self._client.connector.no_connection(deadline_s)))
+            self._failed(Failure.of(self._client.connector.no_connection(deadline_s)))
         except grpc.aio.AioRpcError as error:
-            self._failed(failure_of(self._client.connector.error_of(error)))
-        except CollabError as error:  # no connection, or the verifier speaks nonsense
-            self._failed(failure_of(error))
+            self._failed(Failure.of(self._client.connector.error_of(error)))
+        except CollabError as error:  # no connection, or an invalid message
+            self._failed(Failure.of(error))
         except asyncio.CancelledError:
-            if outbox is self._outbox:  # not replaced by us: what was left of a lost connection
+            if outbox is self._outbox:  # cancelled with its lost connection, not replaced by us
                 self._lost("the connection was lost")
             raise
 
-    async def _talk(
+    async def _exchange(
         self, call: grpc.aio.StreamStreamCall, outbox: asyncio.Queue[bytes | None]
     ) -> None:
         if self._link.done:
@@ -238,7 +236,7 @@ class SessionHandle:
     async def _write(
         self, call: grpc.aio.StreamStreamCall, outbox: asyncio.Queue[bytes | None]
     ) -> None:
-        # A stream that ends while we write is noticed by its reader, who knows the reason.
+        # A stream that ends while we write is noticed by its reader, which knows the reason.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while (data := await outbox.get()) is not None:
                 await call.write(data)
@@ -252,12 +250,12 @@ class SessionHandle:
         if isinstance(message, Opened):
             self._opened = True
         elif isinstance(message, Failure):
-            self._outbox.put_nowait(None)  # the verifier waits for our end of the stream
+            self._outbox.put_nowait(None)  # end our side, for which the verifier waits
         elif isinstance(message, Verdict) and self._timed is not None:
             round_, sent_at = self._timed
             if message.round == round_:
                 there_s = message.queue_s + message.compute_s
-                self._client.measure(self._now() - sent_at - there_s)
+                self._client.record_rtt(self._now() - sent_at - there_s)
                 self._timed = None
         self._perform(self._link.on_message(message, self._now()))
 
@@ -269,13 +267,11 @@ class SessionHandle:
 
 
 class VerifierClient(Client):
-    """See the module docstring.
+    """A connection to one verifier.
 
     Args:
-        config: where and how.
         on_state: called in the background thread whenever state or error change.
-        heartbeat: with it, a verifier that falls silent is not UP; without, only one whose
-            connection was closed.
+        heartbeat: see ``Client``.
 
     Raises:
         ConfigError: a certificate, key or token file cannot be read.
@@ -300,8 +296,8 @@ class VerifierClient(Client):
 
     @property
     def status(self) -> LinkStatus:
-        """A snapshot."""
-        state, error = self.standing
+        """The present status."""
+        state, error = self.connection_state
         return LinkStatus(
             state=state,
             rtt_s=self.rtt_s,
@@ -316,12 +312,11 @@ class VerifierClient(Client):
         )
 
     def open(self, opened: Open, on_message: Callable[[ServerMessage], None]) -> SessionHandle:
-        """Start a session; does not block. Connects at once, so the prefill overlaps with drafting.
+        """Start a session; does not block. It connects at once, so the prefill overlaps drafting.
 
         Args:
-            opened: the prompt, the law, the draft model's vocabulary.
-            on_message: gets ``Opened`` (again after each reconnection), early exits, verdicts and,
-                last, a ``Failure`` if the session cannot go on. Must not block.
+            on_message: called with ``Opened`` (again after each reconnection), early exits,
+                verdicts and, last, a ``Failure`` if the session cannot continue. Must not block.
 
         Raises:
             Unavailable: this client is closed.
@@ -332,7 +327,7 @@ class VerifierClient(Client):
         return session
 
     def describe(self, deadline_s: float) -> ServerInfo:
-        """Ask the verifier what it is; waits for it to come up until the deadline.
+        """Return the verifier's model and limits; retry until the deadline while it is not up.
 
         Raises:
             Unavailable: not reached within the deadline.
@@ -343,14 +338,14 @@ class VerifierClient(Client):
 
     # Everything below runs in the background thread.
 
-    async def look(self, channel: grpc.aio.Channel, deadline_s: float) -> None:
+    async def check_server(self, channel: grpc.aio.Channel, deadline_s: float) -> None:
         info = codec.decode_info(await self.call(channel, codec.DESCRIBE, b"", deadline_s))
         self._model, self._vocabulary = info.model, info.vocabulary
 
     def on_change(self) -> None:
         try:
             self._on_state(self.status)
-        except Exception:  # the caller's fault, whatever it is; the link goes on
+        except Exception:  # a fault of the receiver must not end the link
             log.exception("a receiver of link states failed")
 
     def end_sessions(self) -> None:
@@ -360,10 +355,10 @@ class VerifierClient(Client):
     def _session_call(
         self, channel: grpc.aio.Channel, *, urgent: bool
     ) -> grpc.aio.StreamStreamCall:
-        # Also in Open; but how much an address has sent is looked at before that is read.
+        # Also in Open, but the address's allowance is checked before Open is read.
         mark = ((URGENT, "1"),) if urgent else ()
         return channel.stream_stream(codec.SESSION)(metadata=(*self.metadata, *mark))
 
 
 def _to_nobody(message: ServerMessage) -> None:
-    """The receiver of a session that has ended."""
+    """Ignore a message of a session that has ended."""

@@ -22,45 +22,40 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from collab_llm_nodes.transport import wire_pb2 as collab__llm__nodes_dot_transport_dot_wire__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n4collab_llm_nodes/protocols/edge_cloud/verifier.proto\x12\rcollab_llm.v1\"\x8d\x01\n\rClientMessage\x12#\n\x04open\x18\x01 \x01(\x0b\x32\x13.collab_llm.v1.OpenH\x00\x12%\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x14.collab_llm.v1.DraftH\x00\x12%\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x14.collab_llm.v1.CloseH\x00\x42\t\n\x07message\"\xc9\x01\n\rServerMessage\x12\'\n\x06opened\x18\x01 \x01(\x0b\x32\x15.collab_llm.v1.OpenedH\x00\x12.\n\nearly_exit\x18\x02 \x01(\x0b\x32\x18.collab_llm.v1.EarlyExitH\x00\x12)\n\x07verdict\x18\x03 \x01(\x0b\x32\x16.collab_llm.v1.VerdictH\x00\x12)\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x16.collab_llm.v1.FailureH\x00\x42\t\n\x07message\"X\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\x0c\n\x04seed\x18\x04 \x01(\x06\x12\x0b\n\x03law\x18\x05 \x01(\t\"%\n\x04Turn\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xdb\x01\n\x04Open\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06images\x18\x02 \x03(\x0c\x12)\n\x08sampling\x18\x03 \x01(\x0b\x32\x17.collab_llm.v1.Sampling\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x12\n\nvocabulary\x18\x05 \x01(\t\x12\x0e\n\x06replay\x18\x06 \x03(\r\x12\r\n\x05round\x18\x07 \x01(\r\x12\x0b\n\x03raw\x18\x08 \x01(\t\x12\"\n\x05turns\x18\t \x03(\x0b\x32\x13.collab_llm.v1.Turn\x12\x12\n\nfor_motion\x18\n \x01(\x08\"3\n\x06Opened\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\"\x9e\x01\n\x05\x44raft\x12\r\n\x05round\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\x08\x12+\n\x05probs\x18\x05 \x01(\x0b\x32\x1c.collab_llm.v1.Distributions\x12\r\n\x05\x61head\x18\x06 \x01(\x08\x12\r\n\x05\x61\x66ter\x18\x07 \x03(\r\x12\x0c\n\x04solo\x18\x08 \x01(\r\";\n\rDistributions\x12\r\n\x05sizes\x18\x01 \x03(\r\x12\x0c\n\x04gaps\x18\x02 \x03(\r\x12\r\n\x05probs\x18\x03 \x01(\x0c\"q\n\tEarlyExit\x12\r\n\x05round\x18\x01 \x01(\r\x12\r\n\x05layer\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\r\x12\x10\n\x08\x66inished\x18\x05 \x01(\x08\x12\x12\n\nconfidence\x18\x06 \x01(\x01\"p\n\x07Verdict\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\x12\x10\n\x08\x66inished\x18\x04 \x01(\x08\x12\x11\n\tcompute_s\x18\x05 \x01(\x01\x12\x0f\n\x07queue_s\x18\x06 \x01(\x01\"\x07\n\x05\x43lose\"G\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x0e\n\x06remedy\x18\x04 \x01(\t\"\x11\n\x0f\x44\x65scribeRequest\"\x98\x02\n\x06Limits\x12\x14\n\x0cmax_sessions\x18\x01 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x02 \x01(\r\x12\x18\n\x10max_prompt_chars\x18\x03 \x01(\r\x12\x12\n\nmax_images\x18\x04 \x01(\r\x12\x17\n\x0fmax_image_bytes\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x0e\n\x06idle_s\x18\x07 \x01(\x01\x12\x13\n\x0bmax_streams\x18\x08 \x01(\r\x12\x17\n\x0fmax_connections\x18\t \x01(\r\x12\x18\n\x10max_image_pixels\x18\x14 \x01(\r\x12\x17\n\x0fmax_image_scans\x18\x15 \x01(\r\x12\x11\n\tmax_turns\x18\x16 \x01(\r\"\xa2\x01\n\nServerInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nvocabulary\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x13\n\x0b\x65xit_layers\x18\x04 \x03(\r\x12\x0f\n\x07version\x18\x05 \x01(\t\x12%\n\x06limits\x18\x06 \x01(\x0b\x32\x15.collab_llm.v1.Limits\x12\x10\n\x08sessions\x18\x07 \x01(\r2\x9c\x01\n\x08Verifier\x12I\n\x07Session\x12\x1c.collab_llm.v1.ClientMessage\x1a\x1c.collab_llm.v1.ServerMessage(\x01\x30\x01\x12\x45\n\x08\x44\x65scribe\x12\x1e.collab_llm.v1.DescribeRequest\x1a\x19.collab_llm.v1.ServerInfob\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n4collab_llm_nodes/protocols/edge_cloud/verifier.proto\x12\rcollab_llm.v1\x1a%collab_llm_nodes/transport/wire.proto\"\x8d\x01\n\rClientMessage\x12#\n\x04open\x18\x01 \x01(\x0b\x32\x13.collab_llm.v1.OpenH\x00\x12%\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x14.collab_llm.v1.DraftH\x00\x12%\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x14.collab_llm.v1.CloseH\x00\x42\t\n\x07message\"\xce\x01\n\rServerMessage\x12\'\n\x06opened\x18\x01 \x01(\x0b\x32\x15.collab_llm.v1.OpenedH\x00\x12.\n\nearly_exit\x18\x02 \x01(\x0b\x32\x18.collab_llm.v1.EarlyExitH\x00\x12)\n\x07verdict\x18\x03 \x01(\x0b\x32\x16.collab_llm.v1.VerdictH\x00\x12.\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x1b.collab_llm.wire.v1.FailureH\x00\x42\t\n\x07message\"%\n\x04Turn\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xe0\x01\n\x04Open\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06images\x18\x02 \x03(\x0c\x12.\n\x08sampling\x18\x03 \x01(\x0b\x32\x1c.collab_llm.wire.v1.Sampling\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x12\n\nvocabulary\x18\x05 \x01(\t\x12\x0e\n\x06replay\x18\x06 \x03(\r\x12\r\n\x05round\x18\x07 \x01(\r\x12\"\n\x05turns\x18\x08 \x03(\x0b\x32\x13.collab_llm.v1.Turn\x12\x0b\n\x03raw\x18\t \x01(\x08\x12\x12\n\nfor_motion\x18\n \x01(\x08\"3\n\x06Opened\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\"\xa0\x01\n\x05\x44raft\x12\r\n\x05round\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\x08\x12+\n\x05probs\x18\x05 \x01(\x0b\x32\x1c.collab_llm.v1.Distributions\x12\r\n\x05\x61\x66ter\x18\x06 \x03(\r\x12\x1d\n\x15\x61utoregressive_rounds\x18\x07 \x01(\r\";\n\rDistributions\x12\r\n\x05sizes\x18\x01 \x03(\r\x12\x0c\n\x04gaps\x18\x02 \x03(\r\x12\r\n\x05probs\x18\x03 \x01(\x0c\"q\n\tEarlyExit\x12\r\n\x05round\x18\x01 \x01(\r\x12\r\n\x05layer\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\r\x12\x10\n\x08\x66inished\x18\x05 \x01(\x08\x12\x12\n\nconfidence\x18\x06 \x01(\x01\"p\n\x07Verdict\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\x12\x10\n\x08\x66inished\x18\x04 \x01(\x08\x12\x11\n\tcompute_s\x18\x05 \x01(\x01\x12\x0f\n\x07queue_s\x18\x06 \x01(\x01\"\x07\n\x05\x43lose\"\x98\x02\n\x06Limits\x12\x14\n\x0cmax_sessions\x18\x01 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x02 \x01(\r\x12\x18\n\x10max_prompt_chars\x18\x03 \x01(\r\x12\x12\n\nmax_images\x18\x04 \x01(\r\x12\x17\n\x0fmax_image_bytes\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x0e\n\x06idle_s\x18\x07 \x01(\x01\x12\x13\n\x0bmax_streams\x18\x08 \x01(\r\x12\x17\n\x0fmax_connections\x18\t \x01(\r\x12\x18\n\x10max_image_pixels\x18\n \x01(\r\x12\x17\n\x0fmax_image_scans\x18\x0b \x01(\r\x12\x11\n\tmax_turns\x18\x0c \x01(\r\"\xa2\x01\n\nServerInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nvocabulary\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x13\n\x0b\x65xit_layers\x18\x04 \x03(\r\x12\x0f\n\x07version\x18\x05 \x01(\t\x12%\n\x06limits\x18\x06 \x01(\x0b\x32\x15.collab_llm.v1.Limits\x12\x10\n\x08sessions\x18\x07 \x01(\r2\xa1\x01\n\x08Verifier\x12I\n\x07Session\x12\x1c.collab_llm.v1.ClientMessage\x1a\x1c.collab_llm.v1.ServerMessage(\x01\x30\x01\x12J\n\x08\x44\x65scribe\x12#.collab_llm.wire.v1.DescribeRequest\x1a\x19.collab_llm.v1.ServerInfob\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'collab_llm_nodes.protocols.edge_cloud.verifier_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CLIENTMESSAGE']._serialized_start=72
-  _globals['_CLIENTMESSAGE']._serialized_end=213
-  _globals['_SERVERMESSAGE']._serialized_start=216
-  _globals['_SERVERMESSAGE']._serialized_end=417
-  _globals['_SAMPLING']._serialized_start=419
-  _globals['_SAMPLING']._serialized_end=507
-  _globals['_TURN']._serialized_start=509
-  _globals['_TURN']._serialized_end=546
-  _globals['_OPEN']._serialized_start=549
-  _globals['_OPEN']._serialized_end=768
-  _globals['_OPENED']._serialized_start=770
-  _globals['_OPENED']._serialized_end=821
-  _globals['_DRAFT']._serialized_start=824
-  _globals['_DRAFT']._serialized_end=982
-  _globals['_DISTRIBUTIONS']._serialized_start=984
-  _globals['_DISTRIBUTIONS']._serialized_end=1043
-  _globals['_EARLYEXIT']._serialized_start=1045
-  _globals['_EARLYEXIT']._serialized_end=1158
-  _globals['_VERDICT']._serialized_start=1160
-  _globals['_VERDICT']._serialized_end=1272
-  _globals['_CLOSE']._serialized_start=1274
-  _globals['_CLOSE']._serialized_end=1281
-  _globals['_FAILURE']._serialized_start=1283
-  _globals['_FAILURE']._serialized_end=1354
-  _globals['_DESCRIBEREQUEST']._serialized_start=1356
-  _globals['_DESCRIBEREQUEST']._serialized_end=1373
-  _globals['_LIMITS']._serialized_start=1376
-  _globals['_LIMITS']._serialized_end=1656
-  _globals['_SERVERINFO']._serialized_start=1659
-  _globals['_SERVERINFO']._serialized_end=1821
-  _globals['_VERIFIER']._serialized_start=1824
-  _globals['_VERIFIER']._serialized_end=1980
+  _globals['_CLIENTMESSAGE']._serialized_start=111
+  _globals['_CLIENTMESSAGE']._serialized_end=252
+  _globals['_SERVERMESSAGE']._serialized_start=255
+  _globals['_SERVERMESSAGE']._serialized_end=461
+  _globals['_TURN']._serialized_start=463
+  _globals['_TURN']._serialized_end=500
+  _globals['_OPEN']._serialized_start=503
+  _globals['_OPEN']._serialized_end=727
+  _globals['_OPENED']._serialized_start=729
+  _globals['_OPENED']._serialized_end=780
+  _globals['_DRAFT']._serialized_start=783
+  _globals['_DRAFT']._serialized_end=943
+  _globals['_DISTRIBUTIONS']._serialized_start=945
+  _globals['_DISTRIBUTIONS']._serialized_end=1004
+  _globals['_EARLYEXIT']._serialized_start=1006
+  _globals['_EARLYEXIT']._serialized_end=1119
+  _globals['_VERDICT']._serialized_start=1121
+  _globals['_VERDICT']._serialized_end=1233
+  _globals['_CLOSE']._serialized_start=1235
+  _globals['_CLOSE']._serialized_end=1242
+  _globals['_LIMITS']._serialized_start=1245
+  _globals['_LIMITS']._serialized_end=1525
+  _globals['_SERVERINFO']._serialized_start=1528
+  _globals['_SERVERINFO']._serialized_end=1690
+  _globals['_VERIFIER']._serialized_start=1693
+  _globals['_VERIFIER']._serialized_end=1854
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,4 @@
+from collab_llm_nodes.transport import wire_pb2 as _wire_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -25,22 +26,8 @@ class ServerMessage(_message.Message):
     opened: Opened
     early_exit: EarlyExit
     verdict: Verdict
-    failure: Failure
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., early_exit: _Optional[_Union[EarlyExit, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
-
-class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "seed", "law")
-    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
-    TOP_K_FIELD_NUMBER: _ClassVar[int]
-    TOP_P_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    LAW_FIELD_NUMBER: _ClassVar[int]
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-    law: str
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., law: _Optional[str] = ...) -> None: ...
+    failure: _wire_pb2.Failure
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., early_exit: _Optional[_Union[EarlyExit, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., failure: _Optional[_Union[_wire_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class Turn(_message.Message):
     __slots__ = ("role", "content")
@@ -51,7 +38,7 @@ class Turn(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("text", "images", "sampling", "max_tokens", "vocabulary", "replay", "round", "raw", "turns", "for_motion")
+    __slots__ = ("text", "images", "sampling", "max_tokens", "vocabulary", "replay", "round", "turns", "raw", "for_motion")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -59,20 +46,20 @@ class Open(_message.Message):
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     REPLAY_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
-    RAW_FIELD_NUMBER: _ClassVar[int]
     TURNS_FIELD_NUMBER: _ClassVar[int]
+    RAW_FIELD_NUMBER: _ClassVar[int]
     FOR_MOTION_FIELD_NUMBER: _ClassVar[int]
     text: str
     images: _containers.RepeatedScalarFieldContainer[bytes]
-    sampling: Sampling
+    sampling: _wire_pb2.Sampling
     max_tokens: int
     vocabulary: str
     replay: _containers.RepeatedScalarFieldContainer[int]
     round: int
-    raw: str
     turns: _containers.RepeatedCompositeFieldContainer[Turn]
+    raw: bool
     for_motion: bool
-    def __init__(self, text: _Optional[str] = ..., images: _Optional[_Iterable[bytes]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., vocabulary: _Optional[str] = ..., replay: _Optional[_Iterable[int]] = ..., round: _Optional[int] = ..., raw: _Optional[str] = ..., turns: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ..., for_motion: _Optional[bool] = ...) -> None: ...
+    def __init__(self, text: _Optional[str] = ..., images: _Optional[_Iterable[bytes]] = ..., sampling: _Optional[_Union[_wire_pb2.Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., vocabulary: _Optional[str] = ..., replay: _Optional[_Iterable[int]] = ..., round: _Optional[int] = ..., turns: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ..., raw: _Optional[bool] = ..., for_motion: _Optional[bool] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("session_id", "prompt_tokens")
@@ -83,24 +70,22 @@ class Opened(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class Draft(_message.Message):
-    __slots__ = ("round", "start", "tokens", "cached", "probs", "ahead", "after", "solo")
+    __slots__ = ("round", "start", "tokens", "cached", "probs", "after", "autoregressive_rounds")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
     PROBS_FIELD_NUMBER: _ClassVar[int]
-    AHEAD_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
-    SOLO_FIELD_NUMBER: _ClassVar[int]
+    AUTOREGRESSIVE_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     round: int
     start: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     cached: bool
     probs: Distributions
-    ahead: bool
     after: _containers.RepeatedScalarFieldContainer[int]
-    solo: int
-    def __init__(self, round: _Optional[int] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., cached: _Optional[bool] = ..., probs: _Optional[_Union[Distributions, _Mapping]] = ..., ahead: _Optional[bool] = ..., after: _Optional[_Iterable[int]] = ..., solo: _Optional[int] = ...) -> None: ...
+    autoregressive_rounds: int
+    def __init__(self, round: _Optional[int] = ..., start: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., cached: _Optional[bool] = ..., probs: _Optional[_Union[Distributions, _Mapping]] = ..., after: _Optional[_Iterable[int]] = ..., autoregressive_rounds: _Optional[int] = ...) -> None: ...
 
 class Distributions(_message.Message):
     __slots__ = ("sizes", "gaps", "probs")
@@ -145,22 +130,6 @@ class Verdict(_message.Message):
     def __init__(self, round: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., finished: _Optional[bool] = ..., compute_s: _Optional[float] = ..., queue_s: _Optional[float] = ...) -> None: ...
 
 class Close(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class Failure(_message.Message):
-    __slots__ = ("code", "message", "field", "remedy")
-    CODE_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    FIELD_FIELD_NUMBER: _ClassVar[int]
-    REMEDY_FIELD_NUMBER: _ClassVar[int]
-    code: str
-    message: str
-    field: str
-    remedy: str
-    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., remedy: _Optional[str] = ...) -> None: ...
-
-class DescribeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -32,7 +32,6 @@ from collab_llm_nodes.protocols.jupiter.link import TICK_S, LinkConfig, StageLin
 from collab_llm_nodes.protocols.jupiter.messages import (
     Connect,
     Connected,
-    Failure,
     Load,
     Loaded,
     Pass,
@@ -49,6 +48,7 @@ from collab_llm_nodes.protocols.jupiter.monitors import ProgressMonitor
 from collab_llm_nodes.protocols.jupiter.partition import Placement
 from collab_llm_nodes.protocols.jupiter.results import check_result
 from collab_llm_nodes.transport.background import background_loop, within
+from collab_llm_nodes.transport.wire import Failure
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,6 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.protocols.jupiter import codec
 from collab_llm_nodes.protocols.jupiter.messages import (
-    Failure,
     Order,
     Pass,
     Ping,
@@ -39,6 +38,7 @@ from collab_llm_nodes.transport.client import call_metadata
 from collab_llm_nodes.transport.connection import Connector
 from collab_llm_nodes.transport.credentials import channel_credentials
 from collab_llm_nodes.transport.settings import ClientConfig
+from collab_llm_nodes.transport.wire import Failure
 
 log = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ class StageLink:
         with contextlib.suppress(asyncio.InvalidStateError):  # _read raises the reason
             while True:
                 order = await self._outbox.get()
-                data = codec.encode(order)
+                data = codec.encode_order(order)
                 if isinstance(order, Pass):
                     self._bytes_of[order.number] = len(data)
                 await call.write(data)

@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import TypeAlias
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.errors import BY_CODE, CollabError
+from collab_llm_nodes.transport.wire import Failure
 
 STATES = ("float32", "float16", "int8")
 """Forms of hidden states between two workers."""
@@ -213,26 +213,6 @@ class Pong:
     begun: int = 0
     computed: int = 0
     busy_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The last message of a stream: the error that ends it."""
-
-    code: str
-    message: str
-    field: str = ""
-    remedy: str = ""
-
-    def error(self) -> CollabError:
-        """Return the error that this message carries."""
-        kind = BY_CODE.get(self.code, CollabError)
-        return kind(self.message, field=self.field, remedy=self.remedy)
-
-
-def failure_of(error: CollabError) -> Failure:
-    """Return the message that carries ``error``."""
-    return Failure(error.code, str(error.args[0]), error.field, error.remedy)
 
 
 Order: TypeAlias = Load | Connect | Link | Pass | Ping

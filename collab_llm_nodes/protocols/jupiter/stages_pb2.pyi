@@ -1,3 +1,4 @@
+from collab_llm_nodes.transport import wire_pb2 as _wire_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -5,12 +6,6 @@ from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
-
-class DescribeRequest(_message.Message):
-    __slots__ = ("filler",)
-    FILLER_FIELD_NUMBER: _ClassVar[int]
-    filler: bytes
-    def __init__(self, filler: _Optional[bytes] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
     __slots__ = ("version", "model", "weights", "num_layers", "context", "vocab_size", "width", "most_lanes", "eos", "heads", "vocabulary")
@@ -66,8 +61,8 @@ class Report(_message.Message):
     taken: Taken
     result: Result
     pong: Pong
-    failure: Failure
-    def __init__(self, loaded: _Optional[_Union[Loaded, _Mapping]] = ..., connected: _Optional[_Union[Connected, _Mapping]] = ..., linked: _Optional[_Union[Linked, _Mapping]] = ..., taken: _Optional[_Union[Taken, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+    failure: _wire_pb2.Failure
+    def __init__(self, loaded: _Optional[_Union[Loaded, _Mapping]] = ..., connected: _Optional[_Union[Connected, _Mapping]] = ..., linked: _Optional[_Union[Linked, _Mapping]] = ..., taken: _Optional[_Union[Taken, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., failure: _Optional[_Union[_wire_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("coordinator", "chain", "version", "weights", "first", "last", "lanes", "states", "path")
@@ -119,20 +114,6 @@ class Linked(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "seed", "law")
-    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
-    TOP_K_FIELD_NUMBER: _ClassVar[int]
-    TOP_P_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    LAW_FIELD_NUMBER: _ClassVar[int]
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-    law: str
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., law: _Optional[str] = ...) -> None: ...
-
 class Step(_message.Message):
     __slots__ = ("lane", "start", "ids", "parents", "retain", "fork_of", "want", "rows", "position", "sampling", "guesses", "close", "positions", "features")
     LANE_FIELD_NUMBER: _ClassVar[int]
@@ -158,12 +139,12 @@ class Step(_message.Message):
     want: int
     rows: int
     position: int
-    sampling: Sampling
+    sampling: _wire_pb2.Sampling
     guesses: int
     close: bool
     positions: _containers.RepeatedScalarFieldContainer[int]
     features: int
-    def __init__(self, lane: _Optional[int] = ..., start: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., retain: _Optional[int] = ..., fork_of: _Optional[int] = ..., want: _Optional[int] = ..., rows: _Optional[int] = ..., position: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., guesses: _Optional[int] = ..., close: _Optional[bool] = ..., positions: _Optional[_Iterable[int]] = ..., features: _Optional[int] = ...) -> None: ...
+    def __init__(self, lane: _Optional[int] = ..., start: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., retain: _Optional[int] = ..., fork_of: _Optional[int] = ..., want: _Optional[int] = ..., rows: _Optional[int] = ..., position: _Optional[int] = ..., sampling: _Optional[_Union[_wire_pb2.Sampling, _Mapping]] = ..., guesses: _Optional[int] = ..., close: _Optional[bool] = ..., positions: _Optional[_Iterable[int]] = ..., features: _Optional[int] = ...) -> None: ...
 
 class Span(_message.Message):
     __slots__ = ("begin", "end")
@@ -218,25 +199,13 @@ class Ping(_message.Message):
     def __init__(self) -> None: ...
 
 class Pong(_message.Message):
-    __slots__ = ("received", "begun", "computed", "busy")
+    __slots__ = ("received", "begun", "computed", "busy_s")
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_FIELD_NUMBER: _ClassVar[int]
-    BUSY_FIELD_NUMBER: _ClassVar[int]
+    BUSY_S_FIELD_NUMBER: _ClassVar[int]
     received: int
     begun: int
     computed: int
-    busy: float
-    def __init__(self, received: _Optional[int] = ..., begun: _Optional[int] = ..., computed: _Optional[int] = ..., busy: _Optional[float] = ...) -> None: ...
-
-class Failure(_message.Message):
-    __slots__ = ("code", "message", "field", "remedy")
-    CODE_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    FIELD_FIELD_NUMBER: _ClassVar[int]
-    REMEDY_FIELD_NUMBER: _ClassVar[int]
-    code: str
-    message: str
-    field: str
-    remedy: str
-    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., remedy: _Optional[str] = ...) -> None: ...
+    busy_s: float
+    def __init__(self, received: _Optional[int] = ..., begun: _Optional[int] = ..., computed: _Optional[int] = ..., busy_s: _Optional[float] = ...) -> None: ...

@@ -68,12 +68,15 @@ from collab_llm_nodes.protocols.jupiter.messages import (
     Taken,
     Want,
     WorkerInfo,
-    failure_of,
 )
 from collab_llm_nodes.protocols.jupiter.stage_lanes import StageLanes
 from collab_llm_nodes.protocols.jupiter.states import pack, packed_bytes, unpack
 from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerConfig
-from collab_llm_nodes.transport.server import Server, check_free, run_until_signal
+from collab_llm_nodes.transport.server import (
+    Server,
+    check_port_free,
+    run_until_signal,
+)
 from collab_llm_nodes.transport.streams import ClientSession, StreamService, Unary
 
 log = logging.getLogger(__name__)
@@ -182,10 +185,9 @@ class StageWorker(StreamService[Answer]):
         return codec.encode_info(self.info)
 
     def encode(self, message: Answer | CollabError) -> bytes:
-        report: Report = failure_of(message) if isinstance(message, CollabError) else message
-        return codec.encode(report)
+        return codec.encode_report(message)
 
-    def on_left(self, client: Client) -> None:
+    def on_disconnected(self, client: Client) -> None:
         chain = self._chain
         if chain is None:
             return
@@ -194,10 +196,9 @@ class StageWorker(StreamService[Answer]):
         elif client is chain.previous:
             chain.previous = None
 
-    async def hold(self, client: Client) -> None:
+    async def serve_stream(self, client: Client) -> None:
         """Serve a stream: a Load or a Link, then the messages of its chain."""
-        async with self.turn(client):
-            data = await self.read(client)
+        data = await self.read_first(client)
         if data is not None and len(data) > _FIRST_BYTES:
             raise ProtocolError(f"{len(data)} bytes to begin with", field="message")
         first = None if data is None else codec.decode_order(data)
@@ -502,7 +503,7 @@ def serve(config: WorkerConfig, on_listening: Callable[[int], None] = lambda por
         ConfigError: the address is in use, or a file cannot be read.
     """
     for name in ("address", "metrics_address"):
-        check_free(getattr(config, name), name)
+        check_port_free(getattr(config, name), name)
     with ended_at_once():
         set_threads(config.model)
         server = Server(StageWorker(config))

@@ -29,6 +29,7 @@ from collab_llm_nodes.protocols.dragon import codec
 from collab_llm_nodes.protocols.dragon import dragon_pb2 as pb
 from collab_llm_nodes.protocols.dragon.service import Limits
 from collab_llm_nodes.transport.background import within
+from collab_llm_nodes.transport.wire_pb2 import Failure
 
 __all__ = ["ask", "connect", "serve"]  # fixtures
 WAIT_S = 60.0
@@ -119,10 +120,10 @@ def test_a_connection_that_is_lost_before_the_first_word_gets_out_leaves_no_trac
     assert [record.getMessage() for record in caplog.records] == []
 
 
-def failure_of(port: int, *messages: bytes) -> pb.Failure:
+def failure_of(port: int, *messages: bytes) -> Failure:
     """Return the failure that a stream with these messages ends in."""
 
-    async def talk() -> pb.Failure:
+    async def talk() -> Failure:
         connection = await wire.connect(f"127.0.0.1:{port}")
         call = connection.call(codec.ANSWER, WAIT_S)
         for message in messages:

@@ -91,10 +91,10 @@ class StandIn:
     async def _record(self) -> Recording:
         connection = await connect(self.site.address, token=TOKEN)
         call = connection.call(codec.SESSION, WAIT_S)
-        await call.write(codec.encode(OPEN))
+        await call.write(codec.encode_client(OPEN))
         drafts, verdicts, finished = list[bytes](), list[tuple[int, ...]](), False
         while not finished:
-            drafts.append(codec.encode(Draft(len(drafts), len(drafts), ())))
+            drafts.append(codec.encode_client(Draft(len(drafts), len(drafts), ())))
             await call.write(drafts[-1])
             while not isinstance(verdict := codec.decode_server(await call.read()), Verdict):
                 pass
@@ -102,7 +102,7 @@ class StandIn:
             finished = verdict.finished
         connection.close()
         return Recording(
-            codec.encode(OPEN), tuple((draft, 0) for draft in drafts), (), tuple(verdicts)
+            codec.encode_client(OPEN), tuple((draft, 0) for draft in drafts), (), tuple(verdicts)
         )
 
 
@@ -128,7 +128,7 @@ def test_every_attack_is_described_and_sends(name: str, stand_in: StandIn) -> No
     assert "\n\n" not in attack.__doc__, "one sentence"
     recording = stand_in.recording
     drafts = [draft for draft, _ in recording.drafts]
-    draft = codec.encode(Draft(0, 0, (3,)))  # there is a token to replay
+    draft = codec.encode_client(Draft(0, 0, (3,)))  # there is a token to replay
     attacker = Attacker(
         site.address,
         site.metrics_address,

@@ -16,13 +16,13 @@ from collab_llm_nodes.protocols.edge_cloud import codec
 from collab_llm_nodes.protocols.edge_cloud.messages import (
     Draft,
     EarlyExit,
-    Failure,
     Open,
     Opened,
     Verdict,
 )
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
 from collab_llm_nodes.transport.server import ServerHandle
+from collab_llm_nodes.transport.wire import Failure
 
 WAIT_S = 30.0
 OPEN = Open("go to the red box", (), SamplingConfig(), 24, VOCABULARY)
@@ -51,8 +51,8 @@ def test_calls_together_and_one_after_another_on_one_connection(server: ServerHa
         for _ in range(2):
             calls = [wire.call(codec.SESSION, WAIT_S) for _ in range(3)]
             for call in calls:
-                await call.write(codec.encode(OPEN))
-                await call.write(codec.encode(Draft(0, 0, ())))
+                await call.write(codec.encode_client(OPEN))
+                await call.write(codec.encode_client(Draft(0, 0, ())))
             for call in calls:
                 assert isinstance(codec.decode_server(await call.read()), Opened)
                 verdict: Any = None
@@ -75,7 +75,7 @@ def test_large_messages_wait_for_the_server_to_take_them(server: ServerHandle) -
         wire = await connected(server)
         for _ in range(3):
             call = wire.call(codec.SESSION, WAIT_S)
-            await call.write(codec.encode(big))
+            await call.write(codec.encode_client(big))
             assert isinstance(codec.decode_server(await call.read()), Opened | Failure)
         wire.close()
 
@@ -92,7 +92,7 @@ def test_a_call_that_fails_or_never_ends_is_an_error(server: ServerHandle) -> No
         with pytest.raises(DeadlineExceeded):
             await call.read()
         call = wire.call(codec.SESSION, WAIT_S)
-        await call.write(codec.encode(OPEN))
+        await call.write(codec.encode_client(OPEN))
         await call.read()
         reading = asyncio.ensure_future(call.read())
         await asyncio.get_running_loop().run_in_executor(None, server.stop)

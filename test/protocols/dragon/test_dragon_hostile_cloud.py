@@ -44,6 +44,7 @@ from collab_llm_nodes.protocols.dragon.messages import Draft, Opened, Target
 from collab_llm_nodes.protocols.dragon.relevance import most_log_weight
 from collab_llm_nodes.protocols.dragon.scheduler import ScheduleConfig
 from collab_llm_nodes.protocols.dragon.side_settings import SideConfig
+from collab_llm_nodes.transport.wire_pb2 import Failure
 
 __all__ = ["ask", "connect"]  # fixtures
 CALL_S = 100.0
@@ -128,14 +129,10 @@ LIES: dict[str, Sequence[bytes | object]] = {
     "nothing behind Opened": [OPENED, b""],
     "half a message": [OPENED, codec.encode_cloud(draft())[:-2]],
     "a line that is none": [
-        pb.CloudMessage(
-            opened=pb.Opened(decode=pb.DecodeLine(k_a=math.nan, k_b=1, k_c=1))
-        ).SerializeToString()
+        pb.CloudMessage(opened=pb.Opened(decode=[math.nan, 1.0, 1.0])).SerializeToString()
     ],
     "a line of ages": [
-        pb.CloudMessage(
-            opened=pb.Opened(decode=pb.DecodeLine(k_a=1e300, k_b=1e-300, k_c=1e300))
-        ).SerializeToString()
+        pb.CloudMessage(opened=pb.Opened(decode=[1e300, 1e-300, 1e300])).SerializeToString()
     ],
     "a target that only the device may judge": [OPENED, target()],
     "a draft of a later position": [OPENED, draft(5)],
@@ -161,7 +158,7 @@ LIES: dict[str, Sequence[bytes | object]] = {
     "a model's error behind Opened": [OPENED, ModelError("oops")],
     "a refusal behind Opened": [OPENED, InvalidInput("oops", field="query")],
     "an unknown error": [
-        pb.CloudMessage(failure=pb.Failure(code="WHO_KNOWS", message="x")).SerializeToString()
+        pb.CloudMessage(failure=Failure(code="WHO_KNOWS", message="x")).SerializeToString()
     ],
     "more than a message may have": [OPENED, b"x" * (80 << 20)],
 }

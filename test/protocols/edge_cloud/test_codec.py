@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from generated_code import check_generated
-from google.protobuf.message import DecodeError
-from hypothesis import find, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from verifier_bed import (
     OPEN,
@@ -38,12 +35,13 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     Close,
     Draft,
     EarlyExit,
-    Failure,
     Open,
     Opened,
     ServerMessage,
     Verdict,
 )
+from collab_llm_nodes.transport.wire import Failure
+from collab_llm_nodes.transport.wire_pb2 import Sampling
 
 # --- The codec ----------------------------------------------------------------------------------
 
@@ -88,7 +86,7 @@ DRAFTS = st.builds(
     st.lists(IDS, max_size=8).map(tuple),
     st.none() | st.lists(distributions(), max_size=4).map(tuple),
     st.booleans(),
-    st.none() | st.lists(IDS, max_size=8).map(tuple),
+    st.none() | st.lists(IDS, min_size=1, max_size=8).map(tuple),
     COUNTS,
 )
 OUTCOMES = st.lists(IDS, min_size=2, max_size=9).map(tuple)
@@ -120,7 +118,7 @@ VERDICTS = OUTCOMES.flatmap(
 @settings(max_examples=150, deadline=None)
 @given(OPENS | DRAFTS | st.just(Close()))
 def test_client_messages_cross_the_wire_unchanged(message: ClientMessage) -> None:
-    assert codec.decode_client(codec.encode(message)) == message
+    assert codec.decode_client(codec.encode_client(message)) == message
 
 
 @settings(max_examples=150, deadline=None)
@@ -128,7 +126,7 @@ def test_client_messages_cross_the_wire_unchanged(message: ClientMessage) -> Non
     EXITS | VERDICTS | st.builds(Opened, TEXT, COUNTS) | st.builds(Failure, CODES, TEXT, TEXT, TEXT)
 )
 def test_server_messages_cross_the_wire_unchanged(message: ServerMessage) -> None:
-    assert codec.decode_server(codec.encode(message)) == message
+    assert codec.decode_server(codec.encode_server(message)) == message
 
 
 def test_what_is_sampled_from_is_what_arrives_bit_for_bit() -> None:
@@ -136,18 +134,19 @@ def test_what_is_sampled_from_is_what_arrives_bit_for_bit() -> None:
     p = rng.dirichlet(np.full(5000, 0.01))
     q = to_wire(Distribution.from_dense(p), 64)
     sent = Draft(0, 0, (int(q.ids[0]),), (q,))
-    arrived = codec.decode_client(codec.encode(sent))
+    arrived = codec.decode_client(codec.encode_client(sent))
     assert isinstance(arrived, Draft)
     assert arrived.probs is not None
     assert arrived.probs[0].ids.tobytes() == q.ids.tobytes()
     assert arrived.probs[0].law.tobytes() == q.law.tobytes()
-    assert len(codec.encode(sent)) < 6 * 64  # about 4 bytes an entry
+    assert len(codec.encode_client(sent)) < 6 * 64  # about 4 bytes an entry
 
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
     """Draw a valid message in which a few bytes are changed, lost or added."""
-    data = bytearray(codec.encode(draw(OPENS | DRAFTS | EXITS | VERDICTS)))
+    sent = (OPENS | DRAFTS).map(codec.encode_client)
+    data = bytearray(draw(sent | (EXITS | VERDICTS).map(codec.encode_server)))
     for _ in range(draw(st.integers(0, 3))):
         at = draw(st.integers(0, len(data)))
         data[at : at + draw(st.integers(0, 2))] = draw(st.binary(max_size=2))
@@ -157,26 +156,10 @@ def damaged(draw: st.DrawFn) -> bytes:
 @settings(max_examples=600, deadline=None)
 @given(damaged() | st.binary(max_size=60))
 def test_no_bytes_cause_anything_but_a_typed_error(data: bytes) -> None:
+    """``test_fuzz.py`` sends messages that reach the checks after the parser, and counts them."""
     for decode in (codec.decode_client, codec.decode_server, codec.decode_info):
         with contextlib.suppress(CollabError):
             decode(data)
-
-
-def test_damaged_messages_reach_the_checks_behind_the_parser() -> None:
-    """Random bytes alone hardly ever do."""
-
-    def refused_behind_the_parser(data: bytes) -> bool:
-        try:
-            pb.ClientMessage.FromString(data)
-        except DecodeError:
-            return False
-        try:
-            codec.decode_client(data)
-        except CollabError:
-            return True
-        return False
-
-    find(damaged(), refused_behind_the_parser)  # raises if there is none; the least is empty
 
 
 def half(*values: float) -> bytes:
@@ -211,13 +194,13 @@ def test_malformed_distributions_are_refused(
 @pytest.mark.parametrize(
     "law",
     [
-        pb.Sampling(temperature=math.nan, top_p=1, law="rejection"),
-        pb.Sampling(temperature=-1, top_p=1, law="rejection"),
-        pb.Sampling(top_p=0, law="rejection"),
-        pb.Sampling(top_p=1, law="greedy"),
+        Sampling(temperature=math.nan, top_p=1, law="rejection"),
+        Sampling(temperature=-1, top_p=1, law="rejection"),
+        Sampling(top_p=0, law="rejection"),
+        Sampling(top_p=1, law="greedy"),
     ],
 )
-def test_malformed_laws_are_refused(law: pb.Sampling) -> None:
+def test_malformed_laws_are_refused(law: Sampling) -> None:
     data = pb.ClientMessage(open=pb.Open(text="go", sampling=law)).SerializeToString()
     with pytest.raises(InvalidInput, match="sampling"):
         codec.decode_client(data)
@@ -255,8 +238,4 @@ def test_answers_that_make_no_sense_are_protocol_errors(message: pb.ServerMessag
 )
 def test_what_cannot_be_sent_is_invalid_input(message: ClientMessage) -> None:
     with pytest.raises(InvalidInput, match="cannot be sent"):
-        codec.encode(message)
-
-
-def test_the_committed_code_is_generated_from_the_proto(tmp_path: Path) -> None:
-    check_generated(pb, "collab_llm_nodes/protocols/edge_cloud/verifier.proto", tmp_path)
+        codec.encode_client(message)

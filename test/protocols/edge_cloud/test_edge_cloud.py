@@ -41,10 +41,15 @@ from collab_llm_nodes.protocols.edge_cloud import drafter as drafter_module
 from collab_llm_nodes.protocols.edge_cloud import server as server_module
 from collab_llm_nodes.protocols.edge_cloud import target as target_module
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
-from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, DraftJob, EdgeClient, Source
+from collab_llm_nodes.protocols.edge_cloud.client import (
+    DraftJob,
+    EdgeClient,
+    EdgeClientConfig,
+    Source,
+)
 from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter
-from collab_llm_nodes.protocols.edge_cloud.loop import Cancel, EdgeLoop, GoOn, PreDraftRequest
-from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Failure, Open, Verdict
+from collab_llm_nodes.protocols.edge_cloud.loop import Cancel, EdgeLoop, PreDraftRequest, Resume
+from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Open, Verdict
 from collab_llm_nodes.protocols.edge_cloud.planner import Profile
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
@@ -53,6 +58,7 @@ from collab_llm_nodes.protocols.edge_cloud.server import ExitConfig
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
 from collab_llm_nodes.protocols.edge_cloud.target import TargetJudge, TargetSession
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
+from collab_llm_nodes.transport.wire import Failure
 
 GREEDY = SamplingConfig()
 COUPLED = SamplingConfig(0.8, top_k=20, seed=3, law="coupled")
@@ -334,7 +340,7 @@ class Bench:
         predraft: PreDraftConfig = PLAIN,
         ahead: AheadConfig = WAITING,
         preempt: bool = True,
-        may_pass: Callable[[], bool] = lambda: True,
+        may_run: Callable[[], bool] = lambda: True,
     ) -> None:
         self.target = FakeEngine(1)
         self.draft_engine = FakeEngine(1, noise=0.5)
@@ -342,7 +348,7 @@ class Bench:
         opened = Open(PROMPT.text, (), GREEDY, MAX_TOKENS, "")
         self.session = TargetSession(as_engine(self.target), encode(PROMPT), opened)
         self.session.prefill()
-        self.client = EdgeClient(ClientConfig(4, MAX_TOKENS))
+        self.client = EdgeClient(EdgeClientConfig(4, MAX_TOKENS))
         self.sent: list[Draft] = []
         self.exits: list[EarlyExit] = []
         drafter = Drafter(as_engine(self.draft_engine), encode(PROMPT), GREEDY)
@@ -355,7 +361,7 @@ class Bench:
             ahead=ahead,
             profile=self.profile,
             preempt=preempt,
-            may_pass=may_pass,
+            may_run=may_run,
         )
 
     def send(self, draft: Draft) -> None:
@@ -497,7 +503,7 @@ def test_a_pre_draft_for_another_outcome_is_never_sent(passes_before: int) -> No
 
 def test_without_drafts_the_verifier_streams_its_own_answer() -> None:
     bench = Bench()
-    bench.loop.client = bench.client = EdgeClient(ClientConfig(0, MAX_TOKENS))
+    bench.loop.client = bench.client = EdgeClient(EdgeClientConfig(0, MAX_TOKENS))
     bench.loop.run(5.0)
     assert tuple(bench.client.generated) == bench.expected
     assert len(bench.sent) == 1, "one message for the whole answer"
@@ -551,33 +557,33 @@ def test_a_loop_that_rests_before_each_pass_gives_the_same_answer() -> None:
     passes: list[int] = []
     asked = 0
 
-    def may_pass() -> bool:
+    def may_run() -> bool:
         nonlocal asked
         asked += 1
         if asked % 3:
-            bench.loop.post(GoOn())
+            bench.loop.post(Resume())
             return False
         passes.append(asked)
         return True
 
-    bench = Bench(predraft=PreDraftConfig(), ahead=AheadConfig(), may_pass=may_pass)
+    bench = Bench(predraft=PreDraftConfig(), ahead=AheadConfig(), may_run=may_run)
     made: list[int] = []
     bench.draft_engine.before_layer = made.append
     bench.loop.run(5.0)
     assert tuple(bench.client.generated) == bench.expected
-    assert bench.loop.rested
+    assert bench.loop.paused
     assert made.count(bench.draft_engine.num_layers) <= len(passes)
 
 
 def test_a_loop_that_rests_is_ended_by_what_arrives_and_refuses_pre_drafts() -> None:
-    bench = Bench(may_pass=lambda: False)
+    bench = Bench(may_run=lambda: False)
     replies: list[CollabError | None] = []
     for number in (0, 99):
         bench.loop.post(PreDraftRequest(number, (5,), replies.append))
     with pytest.raises(DeadlineExceeded, match="answers for motion went first"):
         bench.loop.run(0.05)
     assert [str(reply) for reply in replies] == ["an answer for motion uses the draft model"] * 2
-    bench = Bench(may_pass=lambda: False)
+    bench = Bench(may_run=lambda: False)
     bench.loop.post(Cancel())
     with pytest.raises(Cancelled):
         bench.loop.run(5.0)

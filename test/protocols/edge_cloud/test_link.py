@@ -22,10 +22,10 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     Close,
     Draft,
     EarlyExit,
-    Failure,
     Opened,
     Verdict,
 )
+from collab_llm_nodes.transport.wire import Failure
 
 
 def opened_link(config: LinkConfig = PATIENT) -> SessionLink:
@@ -177,7 +177,7 @@ def test_a_push_that_comes_after_its_verdict_is_the_rounds_draft() -> None:
     assert link.next_tick == 0.4 + PATIENT.verdict_deadline_s
 
 
-def test_solo_rounds_each_have_their_deadline_and_are_asked_for_again_after_a_loss() -> None:
+def test_autoregressive_rounds_have_a_deadline_each_and_are_repeated_after_a_loss() -> None:
     link = opened_link()
     link.on_draft(Draft(0, 0, (), autoregressive_rounds=2), 0.0)
     link.on_message(Verdict(0, (4,), 0, False), 1.0)

@@ -33,7 +33,7 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt
-from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, EdgeClient, Source
+from collab_llm_nodes.protocols.edge_cloud.client import EdgeClient, EdgeClientConfig, Source
 from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter
 from collab_llm_nodes.protocols.edge_cloud.link import LinkConfig
 from collab_llm_nodes.protocols.edge_cloud.link_loss import LinkLossConfig, Patience, finish_alone
@@ -232,7 +232,7 @@ class Alone:
         self.model = FakeEngine(1, noise=0.5)
         self.prompt = encode(Prompt("where to?"))
         drafter = Drafter(as_engine(self.model), self.prompt, sampling)
-        self.client = EdgeClient(ClientConfig(max_tokens=max_tokens))
+        self.client = EdgeClient(EdgeClientConfig(max_tokens=max_tokens))
         if confirmed:  # by a verdict, after a draft that had nothing of it
             draft = drafter.draft(self.client.next_draft())
             assert draft is not None
@@ -243,7 +243,7 @@ class Alone:
         try:
             finish_alone(
                 self.client,
-                drafter.alone,
+                drafter.next_token,
                 self.model.eos,
                 max_unverified,
                 check=check,

@@ -18,7 +18,7 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import ProtocolError
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
-from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, EdgeClient
+from collab_llm_nodes.protocols.edge_cloud.client import EdgeClient, EdgeClientConfig
 from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter
 from collab_llm_nodes.protocols.edge_cloud.link import (
     Action,
@@ -33,7 +33,6 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     ClientMessage,
     Draft,
     EarlyExit,
-    Failure,
     Open,
     Opened,
     ServerMessage,
@@ -42,6 +41,7 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
 from collab_llm_nodes.protocols.edge_cloud.planner import Profile
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig, ReadyDrafts
 from collab_llm_nodes.protocols.edge_cloud.target import TargetSession
+from collab_llm_nodes.transport.wire import Failure
 
 LAWS = [GREEDY, SamplingConfig(1.0, seed=5), SamplingConfig(1.0, law="coupled", seed=5)]
 
@@ -104,7 +104,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         opened = replace(OPEN, sampling=self.sampling, max_tokens=self.max_tokens)
-        self.client = EdgeClient(ClientConfig(self.gamma, self.max_tokens))
+        self.client = EdgeClient(EdgeClientConfig(self.gamma, self.max_tokens))
         draft = FakeEngine(1, noise=0.5)
         self.drafter = Drafter(as_engine(draft), encode(PROMPT), self.sampling)
         ahead = AheadConfig(predictions=4, min_probability=0.0, push_window=self.weather.window)

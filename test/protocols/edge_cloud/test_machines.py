@@ -16,7 +16,7 @@ from session_links import DRAFT, GREEDY, OPEN, VERDICT
 from collab_llm_nodes.decoding.sampling import SamplingConfig, of_device, previews_of
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ProtocolError
 from collab_llm_nodes.protocols.edge_cloud.ahead import MAX_AHEAD
-from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, EdgeClient, Source
+from collab_llm_nodes.protocols.edge_cloud.client import EdgeClient, EdgeClientConfig, Source
 from collab_llm_nodes.protocols.edge_cloud.link import LinkConfig
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Verdict
 from collab_llm_nodes.protocols.edge_cloud.predraft import OutcomeQueue, PreDraftConfig, ReadyDrafts
@@ -187,7 +187,7 @@ def test_the_verifier_sends_distinct_outcomes_in_order_of_confidence(
 
 
 def test_the_edge_client_takes_one_draft_per_round_and_one_verdict() -> None:
-    client = EdgeClient(ClientConfig(gamma=4, max_tokens=8))
+    client = EdgeClient(EdgeClientConfig(gamma=4, max_tokens=8))
     assert client.on_sent(DRAFT)
     assert not client.on_sent(DRAFT)
     assert client.on_verdict(VERDICT) == (5, 6, 9)
@@ -203,7 +203,7 @@ def test_the_edge_client_takes_one_draft_per_round_and_one_verdict() -> None:
 
 
 def test_the_edge_client_pushes_drafts_and_knows_which_one_is_due() -> None:
-    client = EdgeClient(ClientConfig(gamma=4, max_tokens=24))
+    client = EdgeClient(EdgeClientConfig(gamma=4, max_tokens=24))
     client.on_sent(DRAFT)
     hit, miss = client.predraft((5, 6, 9)), client.predraft((5, 1))
     assert hit is not None
@@ -225,7 +225,7 @@ def test_the_edge_client_pushes_drafts_and_knows_which_one_is_due() -> None:
 
 
 def test_without_drafts_the_edge_client_lets_the_verifier_stream() -> None:
-    client = EdgeClient(ClientConfig(gamma=0, max_tokens=3))
+    client = EdgeClient(EdgeClientConfig(gamma=0, max_tokens=3))
     job = client.next_draft()
     assert (job.gamma, job.autoregressive_rounds) == (0, 2)
     client.on_sent(Draft(0, 0, (), autoregressive_rounds=2))
@@ -237,7 +237,7 @@ def test_without_drafts_the_edge_client_lets_the_verifier_stream() -> None:
 
 
 def test_the_edge_client_never_drafts_past_the_limit() -> None:
-    client = EdgeClient(ClientConfig(gamma=4, max_tokens=5))
+    client = EdgeClient(EdgeClientConfig(gamma=4, max_tokens=5))
     client.on_sent(DRAFT)
     job = client.predraft((5, 6, 9))
     assert job is not None
@@ -247,7 +247,7 @@ def test_the_edge_client_never_drafts_past_the_limit() -> None:
 
 
 def test_beyond_the_draft_models_room_the_verifier_decodes_alone() -> None:
-    client = EdgeClient(ClientConfig(gamma=4, max_tokens=12), draft_room=5)
+    client = EdgeClient(EdgeClientConfig(gamma=4, max_tokens=12), draft_room=5)
     assert client.next_draft().gamma == 4
     client.on_sent(DRAFT)
     (near, far) = client.predraft((5, 6, 9)), client.predraft((5, 6, 7, 8, 9))
@@ -262,7 +262,7 @@ def test_beyond_the_draft_models_room_the_verifier_decodes_alone() -> None:
     [Verdict(0, (1,) * 6, 5, False), Verdict(0, (1,) * 4, 2, False), Verdict(0, (1,), 2, False)],
 )
 def test_the_edge_client_refuses_a_verdict_that_does_not_fit_its_draft(verdict: Verdict) -> None:
-    client = EdgeClient(ClientConfig())
+    client = EdgeClient(EdgeClientConfig())
     client.on_sent(DRAFT)
     with pytest.raises(ProtocolError, match="accepted"):
         client.on_verdict(verdict)
@@ -364,7 +364,7 @@ def test_drafts_ahead_are_bounded() -> None:
         (Draft(0, 0, (), autoregressive_rounds=25), "tokens"),
     ],
 )
-def test_drafts_ahead_and_solo_rounds_are_checked(draft: Draft, field_name: str) -> None:
+def test_drafts_ahead_and_autoregressive_rounds_are_checked(draft: Draft, field_name: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         verifier().offer(draft)
     assert caught.value.field == field_name
@@ -382,8 +382,8 @@ def test_the_verifier_refuses_a_replay_that_cannot_be() -> None:
     [
         lambda: LinkConfig(verdict_deadline_s=0),
         lambda: LinkConfig(backoff_initial_s=2, backoff_max_s=1),
-        lambda: ClientConfig(gamma=65),
-        lambda: ClientConfig(max_tokens=0),
+        lambda: EdgeClientConfig(gamma=65),
+        lambda: EdgeClientConfig(max_tokens=0),
         lambda: PreDraftConfig(queue="lifo"),
         lambda: ExitConfig(confidence="mean"),
     ],

@@ -22,7 +22,7 @@ from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.models.prompt import encode as encode_for_model
 from collab_llm_nodes.protocols.edge_cloud.ahead import MAX_AHEAD_ENTRIES, AheadConfig
-from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig, DraftJob, EdgeClient
+from collab_llm_nodes.protocols.edge_cloud.client import DraftJob, EdgeClient, EdgeClientConfig
 from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter
 from collab_llm_nodes.protocols.edge_cloud.lookahead import Lookahead
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Verdict
@@ -135,7 +135,7 @@ def test_a_draft_model_that_is_too_sure_is_believed_less() -> None:
     (row,) = rows_of(np.array([[0.9, 0.1]]))
     beliefs = []
     for _ in range(2000):
-        (belief,) = predict([row, row], (0,), GREEDY, 0, NO_END, 1, p.temperature).accepted
+        (belief,) = predict([row, row], (0,), GREEDY, 0, NO_END, 1, p.temperature).beliefs
         p.on_belief(belief, bool(rng.random() < 0.7))
         beliefs.append(belief)
     assert 1.5 < p.temperature <= 4.0
@@ -148,7 +148,7 @@ class Bench:
     def __init__(self, **ahead: int) -> None:
         self.sent: list[Draft] = []
         self.engine = FakeEngine(1, noise=0.5)
-        self.client = EdgeClient(ClientConfig(4, 40))
+        self.client = EdgeClient(EdgeClientConfig(4, 40))
         self.drafter = Drafter(as_engine(self.engine), encode(PROMPT), GREEDY)
         self.ready = ReadyDrafts()
         config = AheadConfig(min_probability=0.0, **ahead)
@@ -223,7 +223,7 @@ def test_a_draft_model_out_of_room_for_guesses_still_drafts() -> None:
 
 
 def test_pushes_stay_within_what_the_verifier_keeps() -> None:
-    client = EdgeClient(ClientConfig(8, 200))
+    client = EdgeClient(EdgeClientConfig(8, 200))
     client.on_sent(Draft(0, 0, (1,)))
     wide = to_wire(Distribution.from_dense(np.full(5000, 1 / 5000)), 4096)
     pushed = 0

@@ -32,12 +32,13 @@ from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.processes import free_port
 from collab_llm_nodes.protocols.edge_cloud import codec
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
-from collab_llm_nodes.protocols.edge_cloud.messages import Failure, Open, Opened, ServerMessage
+from collab_llm_nodes.protocols.edge_cloud.messages import Open, Opened, ServerMessage
 from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.protocols.edge_cloud.service import start_server
 from collab_llm_nodes.protocols.edge_cloud.settings import VerifierConfig
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
 from collab_llm_nodes.transport.admission import Shares
+from collab_llm_nodes.transport.wire import Failure
 
 HAPROXY = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
 pytestmark = pytest.mark.skipif(

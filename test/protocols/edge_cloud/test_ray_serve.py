@@ -43,14 +43,15 @@ from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.processes import free_port
 from collab_llm_nodes.protocols.edge_cloud import ray_serve
-from collab_llm_nodes.protocols.edge_cloud.conversation import Verifier
-from collab_llm_nodes.protocols.edge_cloud.messages import Failure, Open, Opened, ServerMessage
+from collab_llm_nodes.protocols.edge_cloud.messages import Open, Opened, ServerMessage
 from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.protocols.edge_cloud.runner import Generation
 from collab_llm_nodes.protocols.edge_cloud.service import load_config, start_server
 from collab_llm_nodes.protocols.edge_cloud.settings import VerifierConfig
+from collab_llm_nodes.protocols.edge_cloud.verifier import Verifier
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
 from collab_llm_nodes.transport import ray_serve as transport_ray
+from collab_llm_nodes.transport.wire import Failure
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None,

@@ -31,7 +31,7 @@ from collab_llm_nodes.protocols.base import (
     Turn,
 )
 from collab_llm_nodes.protocols.edge_cloud.carrier import VerifierCarrier
-from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig
+from collab_llm_nodes.protocols.edge_cloud.client import EdgeClientConfig
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.link_loss import LinkLossConfig
 from collab_llm_nodes.protocols.edge_cloud.planner import PlannerConfig
@@ -44,7 +44,7 @@ ARCHITECTURE = "qwen2_vl"
 MAX_TOKENS = 12
 CONFIG = EdgeCloudConfig(
     model=ModelConfig(path=str(tiny_folder(ARCHITECTURE, 0))),
-    client=ClientConfig(gamma=3, max_tokens=MAX_TOKENS),
+    client=EdgeClientConfig(gamma=3, max_tokens=MAX_TOKENS),
 )
 PROMPT = "go to the red ball"
 
@@ -98,7 +98,7 @@ def test_the_answer_is_the_targets_and_is_told_as_it_grows(
 
 def test_an_option_changes_the_drafts_and_not_the_answer(running: Running) -> None:
     plain = running.run(request(), lambda told: None, in_time())
-    longer = replace(CONFIG, client=ClientConfig(gamma=6, max_tokens=MAX_TOKENS))
+    longer = replace(CONFIG, client=EdgeClientConfig(gamma=6, max_tokens=MAX_TOKENS))
     asked = request(config=longer, options=frozenset({"client.gamma"}))
     answer = running.run(asked, lambda told: None, in_time())
     assert answer.tokens == plain.tokens
@@ -111,7 +111,7 @@ def test_the_planner_is_overruled_by_a_length_that_is_given_and_by_no_other(
     running: Running, gamma: int
 ) -> None:
     """3 is what is configured at the start; 6 is set later, and is then the configured one."""
-    client = ClientConfig(gamma=gamma, max_tokens=MAX_TOKENS)
+    client = EdgeClientConfig(gamma=gamma, max_tokens=MAX_TOKENS)
     planned = replace(CONFIG, client=client, planner=PlannerConfig(enabled=True))
     running.run(request(config=planned), lambda told: None, in_time())
     assert running.health()["mode"] == "ar", "the planner measures the cloud alone first"
@@ -121,7 +121,7 @@ def test_the_planner_is_overruled_by_a_length_that_is_given_and_by_no_other(
 
 
 def test_a_length_that_is_set_later_counts(running: Running) -> None:
-    later = replace(CONFIG, client=ClientConfig(gamma=5, max_tokens=MAX_TOKENS))
+    later = replace(CONFIG, client=EdgeClientConfig(gamma=5, max_tokens=MAX_TOKENS))
     running.run(request(config=later), lambda told: None, in_time())
     assert running.health()["mode"] == "push_ahead(5)"
 
@@ -152,7 +152,7 @@ def own_engines() -> tuple[Engine, Engine]:
 
 
 def decode(draft: Engine, target: Engine, gamma: int, text: str = PROMPT) -> Answer:
-    config = replace(CONFIG, client=ClientConfig(gamma, MAX_TOKENS))
+    config = replace(CONFIG, client=EdgeClientConfig(gamma, MAX_TOKENS))
     with start_server(VerifierConfig(address="127.0.0.1:0"), target) as server:
         client = VerifierClient(ClientLinkConfig(address=f"127.0.0.1:{server.port}"))
         edge = EdgeCloud(draft, config, Resources(VerifierCarrier(client)))

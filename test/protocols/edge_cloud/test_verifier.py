@@ -48,7 +48,6 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     Close,
     Draft,
     EarlyExit,
-    Failure,
     Opened,
     ServerMessage,
     Verdict,
@@ -56,6 +55,7 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
 from collab_llm_nodes.serving.scheduler import BatchConfig
 from collab_llm_nodes.transport import streams
 from collab_llm_nodes.transport.background import background_loop, within
+from collab_llm_nodes.transport.wire import Failure
 
 serve, connect, raw = verifier_bed.serve, verifier_bed.connect, verifier_bed.raw  # fixtures
 
@@ -247,13 +247,13 @@ def test_the_last_word_reaches_a_client_that_writes(
     async def talk() -> tuple[list[ServerMessage], grpc.StatusCode]:
         async with grpc.aio.insecure_channel(f"localhost:{server.port}") as channel:
             call = channel.stream_stream(codec.SESSION)(timeout=WAIT_S)
-            await call.write(codec.encode(OPEN))
+            await call.write(codec.encode_client(OPEN))
             await call.read()  # Opened: there is a session
-            await call.write(codec.encode(draft))
+            await call.write(codec.encode_client(draft))
             while server.sessions:
                 await asyncio.sleep(0.001)
             for round_ in range(1, 50):  # pushed ahead before the last word was known
-                await call.write(codec.encode(Draft(round_, round_, (5,), after=(5,))))
+                await call.write(codec.encode_client(Draft(round_, round_, (5,), after=(5,))))
             await call.done_writing()
             replies = []
             while (data := await call.read()) is not grpc.aio.EOF:
@@ -279,7 +279,7 @@ def test_a_client_that_is_told_to_try_again_ends_its_stream_before(
     connect(server.port, link=once).open(OPEN, Inbox().put)
     verifier = server._server.service
     failures, code = "collab_llm_verifier_failures_total", {"code": Unavailable.code}
-    wait_for(lambda: verifier.telemetry.registry.get_sample_value(failures, code) == 1)
+    wait_for(lambda: verifier.metrics.registry.get_sample_value(failures, code) == 1)
     wait_for(lambda: len(verifier._clients) == 1)
 
 

@@ -38,13 +38,11 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
 from collab_llm_nodes.processes import free_port
-from collab_llm_nodes.protocols.edge_cloud.messages import (
-    Failure,
-)
 from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import (
     LinkStatus,
 )
+from collab_llm_nodes.transport.wire import Failure
 
 serve, connect = verifier_bed.serve, verifier_bed.connect  # fixtures
 

@@ -127,6 +127,17 @@ def test_tls(
     assert "it may ask for TLS" in in_clear.message
 
 
+def test_a_certificate_for_another_host_needs_its_name(
+    serve: Serve, connect: Connect, certificates: tuple[Certificates, Certificates]
+) -> None:
+    ours, _ = certificates
+    cert, key = ours.issue("verifier", "DNS:verifier.example")
+    port = serve(FakeEngine(1), tls_cert=cert, tls_key=key).port
+    known = {"tls": True, "tls_ca": ours.ca}
+    assert refusal(connect(port, verdict_deadline_s=0.5, **known), OPEN).code == "UNAVAILABLE"
+    opened_session(connect(port, **known, tls_server_name="verifier.example"))
+
+
 def test_mutual_tls(
     serve: Serve, connect: Connect, certificates: tuple[Certificates, Certificates]
 ) -> None:
@@ -269,11 +280,11 @@ def test_signals_while_it_drains_are_ignored() -> None:
 
 
 SIGNALLED_TWICE = """
-import asyncio, os, signal
+import asyncio, os, signal, types
 from collab_llm_nodes.transport.server import run_until_signal
 
 class Server:
-    port, sessions, failed = 1, 1, asyncio.Event()
+    port, service = 1, types.SimpleNamespace(sessions=1, failed=asyncio.Event())
 
     async def start(self):
         pass

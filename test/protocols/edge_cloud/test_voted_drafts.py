@@ -172,8 +172,8 @@ def test_a_prediction_of_a_voted_draft_orders_guesses() -> None:
     draft = drafter.draft(job)
     assert draft is not None
     found = drafter.predict(job, draft, 5)
-    assert len(found.accepted) == len(draft.tokens)
-    assert all(0 <= belief <= 1 for belief in found.accepted)
+    assert len(found.beliefs) == len(draft.tokens)
+    assert all(0 <= belief <= 1 for belief in found.beliefs)
     probabilities = [probability for _, probability in found.outcomes]
     assert probabilities == sorted(probabilities, reverse=True)
 

@@ -27,7 +27,6 @@ from collab_llm_nodes.protocols.jupiter.generation import answer
 from collab_llm_nodes.protocols.jupiter.lane import DecodeConfig
 from collab_llm_nodes.protocols.jupiter.messages import (
     Connect,
-    Failure,
     Link,
     Load,
     Loaded,
@@ -44,6 +43,7 @@ from collab_llm_nodes.protocols.jupiter.states import pack
 from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerLimits
 from collab_llm_nodes.transport.admission import Shares
 from collab_llm_nodes.transport.background import background_loop
+from collab_llm_nodes.transport.wire import Failure
 
 TOKEN = "only-workers-with-this"
 OPENLY = replace(PATIENT, token=TOKEN)
@@ -51,7 +51,7 @@ OPENLY = replace(PATIENT, token=TOKEN)
 
 def say(address: str, messages: Iterable[Order | bytes], token: str = TOKEN) -> Iterator[Report]:
     """Open a stream, send ``messages``, and yield what comes until the worker ends it."""
-    sent = (m if isinstance(m, bytes) else codec.encode(m) for m in messages)
+    sent = (m if isinstance(m, bytes) else codec.encode_order(m) for m in messages)
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
     with grpc.insecure_channel(address) as channel:
         call = channel.stream_stream(codec.WORK)
@@ -173,7 +173,7 @@ def test_a_flood_of_streams_and_of_damaged_messages_changes_no_answer() -> None:
     with guarded(2, shares=Shares(sessions_per_s=1e4)) as (addresses, made):
         good = load_of(made)
         step = Step(0, 0, (1, 2), want=Want.VERDICT, rows=1)
-        honest = [codec.encode(m) for m in (good, Link("x" * 32), Pass(0, (step,)), Ping())]
+        honest = [codec.encode_order(m) for m in (good, Link("x" * 32), Pass(0, (step,)), Ping())]
         ended = threading.Event()
         tried, untyped = [0], []
 
@@ -313,12 +313,12 @@ class _Deaf:
     """A coordinator that asks for signs of life and reads none of them."""
 
     def __init__(self, load: Load) -> None:
-        self._next = codec.encode(load)
+        self._next = codec.encode_order(load)
         self.asked = 0
 
     async def read(self) -> bytes | None:
         await asyncio.sleep(0)
-        data, self._next = self._next, codec.encode(Ping())
+        data, self._next = self._next, codec.encode_order(Ping())
         self.asked += 1
         if self.asked > 5000:  # as if it were silent at last
             await asyncio.Event().wait()
@@ -333,7 +333,7 @@ def test_reports_do_not_pile_up_for_a_coordinator_that_does_not_read() -> None:
         service = handles[0].service
         info = service.info
         deaf = _Deaf(Load("me", "f", info.version, info.weights, 0, 4, 1))
-        talk = asyncio.run_coroutine_threadsafe(service.converse(deaf), background_loop())
+        talk = asyncio.run_coroutine_threadsafe(service.accept(deaf), background_loop())
         with suppress(CancelledError):  # as streams end whose clients neither read nor speak
             talk.result(WAIT_S)
         assert deaf.asked < 1000

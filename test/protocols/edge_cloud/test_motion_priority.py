@@ -16,48 +16,48 @@ from collab_llm_nodes.errors import DeadlineExceeded
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.protocols.base import Control, Progress, Request, Resources, Turn
 from collab_llm_nodes.protocols.edge_cloud.carrier import VerifierCarrier
-from collab_llm_nodes.protocols.edge_cloud.client import ClientConfig
-from collab_llm_nodes.protocols.edge_cloud.right_of_way import SHARE, RightOfWay
+from collab_llm_nodes.protocols.edge_cloud.client import EdgeClientConfig
+from collab_llm_nodes.protocols.edge_cloud.motion_priority import SHARE, MotionPriority
 from collab_llm_nodes.protocols.edge_cloud.running import EdgeCloud, EdgeCloudConfig
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
 
 ARCHITECTURE = "qwen2_vl"
 CONFIG = EdgeCloudConfig(
-    model=ModelConfig(path=str(tiny_folder(ARCHITECTURE, 0))), client=ClientConfig(gamma=3)
+    model=ModelConfig(path=str(tiny_folder(ARCHITECTURE, 0))), client=EdgeClientConfig(gamma=3)
 )
 
 
 def test_others_rest_while_motion_is_under_way_and_have_their_share_afterwards() -> None:
     now = [0.0]
-    way = RightOfWay(clock=lambda: now[0])
+    way = MotionPriority(clock=lambda: now[0])
     woken: list[float] = []
-    forget = way.on_free(lambda: woken.append(now[0]))
-    assert way.may_pass()
-    with way.taken():
-        assert not way.may_pass()
-        with way.taken():
+    forget = way.on_release(lambda: woken.append(now[0]))
+    assert way.may_run()
+    with way.held():
+        assert not way.may_run()
+        with way.held():
             now[0] = 4.0
-        assert way.may_pass(), "one has ended: others have their share of its time"
+        assert way.may_run(), "one has ended: others have their share of its time"
         now[0] = 5.0
-        assert not way.may_pass(), "the share is used up, and another is under way"
+        assert not way.may_run(), "the share is used up, and another is under way"
         assert not way.wait(0.0)
     assert way.wait(0.0)
     assert woken == [4.0, 5.0]
     forget()
-    with way.taken():
+    with way.held():
         pass
     assert len(woken) == 2
 
 
 def test_motion_that_asks_again_at_once_leaves_others_a_fifth_of_the_time() -> None:
     now, share = [0.0], 0.0
-    way = RightOfWay(clock=lambda: now[0])
+    way = MotionPriority(clock=lambda: now[0])
     for _ in range(10):
-        with way.taken():
+        with way.held():
             for _ in range(100):
                 now[0] += 0.01
-                share += 0.01 * way.may_pass()
+                share += 0.01 * way.may_run()
     assert share == pytest.approx(9 * SHARE, abs=0.2), "the first time nobody has earned any"
 
 
@@ -114,5 +114,5 @@ def test_a_question_rests_between_two_passes_and_goes_on_from_where_it_was() -> 
 def test_a_question_that_finds_motion_under_way_waits_for_no_longer_than_its_deadline() -> None:
     draft = Engine(tiny_model(ARCHITECTURE, seed=0))
     edge = EdgeCloud(draft, CONFIG, Resources())
-    with edge.right_of_way.taken(), pytest.raises(DeadlineExceeded):
+    with edge.motion_priority.held(), pytest.raises(DeadlineExceeded):
         edge.run(request("ball", 4), lambda told: None, Control(time.monotonic() + 0.05))

@@ -1,8 +1,8 @@
-"""The verifier's side of the conversation with each robot, whatever carries the bytes.
+"""The verifier as a service: the messages of each session's stream.
 
-``transport/streams.py`` admits, times and ends streams; here is what is said on them. Reading goes
-on while a draft is verified, since more may be pushed ahead; early exits leave while the forward
-pass goes on. The model and the sessions belong to the compute thread.
+``transport/streams.py`` admits, times and ends streams. Reading continues while a draft is
+verified, since more may be pushed ahead; early exits are sent during the forward pass. The model
+and the sessions belong to the compute thread.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from prometheus_client import Counter as PrometheusCounter
+
 from collab_llm_nodes.assets import version
 from collab_llm_nodes.config import check_max_tokens
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.errors import CollabError, InvalidInput, ProtocolError, Unavailable
+from collab_llm_nodes.errors import CollabError, ProtocolError, Unavailable
 from collab_llm_nodes.models.pictures import Picture
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, pixel_limit
 from collab_llm_nodes.models.turns import check_texts
@@ -32,20 +34,21 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     Open,
     Opened,
     Verdict,
-    failure_of,
 )
 from collab_llm_nodes.protocols.edge_cloud.server import EarlyExitQueue, ExitConfig
 from collab_llm_nodes.protocols.edge_cloud.settings import VerifierConfig
 from collab_llm_nodes.protocols.edge_cloud.target import TargetJudge, TargetSession
-from collab_llm_nodes.protocols.edge_cloud.telemetry import Telemetry
 from collab_llm_nodes.serving.compute import Compute
+from collab_llm_nodes.serving.metrics import ComputeMetrics
 from collab_llm_nodes.serving.pictures import PictureLimits, PictureReader
 from collab_llm_nodes.serving.turns import Turns
+from collab_llm_nodes.transport.metrics import ServerMetrics
 from collab_llm_nodes.transport.streams import ClientSession, Outbox, StreamService, Unary
+from collab_llm_nodes.transport.wire import at_most
 
 log = logging.getLogger(__name__)
 
-_FREE_S = 0.5  # at the end, for the compute thread to free what is left
+_FREE_S = 0.5  # on shutdown, for the compute thread to free its memory
 
 Encode = Callable[[Prompt], EncodedPrompt]
 Reply = Opened | EarlyExit | Verdict
@@ -57,15 +60,15 @@ class Verifier(StreamService[Reply]):
 
     Args:
         engine: the target model.
-        encode: prompts to token ids.
+        encode: turns prompts into token ids.
     """
 
     name = "verifier"
     full_name = codec.SERVICE
+    metrics: VerifierMetrics
 
     def __init__(self, config: VerifierConfig, engine: Engine, encode: Encode) -> None:
-        self.telemetry = Telemetry(self.name)
-        super().__init__(config, self.telemetry)
+        super().__init__(config, VerifierMetrics(self.name))
         self.config = config
         self.model = Path(engine.loaded.config.path).name
         self.title = f"verifier for {self.model}"
@@ -88,10 +91,11 @@ class Verifier(StreamService[Reply]):
         loop = asyncio.get_running_loop()
 
         def fail() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and all clients with it
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and so have all clients
                 loop.call_soon_threadsafe(self.failed.set)
 
-        # Reading a prompt takes as long as some passes: not in the compute thread, not in the loop.
+        # Encoding a prompt takes as long as some passes: keep it out of the compute thread and
+        # loop.
         self._reader = ThreadPoolExecutor(1, "verifier-reader")
         self._reading = Turns(1)
         if self._pictures is not None:
@@ -101,10 +105,10 @@ class Verifier(StreamService[Reply]):
             batch=c.batch,
             max_sessions=c.limits.max_sessions,
             pixels=self._limits.max_image_pixels if self._pictures is not None else 0,
-            judge=TargetJudge(c.exits, self.telemetry.count_verdicts),
+            judge=TargetJudge(c.exits, self.metrics.count_verdicts),
             name=self.name,
             emulated_compute_s=c.emulated_compute_s,
-            figures=self.telemetry.compute,
+            metrics=self.metrics.compute,
             on_failure=fail,
         )
         if c.emulated_compute_s:
@@ -140,8 +144,7 @@ class Verifier(StreamService[Reply]):
         )
 
     def encode(self, message: Reply | CollabError) -> bytes:
-        said = failure_of(message) if isinstance(message, CollabError) else message
-        return codec.encode(said)
+        return codec.encode_server(message)
 
     def make_outbox(self) -> Outbox[Reply]:
         return _ExitsLast(self.config.exits)
@@ -153,26 +156,25 @@ class Verifier(StreamService[Reply]):
         return isinstance(message, Verdict)
 
     def on_silence(self, client: Client, error: Unavailable) -> None:
-        self._compute.end_if_idle(client, error)  # which knows who is late
+        self._compute.end_if_idle(client, error)  # the compute thread may be the late side
 
-    def on_left(self, client: Client) -> None:
+    def on_disconnected(self, client: Client) -> None:
         self._compute.leave(client)
 
     def summary(self, sent: Counter[str]) -> dict[str, int]:
         return {"verdicts": sent["Verdict"], "early_exits": sent["EarlyExit"]}
 
-    async def hold(self, client: Client) -> None:
-        """Hear Open, then drafts."""
-        asked = await self._hear_open(client)
+    async def serve_stream(self, client: Client) -> None:
+        """Receive Open, then drafts."""
+        asked = await self._receive_open(client)
         if asked is not None:
             await self._open(client, *asked)
             del asked
             await self._take_drafts(client)
 
-    async def _hear_open(self, client: Client) -> tuple[Open, Prompt] | None:
-        """Read Open and decode its pictures; their files are not kept, and may be large."""
-        async with self.turn(client):
-            data = await self.read(client)
+    async def _receive_open(self, client: Client) -> tuple[Open, Prompt] | None:
+        """Return Open and its prompt with decoded pictures; the encoded ones are dropped."""
+        data = await self.read_first(client)
         opened = None if data is None else codec.decode_client(data)
         if isinstance(opened, Draft):
             raise ProtocolError(
@@ -203,7 +205,7 @@ class Verifier(StreamService[Reply]):
         self._compute.open(client, target)
 
     def _read_prompt(self, client: Client, asked: Prompt, opened: Open) -> TargetSession:
-        """Turn the prompt into ids and the pictures into features, in the reader's thread."""
+        """Encode the prompt and its pictures, in the reader thread."""
         prompt = self._encode_prompt(asked)
         target = TargetSession(self._engine, prompt, opened, self.config.exits)
         if not client.gone.is_set():
@@ -222,7 +224,7 @@ class Verifier(StreamService[Reply]):
             self._compute.submit(client, message)
 
     def _check_open(self, opened: Open) -> None:
-        """Check all that can be checked without the model."""
+        """Check everything that needs no model."""
         limits = self.config.limits
         check_same(opened.vocabulary, self._engine.vocabulary, draft="model", target=self.model)
         check_texts(
@@ -232,14 +234,32 @@ class Verifier(StreamService[Reply]):
             max_characters=limits.max_prompt_chars,
             max_turns=limits.max_turns,
         )
-        _at_most(len(opened.images), limits.max_images, "images", "images")
+        at_most(len(opened.images), limits.max_images, "images")
         for i, image in enumerate(opened.images):
-            _at_most(len(image), limits.max_image_bytes, f"images[{i}]", "bytes")
+            at_most(len(image), limits.max_image_bytes, f"images[{i}]", "bytes")
         check_max_tokens(opened.max_tokens, limits.max_tokens)
 
 
+class VerifierMetrics(ServerMetrics):
+    """Prometheus metrics of one verifier; the counters are safe in all threads."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        r, prefix = self.registry, f"collab_llm_{name}"
+        self.compute = ComputeMetrics(name, "draft", r)
+        self.tokens = PrometheusCounter(f"{prefix}_tokens", "Tokens in verdicts.", registry=r)
+        self.accepted = PrometheusCounter(
+            f"{prefix}_accepted", "Draft tokens accepted.", registry=r
+        )
+
+    def count_verdicts(self, verdicts: Sequence[Verdict]) -> None:
+        """Count the verdicts of one pass."""
+        self.tokens.inc(sum(len(verdict.tokens) for verdict in verdicts))
+        self.accepted.inc(sum(verdict.accepted for verdict in verdicts))
+
+
 class _ExitsLast(Outbox[Reply]):
-    """Early exits wait for all else, the best first, and are dropped when their verdict is out."""
+    """Sends early exits after all else, the best first, and drops them once the verdict is out."""
 
     def __init__(self, config: ExitConfig) -> None:
         super().__init__()
@@ -255,8 +275,3 @@ class _ExitsLast(Outbox[Reply]):
 
     def pop_optional(self) -> EarlyExit | None:
         return self._exits.pop()
-
-
-def _at_most(value: int, limit: int, field_name: str, unit: str) -> None:
-    if value > limit:
-        raise InvalidInput(f"{value} {unit}, {limit} at most", field=field_name, remedy="send less")

@@ -1,8 +1,9 @@
-"""Answers for motion go first at the draft model, which answers share.
+"""Priority of answers for motion at the draft model, which answers share.
 
-While one of them is under way, all others rest between two passes. When it ends, the others may go
-on for a share of the time that it took, even if motion asks again at once: they take up to a fifth
-of the model's time, and none of them starves.
+While such an answer is made, all others pause between two passes. When it ends, the others may
+continue for a share of its duration, even if the next one for motion starts at once: they get up to
+    a
+fifth of the model's time, and none of them starves.
 """
 
 from __future__ import annotations
@@ -13,15 +14,11 @@ from collections.abc import Callable, Iterator
 from threading import Condition
 
 SHARE = 0.25
-"""Time that others may use after an answer for motion, as a part of what it took."""
+"""Time for other answers after one for motion, as a share of its duration."""
 
 
-class RightOfWay:
-    """See the module docstring. All methods are thread-safe.
-
-    Args:
-        clock: in seconds.
-    """
+class MotionPriority:
+    """Decides which answers may use the draft model. All methods are thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -31,8 +28,8 @@ class RightOfWay:
         self._wakes: list[Callable[[], None]] = []
 
     @contextlib.contextmanager
-    def taken(self) -> Iterator[None]:
-        """Hold the right of way while an answer for motion is made."""
+    def held(self) -> Iterator[None]:
+        """Hold the priority while an answer for motion is made."""
         begun = self._clock()
         with self._changed:
             self._under_way += 1
@@ -48,25 +45,25 @@ class RightOfWay:
             for wake in wakes:
                 wake()
 
-    def may_pass(self) -> bool:
+    def may_run(self) -> bool:
         """Return True if another answer may make a pass now."""
         return not self._under_way or self._clock() < self._free_until
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until :meth:`may_pass`; False if that takes longer than ``timeout_s``."""
+        """Block until :meth:`may_run`; return False if that takes longer than ``timeout_s``."""
         with self._changed:
-            return self._changed.wait_for(self.may_pass, timeout_s)
+            return self._changed.wait_for(self.may_run, timeout_s)
 
-    def on_free(self, wake: Callable[[], None]) -> Callable[[], None]:
-        """Have ``wake`` called, from any thread, whenever an answer for motion ends.
+    def on_release(self, wake: Callable[[], None]) -> Callable[[], None]:
+        """Register ``wake`` to be called, from any thread, whenever an answer for motion ends.
 
-        Returns a function that takes this back.
+        Returns a function that unregisters it.
         """
         with self._changed:
             self._wakes.append(wake)
 
-        def forget() -> None:
+        def unregister() -> None:
             with self._changed:
                 self._wakes.remove(wake)
 
-        return forget
+        return unregister

@@ -1,8 +1,8 @@
-"""The port at which Prometheus asks for a server's metrics: small and hard to hold up.
+"""Metrics of a running server, and the port at which Prometheus reads them.
 
-One thread serves all who ask. prometheus_client's own server gives each connection a thread, for as
-long as its request takes to arrive. Here a connection has no task or stream of its own: who opens
-hundreds a second takes little of the interpreter from the server's work.
+prometheus_client's own server gives each connection a thread for as long as its request takes to
+arrive. Here one thread serves all connections, and a connection has no task or stream of its own:
+a client that opens hundreds a second takes little of the interpreter from the server's work.
 """
 
 from __future__ import annotations
@@ -12,16 +12,62 @@ import socket
 import threading
 from typing import cast
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    generate_latest,
+)
 
-_REQUEST_S = 2.0  # from a connection to its whole request, and for the answer to be taken
+from collab_llm_nodes.errors import ConfigError
+
+_REQUEST_S = 2.0  # from a connection to its whole request, and for sending the answer
 _REQUEST_BYTES = 8192
-_CONNECTIONS = 64  # at a time; one more ends the oldest, so that there is always one for Prometheus
+_CONNECTIONS = 64  # at a time; a new one ends the oldest, so that Prometheus always gets one
 _END_S = 5.0
 
 
-class Exposition:
-    """Answers ``GET /metrics`` at ``host`` and ``port``, in a thread of its own, until ``stop``.
+class ServerMetrics:
+    """Metrics of every server; the counters are thread-safe.
+
+    Args:
+        name: of the service; the names of its metrics begin with ``collab_llm_NAME_``.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.registry = r = CollectorRegistry()
+        prefix = f"collab_llm_{name}"
+        self.streams = Gauge(f"{prefix}_streams", "Session streams open.", registry=r)
+        self.failures = Counter(f"{prefix}_failures", "Streams refused.", ["code"], registry=r)
+        self._endpoint: MetricsEndpoint | None = None
+
+    def serve(self, address: str) -> int:
+        """Serve the metrics at ``address`` (host:port); return the port.
+
+        Raises:
+            ConfigError: cannot listen there.
+        """
+        host, _, port = address.rpartition(":")
+        try:
+            self._endpoint = MetricsEndpoint(host.strip("[]"), int(port), self.registry)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"cannot listen on {address}: {error}",
+                field="metrics_address",
+                remedy="give host:port of a free port",
+            ) from error
+        return self._endpoint.port
+
+    def stop(self) -> None:
+        """Stop serving."""
+        if self._endpoint is not None:
+            self._endpoint.stop()
+            self._endpoint = None
+
+
+class MetricsEndpoint:
+    """Serves ``GET /metrics`` in a thread of its own until ``stop``.
 
     Raises:
         OSError: cannot listen there.
@@ -42,7 +88,7 @@ class Exposition:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop answering."""
+        """Stop serving."""
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join(_END_S)
 
@@ -75,7 +121,7 @@ class _Connection(asyncio.Protocol):
         self._head = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not checked: uvloop's transports, which Ray uses, are no subclass of asyncio's.
+        # A cast, because uvloop's transports, which Ray uses, are no subclass of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         if len(self._asking) >= _CONNECTIONS:
             next(iter(self._asking)).end()
@@ -83,7 +129,7 @@ class _Connection(asyncio.Protocol):
         self._due = asyncio.get_running_loop().call_later(_REQUEST_S, self.end)
 
     def end(self) -> None:
-        """Break the connection off."""
+        """Close the connection at once."""
         self._due.cancel()
         self._asking.pop(self, None)
         self._transport.abort()
@@ -99,7 +145,7 @@ class _Connection(asyncio.Protocol):
         self._head += data
         if self._head.find(b"\r\n\r\n", searched) >= 0:
             self._transport.write(self._answer())
-            self._transport.close()  # once the answer is taken
+            self._transport.close()  # after the answer has been sent
         elif len(self._head) > _REQUEST_BYTES:
             self.end()
 

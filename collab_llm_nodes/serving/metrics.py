@@ -1,4 +1,4 @@
-"""Figures about the compute thread, as Prometheus metrics."""
+"""Prometheus metrics of the compute thread."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _SESSIONS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
-class ComputeFigures:
-    """Metrics of ``Compute``; the counters are safe in all threads.
+class ComputeMetrics:
+    """Metrics of ``Compute``; the counters are thread-safe.
 
     Args:
-        name: of the service; the metrics are called ``collab_llm_NAME_...``.
-        work: what clients submit, in the singular.
-        registry: that they belong to.
+        name: of the service; the names of its metrics begin with ``collab_llm_NAME_``.
+        work: name of the unit that clients submit, in the singular.
+        registry: registry of the metrics; a new one by default.
     """
 
     def __init__(
