@@ -186,3 +186,32 @@ BY_CODE: dict[str, type[CollabError]] = {
         Inactive,
     )
 }
+
+
+_LIBRARY_TEXT = 500
+"""Characters of a library's text that an error repeats."""
+
+
+@contextmanager
+def translated(kind: type[CollabError], message: str, *, field: str, remedy: str) -> Iterator[None]:
+    """Turn any error of a library inside into ``kind``; an error of that kind passes as it is.
+
+    For libraries that promise no list of their errors.
+
+    Args:
+        message: names the operation that failed; the library's own text follows.
+    """
+    try:
+        yield
+    except kind:
+        raise
+    except BaseException as error:
+        # A panic of tokenizers' Rust code is no Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        why = error.args[0] if isinstance(error, CollabError) else _described(error)
+        raise kind(f"{message}: {why[:_LIBRARY_TEXT]}", field=field, remedy=remedy) from error
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

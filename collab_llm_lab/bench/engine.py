@@ -449,7 +449,7 @@ def _long(engine: Engine, first: int = 0) -> Session:
 
 
 def _step(engine: Engine, sessions: Sequence[Session]) -> None:
-    """Read one token behind the prompt of each session, in one pass."""
+    """Read one token after the prompt of each session, in one pass."""
     for session in sessions:
         session.length = LANES[1]
     engine.run([Feed(session, [9]) for session in sessions])

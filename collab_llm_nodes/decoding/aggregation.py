@@ -11,8 +11,8 @@ is the mixture eta_d p_d + eta_c p_c (Eq. 4). Two laws draw the target token fro
 Both treat the sides as device and cloud, never as local and remote, and all randomness is keyed by
 position. So the answer does not depend on the side that aggregates.
 
-The weight of a side without a say is zero. The mixture is then the other side's own distribution,
-and the target token that side's draft: no draft of the first is needed.
+A side without a say (log weight -inf) has weight zero. The mixture is then the other side's own
+distribution, and the target token that side's draft: no draft of the first is needed.
 
 The printed rule rejects the draft of side s with eta_s (1 - p_other / p_s). The proof (A.2) needs
 eta_other there, which is what judging against the mixture gives. The printed rule draws from the
@@ -66,7 +66,7 @@ class Party(IntEnum):
 
 @dataclass(frozen=True)
 class AggregationConfig:
-    """The choice of the law, and what of a distribution is kept."""
+    """The law, and the part of a distribution that is kept."""
 
     law: str = setting(
         "shared",
@@ -147,7 +147,7 @@ Drafts = tuple[SideDraft, SideDraft]
 
 @dataclass(frozen=True)
 class Judgement:
-    """The target token, and what became of the two drafts.
+    """The target token, and whether the two drafts were accepted.
 
     Attributes:
         accepted: the draft of device, of cloud, is the target token.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from collab_llm_nodes.engine.upload import Upload
+from collab_llm_nodes.engine.device import Upload
 
 AfterLayer = Callable[[int, Tensor], None]
 """(layers done, hidden states [rows, hidden_size]), valid only during the call."""
@@ -19,7 +19,7 @@ class Output(NamedTuple):
 
     Attributes:
         logits: [keep, vocabulary].
-        states: [keep, width], which the LM head has read: behind the final norm.
+        states: [keep, width], which the LM head has read: after the final norm.
     """
 
     logits: Tensor
@@ -36,9 +36,9 @@ class Chunk:
         new: k >= 1, how many there are.
         positions: of the first token, when the others follow it; or all, [k] or M-RoPE [3, k].
         mask: bool [k, start + k] on the CPU, what each token attends to; None is causal.
-        keep: the last tokens that are wanted behind the last layer: their logits, or, for another
+        keep: the last tokens that are wanted after the last layer: their logits, or, for another
             stage, their states.
-        end: first column behind the chunk.
+        end: first column after the chunk.
         group: key of the chunks that attend together, set by ``Backend.arrange``.
     """
 
@@ -77,7 +77,7 @@ class Backend(Protocol):
         """Run the pass of :meth:`plan` and return what each chunk wants of it.
 
         ``embedded`` [rows, hidden_size] holds the new tokens of all chunks in order.
-        ``after_layer`` is called behind each layer but the last, with the rows of all chunks in
+        ``after_layer`` is called after each layer but the last, with the rows of all chunks in
         order; what it raises ends the pass. The caches then hold what they held before ``start``.
         """
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Output
-from collab_llm_nodes.engine.upload import OnDevice, Upload
+from collab_llm_nodes.engine.device import OnDevice, Upload
 from collab_llm_nodes.models.architectures import cache_argument, decoder_parts
 from collab_llm_nodes.models.loading import LoadedModel
 

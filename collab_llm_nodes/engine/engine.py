@@ -1,4 +1,4 @@
-"""Runs a model for many sessions: feed tokens, read logits, roll back, grow token trees.
+"""A model in this process for many sessions: feed, read logits, roll back, grow token trees.
 
 An :class:`Engine` owns nothing per session and a :class:`Session` shares nothing with another, so
 several threads may each drive their own sessions on one engine.
@@ -20,14 +20,14 @@ from collab_llm_nodes.engine.attention import TOGETHER
 from collab_llm_nodes.engine.backend import Backend, Output
 from collab_llm_nodes.engine.blocks import KEPT_BYTES
 from collab_llm_nodes.engine.cache import BLOCK, rounded_up
+from collab_llm_nodes.engine.device import Upload, stopwatch, synchronize
 from collab_llm_nodes.engine.eager import EagerBackend
 from collab_llm_nodes.engine.exits import ExitScorer, PassExits
+from collab_llm_nodes.engine.interface import AfterExit, Check, Feed, OnExit
 from collab_llm_nodes.engine.kernels import Head
 from collab_llm_nodes.engine.saved import Fit, SavedSession
-from collab_llm_nodes.engine.session import AfterExit, Check, Feed, OnExit, Session, no_memory
+from collab_llm_nodes.engine.session import Session, begun, no_memory
 from collab_llm_nodes.engine.static import StaticBackend
-from collab_llm_nodes.engine.streams import stopwatch, wait_for
-from collab_llm_nodes.engine.upload import Upload
 from collab_llm_nodes.errors import CollabError, ConfigError
 from collab_llm_nodes.models.architectures import (
     attention_windows,
@@ -162,7 +162,7 @@ class Engine:
             sessions[0].grow([0, 0, 0], [last, last, last + 1])
         for session in sessions:
             session.close()
-        wait_for(self.device)
+        synchronize(self.device)
 
     def _sample(self) -> EncodedPrompt:
         """Return a prompt with a camera's picture; an empty one for a model that sees none."""
@@ -206,7 +206,7 @@ class Engine:
 
     def run(
         self,
-        feeds: Sequence[Feed],
+        feeds: Sequence[Feed[Session]],
         *,
         exits_until: float = math.inf,
         after_exit: AfterExit = lambda layer, took: None,
@@ -225,7 +225,7 @@ class Engine:
         Returns:
             For each feed, in order, its logits [last, V], or the exception that ended it: those of
             ``Session.feed`` and ``Session.grow``, or what its ``on_exit`` or ``on_states`` raised.
-            Its session is then as it was (a feed behind the trunk drops all nodes, even so); the
+            Its session is then as it was (a feed after the trunk drops all nodes, even so); the
             other feeds are not disturbed. When none is left, the pass ends early. If the pass is
             ended as a whole, all its sessions are as they were, likewise.
 
@@ -246,13 +246,7 @@ class Engine:
                 running.append(number)
             else:
                 results[number] = torch.empty(0, self.vocab_size, device=self.device)
-        trees = {n: feeds[n].session._tree for n in running}
-        before = {n: (tree.length, tree.columns) for n, tree in trees.items()}
-
-        def undo(numbers: Sequence[int]) -> None:
-            for number in numbers:
-                feeds[number].session._undo(*before[number])
-
+        before = {n: (feeds[n].session.length, feeds[n].session.columns) for n in running}
         waiting = [running] if self._backend.batches else [[number] for number in running]
         try:
             while waiting:
@@ -267,50 +261,52 @@ class Engine:
                     if not lacks_memory(error):
                         raise
                     lack = no_memory(error)
-                # Only now, when nothing refers to the failed pass any more, is its memory free.
-                gc.collect()
-                undo(group)
+                gc.collect()  # only now does nothing refer to the failed pass any more
                 half = len(group) // 2
                 if half:
                     waiting[:0] = [group[:half], group[half:]]
                 else:
                     results[group[0]] = lack
-        except BaseException:  # whatever ends the pass, the sessions are as before it
-            undo(running)
+        except BaseException:  # whatever ends one pass undoes those before it, too
+            for number in running:
+                feeds[number].session._undo(*before[number])
             raise
         return [results[number] for number in range(len(feeds))]
 
     @torch.inference_mode()
     def _pass(
-        self, feeds: Sequence[Feed], exits_until: float, after_exit: AfterExit, check: Check | None
+        self,
+        feeds: Sequence[Feed[Session]],
+        exits_until: float,
+        after_exit: AfterExit,
+        check: Check | None,
     ) -> list[Tensor | Exception]:
-        watch: _Watch | None = None
+        with begun(self._backend, feeds) as (order, chunks):
+            feeds = [feeds[i] for i in order]
+            upload = Upload(self.device)
+            ids = upload.add([token for feed in feeds for token in feed.ids])
+            plan = self._backend.plan(chunks, upload)
+            watch: _Watch | None = None
+            if self._exits is not None and any(layer <= exits_until for layer in self.exit_layers):
+                watch = _Watch(feeds, self._exits, exits_until, after_exit, upload)
 
-        def after_layer(layer: int, hidden: Tensor) -> None:
-            if watch is not None and layer in self.exit_layers:
-                watch.after_layer(layer, hidden)
-            if check is not None:
-                check()
+            def after_layer(layer: int, hidden: Tensor) -> None:
+                if watch is not None and layer in self.exit_layers:
+                    watch.after_layer(layer, hidden)
+                if check is not None:
+                    check()
 
-        chunks = [feed.session._begin(feed) for feed in feeds]
-        order = self._backend.arrange(chunks) if len(feeds) > 1 else [0]
-        feeds, chunks = [feeds[i] for i in order], [chunks[i] for i in order]
-        upload = Upload(self.device)
-        ids = upload.add([token for feed in feeds for token in feed.ids])
-        plan = self._backend.plan(chunks, upload)
-        if self._exits is not None and any(layer <= exits_until for layer in self.exit_layers):
-            watch = _Watch(feeds, self._exits, exits_until, after_exit, upload)
-        embedded = self._embed(feeds, ids())
-        row = 0
-        for feed in feeds:
-            feed.session._show_images(feed.ids, embedded, row)
-            row += len(feed.ids)
-        watched = check is not None or (watch is not None and watch.listening)
-        failed: dict[int, Exception] = {} if watch is None else watch.failed
-        try:
-            outputs = self._backend.forward(plan, embedded, after_layer if watched else None)
-        except _NoneLeft:
-            outputs = [Output(embedded[:0], embedded[:0])] * len(feeds)  # all have failed
+            embedded = self._embed(feeds, ids())
+            row = 0
+            for feed in feeds:
+                feed.session._show_images(feed.ids, embedded, row)
+                row += len(feed.ids)
+            watched = check is not None or (watch is not None and watch.listening)
+            failed: dict[int, Exception] = {} if watch is None else watch.failed
+            try:
+                outputs = self._backend.forward(plan, embedded, after_layer if watched else None)
+            except _NoneLeft:
+                outputs = [Output(embedded[:0], embedded[:0])] * len(feeds)  # all have failed
         results: dict[int, Tensor | Exception] = {}
         for i, (feed, chunk, output) in enumerate(zip(feeds, chunks, outputs, strict=True)):
             if feed.on_states is not None and i not in failed:
@@ -325,7 +321,7 @@ class Engine:
             results[order[i]] = failed.get(i, output.logits)
         return [results[i] for i in range(len(feeds))]
 
-    def _embed(self, feeds: Sequence[Feed], ids: Tensor) -> Tensor:
+    def _embed(self, feeds: Sequence[Feed[Session]], ids: Tensor) -> Tensor:
         """[rows] of all feeds -> [rows, hidden]."""
         if self.backend == "static":
             return torch.embedding(self._embedding, ids)
@@ -347,7 +343,7 @@ class _Watch:
 
     def __init__(
         self,
-        feeds: Sequence[Feed],
+        feeds: Sequence[Feed[Session]],
         scorer: ExitScorer,
         until: float,
         after_exit: AfterExit,

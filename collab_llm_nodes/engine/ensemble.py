@@ -18,8 +18,9 @@ from collab_llm_nodes.engine import attention
 from collab_llm_nodes.engine.backend import Chunk
 from collab_llm_nodes.engine.blocks import Blocks
 from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.interface import Feed
 from collab_llm_nodes.engine.saved import Fit
-from collab_llm_nodes.engine.session import Feed, Session
+from collab_llm_nodes.engine.session import Session
 from collab_llm_nodes.engine.static import Layer, StaticBackend
 from collab_llm_nodes.errors import ProtocolError
 from collab_llm_nodes.models.prompt import EncodedPrompt
@@ -72,7 +73,7 @@ class Ensemble(Engine):
         cache.member = member
         return Session(self, prompt, cache)
 
-    def _embed(self, feeds: Sequence[Feed], ids: Tensor) -> Tensor:
+    def _embed(self, feeds: Sequence[Feed[Session]], ids: Tensor) -> Tensor:
         rows = _rows_by_member([(feed.session._cache.member, len(feed.ids)) for feed in feeds])
         return torch.cat([torch.embedding(self._embeddings[m], ids[own]) for m, own in rows])
 

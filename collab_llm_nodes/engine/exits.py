@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from collab_llm_nodes.engine.device import OnDevice, Upload
 from collab_llm_nodes.engine.kernels import Head, linear_of
-from collab_llm_nodes.engine.upload import OnDevice, Upload
 from collab_llm_nodes.models.adapters import ExitAdapters
 
 SHORTLIST = 8192
@@ -51,7 +51,7 @@ class ExitScorer:
         }
 
     def correct(self, layer: int, hidden: Tensor) -> Tensor:
-        """[rows, hidden_size] behind ``layer`` -> what the head's matrix takes."""
+        """[rows, hidden_size] after ``layer`` -> what the head's matrix takes."""
         return self.head.norm(self._corrections[layer](hidden))
 
 
@@ -92,7 +92,7 @@ class PassExits:
         """Exit logits [keep, vocabulary] of some ``feeds``, from the rows of all.
 
         Args:
-            hidden: [rows, hidden_size] behind ``layer``.
+            hidden: [rows, hidden_size] after ``layer``.
         """
         scorer, rows = self._scorer, [self._rows[feed] for feed in feeds]
         counts = [r.stop - r.start for r in rows]

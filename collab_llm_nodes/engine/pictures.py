@@ -42,7 +42,7 @@ def encode_pictures(loaded: LoadedModel, prompt: EncodedPrompt, like: Tensor) ->
 
 @cache
 def _encoder_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=0)  # the lowest; passes have ``ahead_of_others``
+    return torch.cuda.Stream(device, priority=0)  # the lowest; passes have ``high_priority``
 
 
 def _encode(loaded: LoadedModel, prompt: EncodedPrompt, like: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def features_within(
 ) -> slice:
     """Return which features belong to the ``count`` tokens from index ``start`` of a prompt.
 
-    Tokens behind the prompt were generated. A placeholder among them is a token like any other.
+    Tokens after the prompt were generated. A placeholder among them is a token like any other.
     """
     if prompt.image_grid_thw is None or placeholder is None:
         return slice(0, 0)

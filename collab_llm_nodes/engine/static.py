@@ -1,7 +1,7 @@
 """A hand-written layer loop over preallocated KV caches.
 
 Per token it needs a quarter of the time of the transformers forward: maps of one input are fused,
-no tensor is made that can be a view, and rolling back costs nothing, because what lies behind a
+no tensor is made that can be a view, and rolling back costs nothing, because what lies after a
 session's length is simply never read.
 
 Alternatives measured with the embedded target, one thread: this loop 0.28 ms per token;
@@ -22,12 +22,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from collab_llm_nodes.engine.attention import Gathered, Heads, InPlace, Masks, arrange, grouped
+from collab_llm_nodes.engine.attention import Gathered, Heads, InPlace, arrange, grouped
 from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Output
 from collab_llm_nodes.engine.blocks import Blocks
 from collab_llm_nodes.engine.cache import StaticCache, rounded_up
+from collab_llm_nodes.engine.device import OnDevice, Upload
 from collab_llm_nodes.engine.kernels import Head, fused, norm_of
-from collab_llm_nodes.engine.upload import OnDevice, Upload
+from collab_llm_nodes.engine.masks import Masks
 from collab_llm_nodes.models.architectures import (
     DecoderParts,
     LayerParts,
@@ -233,13 +234,13 @@ class StaticBackend:
         *,
         enter: bool = True,
     ) -> Tensor:
-        """Return the states [wanted rows, hidden_size] behind the last layer.
+        """Return the states [wanted rows, hidden_size] after the last layer.
 
         The last layer makes keys and values of all tokens, and all else of the wanted rows only: of
         a prompt, usually one.
 
         Args:
-            x: embedded tokens; or, if not ``enter``, the states behind an earlier stage's layers.
+            x: embedded tokens; or, if not ``enter``, the states after an earlier stage's layers.
         """
         chunks, groups = plan.chunks, plan.groups
         if enter:
@@ -272,9 +273,9 @@ class StaticBackend:
         return x[:rows]
 
     def _filled_up(self, x: Tensor) -> Tensor:
-        """Append rows of zeros up to the number for which the layers have kernels.
+        """Append rows of zeros up to the number that the layers' maps compute (``onednn.py``).
 
-        Else each map would do that with its input, and cut its output.
+        Otherwise each map would do that with its input, and cut its output.
         """
         spare = self._rows(x.shape[0]) - x.shape[0]
         return functional.pad(x, (0, 0, 0, spare)) if spare else x

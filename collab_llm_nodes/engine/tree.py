@@ -13,7 +13,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class TokenTree:
-    """Columns 0..length-1 are the trunk, a chain; those behind it are nodes, each with a parent.
+    """Columns 0..length-1 are the trunk, a chain; those after it are nodes, each with a parent.
 
     A column sees itself and its ancestors. Columns are numbered in the order they were added, so a
     parent comes before its children.
@@ -61,7 +61,7 @@ class TokenTree:
         return self._one_more(parents, self._depths, lambda column: column + 1)
 
     def positions(self, parents: Sequence[int], of_trunk: Callable[[int], int]) -> list[int]:
-        """Return the positions of nodes that would follow (checked) parents, one behind each.
+        """Return the positions of nodes that would follow (checked) parents, one after each.
 
         Args:
             of_trunk: gives the position of a column of the trunk.
@@ -130,7 +130,7 @@ class TokenTree:
         """Make the path to ``column`` the trunk, keep its descendants as nodes, drop the rest.
 
         Args:
-            trunk_positions: of the trunk's columns behind ``column``, which become nodes.
+            trunk_positions: of the trunk's columns after ``column``, which become nodes.
 
         Returns:
             The old columns that are kept, in their new order.

@@ -14,8 +14,7 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.errors import ModelError
-from collab_llm_nodes.models.failures import translated
+from collab_llm_nodes.errors import ModelError, translated
 from collab_llm_nodes.models.fingerprint import fingerprint
 from collab_llm_nodes.models.loading import LOCAL
 from collab_llm_nodes.models.vocabulary import vocabulary_hash

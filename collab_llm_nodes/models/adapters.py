@@ -23,7 +23,7 @@ class ExitAdapters(nn.Module):
 
     Args:
         hidden_size: width of the model between layers.
-        layers: exits, counted in decoder layers done: 1 is behind the first one.
+        layers: exits, counted in decoder layers done: 1 is after the first one.
         width: of the bottleneck; 0 is a single linear map.
     """
 
@@ -37,7 +37,7 @@ class ExitAdapters(nn.Module):
         )
 
     def forward(self, layer: int, hidden: Tensor) -> Tensor:
-        """[..., hidden_size] behind ``layer`` -> the same, corrected towards the last layer."""
+        """[..., hidden_size] after ``layer`` -> the same, corrected towards the last layer."""
         corrected: Tensor = hidden + self.corrections[str(layer)](hidden)
         return corrected
 

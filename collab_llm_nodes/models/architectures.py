@@ -130,7 +130,7 @@ class DecoderParts:
     head: nn.Linear
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., hidden_size] behind any layer -> [..., rows of the head]."""
+        """[..., hidden_size] after any layer -> [..., rows of the head]."""
         logits: Tensor = self.head(self.norm(hidden))
         return logits
 
@@ -159,7 +159,7 @@ class LayerParts:
         up: the maps into the feed-forward part: (gate, up), or one where it has no gate.
         activation: of the gate, or of ``up`` where there is none.
         down: the map out of it.
-        norm_first: norms stand before the halves, else behind their sums (OPT-350m).
+        norm_first: norms stand before the halves, else after their sums (OPT-350m).
         query_norm, key_norm: norms of each head, before it is rotated; None where there are none.
         out_norm, down_norm: norms of what each half adds; None where there are none.
     """

@@ -13,8 +13,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.quantizers import AutoHfQuantizer
 
-from collab_llm_nodes.errors import ModelError
-from collab_llm_nodes.models.failures import translated
+from collab_llm_nodes.errors import ModelError, translated
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 """Types of numbers that are weights as they stand; others need scales that belong to them."""

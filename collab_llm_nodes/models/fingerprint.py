@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from collab_llm_nodes.errors import ModelError
+from collab_llm_nodes.errors import ModelError, translated
 from collab_llm_nodes.models.checkpoint import weight_files
-from collab_llm_nodes.models.failures import translated
 
 # Facts of a configuration that change with the place or the library, not with the model.
 _PASSING = {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"}

@@ -22,7 +22,7 @@ HEADS = 5
 class MedusaHeads(nn.Module):
     """A residual block ``SiLU(W x) + x`` per head, then the model's own LM head.
 
-    ``x`` is what the LM head reads: the last layer's output behind the final norm. Head ``i``
+    ``x`` is what the LM head reads: the last layer's output after the final norm. Head ``i``
     guesses the token ``i + 2`` places after the one that was read, since the model itself says the
     next. ``W`` begins at zero: an untrained head says what the model says.
 
@@ -46,7 +46,7 @@ class MedusaHeads(nn.Module):
 
     @torch.no_grad()
     def draft(self, hidden: Tensor, head: nn.Linear) -> Tensor:
-        """Return each head's best token, int64 [..., heads], for ``hidden`` behind the final norm.
+        """Return each head's best token, int64 [..., heads], for ``hidden`` after the final norm.
 
         Args:
             head: the model's LM head.

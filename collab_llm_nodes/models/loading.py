@@ -27,7 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from collab_llm_nodes.assets import shipped_model
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.errors import ModelError
+from collab_llm_nodes.errors import ModelError, translated
 from collab_llm_nodes.models.adapters import ExitAdapters, check_exit_layers
 from collab_llm_nodes.models.architectures import (
     ARCHITECTURES,
@@ -37,7 +37,6 @@ from collab_llm_nodes.models.architectures import (
 )
 from collab_llm_nodes.models.checkpoint import match_tensors, quantisation_of, stored_tensors
 from collab_llm_nodes.models.devices import device_named, free_bytes, shares_host_memory
-from collab_llm_nodes.models.failures import translated
 from collab_llm_nodes.models.footprint import check_fits, weight_bytes
 from collab_llm_nodes.models.prompt import begun_thought, takes_system, try_prompts
 from collab_llm_nodes.models.quantised import (
@@ -64,7 +63,7 @@ LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The model to load, and the way to load it."""
+    """The model to load, and how to load it."""
 
     path: str = setting(
         "", "Folder of the checkpoint, its hub id, or the name of a shipped one.", read_only=True
@@ -87,7 +86,6 @@ class ModelConfig:
     exit_layers: tuple[int, ...] = setting(
         (), "Exits used, counted in layers done; empty: all that are trained.", read_only=True
     )
-    local_files_only: bool = setting(False, "Never ask the hub.", read_only=True)
     threads: int = setting(
         0,
         "CPU threads of this process's forward passes, set where the process begins; 0: one for a"
@@ -206,8 +204,11 @@ def _load(folder: Path, config: ModelConfig, device: torch.device) -> LoadedMode
     return LoadedModel(model, tokenizer, image_processor, adapters, config)
 
 
-def model_folder(config: ModelConfig) -> Path:
+def model_folder(config: ModelConfig, *, offline: bool = False) -> Path:
     """Return the checkpoint's folder; a hub id is downloaded to the hub's cache first.
+
+    Args:
+        offline: look for a hub id in the cache only.
 
     Raises:
         ModelError: no model is named, or it is not found.
@@ -241,7 +242,7 @@ def model_folder(config: ModelConfig) -> Path:
                 config.path,
                 allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"],
                 ignore_patterns=["*/*", "consolidated*"],  # the same weights in another form
-                local_files_only=config.local_files_only,
+                local_files_only=offline,
             )
         )
 

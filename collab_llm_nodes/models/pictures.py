@@ -27,7 +27,7 @@ MAX_SCANS = 20
 _MAX_SEGMENTS = 4096
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8\xff"
-# A JPEG marker with a segment behind it: not 00 (data), FF (fill), 01 and D0 to D7 (stand alone).
+# A JPEG marker with a segment after it: not 00 (data), FF (fill), 01 and D0 to D7 (stand alone).
 _MARKER = re.compile(rb"\xff[\x02-\xcf\xd8-\xfe]")
 _SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15

@@ -18,9 +18,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.errors import InvalidInput, ModelError
+from collab_llm_nodes.errors import InvalidInput, ModelError, translated
 from collab_llm_nodes.models.architectures import context_length
-from collab_llm_nodes.models.failures import translated
 from collab_llm_nodes.models.pictures import MAX_SCANS, Picture, decode
 from collab_llm_nodes.models.thoughts import is_thought_tag, opened_thought
 from collab_llm_nodes.models.turns import MAX_TURNS, Turn, check_texts, fold_system, texts
@@ -91,7 +90,7 @@ class EncodedPrompt:
     position_delta: int = 0
 
     def positions(self, start: int, count: int) -> int | Tensor:
-        """Return the positions of ``count`` tokens from index ``start``, of the prompt or behind.
+        """Return the positions of ``count`` tokens from index ``start``, of the prompt or after.
 
         That is the first one, where the others follow it, or M-RoPE's int64 [3, count].
         """
@@ -421,7 +420,7 @@ def render(
 
     Args:
         chat: turns, each with ``role`` and ``content``.
-        open_end: an answer begins behind the last turn.
+        open_end: an answer begins after the last turn.
 
     Raises:
         InvalidInput: the template refuses these turns (many refuse system turns), or fails.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from collab_llm_nodes.errors import ModelError
@@ -31,6 +29,6 @@ def set_threads(*models: ModelConfig) -> None:
 
 def _is_small(config: ModelConfig) -> bool:
     try:
-        return count_weights(model_folder(replace(config, local_files_only=True))) < SMALL
+        return count_weights(model_folder(config, offline=True)) < SMALL
     except ModelError:
         return False

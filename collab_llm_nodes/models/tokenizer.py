@@ -44,7 +44,7 @@ JOINER = "\N{WORD JOINER}"
 """Stands in the text family's ids where a line or a quotation begins with a word or a number, and
 is followed by a space that is not in the text; decoding removes both."""
 OPENING = '\n"([|'
-"""Characters behind which a joiner may stand; it may stand at the beginning of a text too."""
+"""Characters after which a joiner may stand; it may stand at the beginning of a text too."""
 
 
 def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -59,7 +59,7 @@ def train_text_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTok
     """Train the text family's BPE over ``texts``; every digit is a token of its own.
 
     A word or a number has the same tokens wherever it stands: at the beginning of a line and in
-    quotes too it follows a space, behind a ``JOINER``. Small models find and copy a name only if
+    quotes too it follows a space, after a ``JOINER``. Small models find and copy a name only if
     its tokens are the same in question, text and answer.
 
     Args:

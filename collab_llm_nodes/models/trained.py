@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from collab_llm_nodes.errors import ModelError
-from collab_llm_nodes.models.failures import translated
+from collab_llm_nodes.errors import ModelError, translated
 
 M = TypeVar("M", bound=nn.Module)
 

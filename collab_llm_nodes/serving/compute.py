@@ -24,9 +24,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.engine.session import Feed, OnExit
-from collab_llm_nodes.engine.streams import ahead_of_others, wait_for
+from collab_llm_nodes.engine.device import high_priority, synchronize
+from collab_llm_nodes.engine.interface import Feed, OnExit, ServingEngine
 from collab_llm_nodes.errors import (
     Cancelled,
     CollabError,
@@ -193,7 +192,7 @@ class Compute:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ServingEngine,
         *,
         batch: BatchConfig,
         max_sessions: int,
@@ -259,7 +258,7 @@ class Compute:
 
     def _run(self) -> None:
         try:
-            with ahead_of_others(self._engine.device):
+            with high_priority(self._engine.device):
                 self._engine.warm_up(self._judge.warm_up)
                 self._slots.room = self._cache_room()
                 self._serve()
@@ -410,7 +409,7 @@ class Compute:
             run.add(client, self._sessions[client].job.read_on(count))
         results = run.through(exits_until=spare * self._engine.num_layers)
         findings = self._find(run.parts[: len(batch.turns)], results)
-        wait_for(self._engine.device)
+        synchronize(self._engine.device)
         compute_s = time.monotonic() - run.started
         if batch.turns:
             # Without what exits took: they must not seem worth sending because they are sent.
@@ -565,7 +564,7 @@ class _Pass:
         exits_s: what they have taken, from the adapter to the message.
     """
 
-    def __init__(self, engine: Engine, judge: Judge, at_least_s: float) -> None:
+    def __init__(self, engine: ServingEngine, judge: Judge, at_least_s: float) -> None:
         self.parts: list[_Part] = []
         self.started = time.monotonic()
         self.exits = 0

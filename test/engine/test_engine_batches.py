@@ -15,9 +15,10 @@ from tiny_models import tiny_folder, tiny_model, tiny_prompt
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from collab_llm_nodes.engine import kernels
+from collab_llm_nodes.engine import onednn
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.engine.kernels import Head, Linear, kernel_rows
+from collab_llm_nodes.engine.kernels import Head, Linear
+from collab_llm_nodes.engine.onednn import kernel_rows
 from collab_llm_nodes.engine.session import Feed, OnExit, Session
 from collab_llm_nodes.engine.static import StaticBackend
 from collab_llm_nodes.errors import Cancelled, CollabError, ConfigError, InvalidInput, ProtocolError
@@ -146,8 +147,8 @@ def test_there_are_few_numbers_of_rows_and_little_is_computed_for_nobody() -> No
 
 
 def test_rows_are_filled_up_once_in_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "mkl_is_faster", lambda: False)
-    monkeypatch.setattr(kernels, "ONEDNN_WORK", 0)
+    monkeypatch.setattr(onednn, "mkl_is_faster", lambda: False)
+    monkeypatch.setattr(onednn, "WORK", 0)
     engine = Engine(tiny_model("llama", exit_layers=(1,)))
     assert isinstance(engine._backend, StaticBackend)
     rows: list[tuple[int, int]] = []
@@ -202,11 +203,12 @@ def test_a_linear_map_is_torchs_whatever_the_number_of_rows(dtype: torch.dtype, 
 def test_small_maps_are_held_in_the_layout_of_their_kernels(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "mkl_is_faster", lambda: False)
-    monkeypatch.setattr(kernels, "KEPT_LAYOUT", most)
+    monkeypatch.setattr(onednn, "mkl_is_faster", lambda: False)
+    monkeypatch.setattr(onednn, "KEPT_LAYOUT", most)
     weight = torch.randn(512, 1024)
     linear = Linear(weight, None)
-    assert linear._transposed.is_mkldnn == (kernels._KEEPS_LAYOUTS and weight.nbytes <= most)
+    assert linear._onednn is not None
+    assert linear._onednn._weight.is_mkldnn == (onednn._KEEPS_LAYOUTS and weight.nbytes <= most)
     for rows in (1, 2, 5, 16, 64, 65, 300):
         x = torch.randn(rows, 512)
         torch.testing.assert_close(linear(x), x @ weight, atol=1e-3, rtol=1e-4)
@@ -239,7 +241,7 @@ def test_passes_of_many_lengths_need_few_kernels(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """oneDNN keeps half a megabyte for every size of a product that it has met."""
-    monkeypatch.setattr(kernels, "mkl_is_faster", lambda: False)
+    monkeypatch.setattr(onednn, "mkl_is_faster", lambda: False)
     linear = Linear(torch.zeros(200, 2008, dtype=dtype), None)
     with Products() as seen:
         for rows in range(17, 273):
@@ -251,8 +253,8 @@ def test_passes_of_many_lengths_need_few_kernels(
 
 def test_selections_from_the_head_need_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has another size, so that kernels for it would never be used again."""
-    monkeypatch.setattr(kernels, "ONEDNN_WORK", 0)  # else tiny ones are left to MKL anyway
-    monkeypatch.setattr(kernels, "mkl_is_faster", lambda: False)
+    monkeypatch.setattr(onednn, "WORK", 0)  # else tiny ones are left to MKL anyway
+    monkeypatch.setattr(onednn, "mkl_is_faster", lambda: False)
     for dtype in ("float32", "bfloat16"):
         loaded = load(ModelConfig(str(tiny_folder("llama")), dtype=dtype))
         head = Head(decoder_parts(loaded.model), 100)
@@ -277,18 +279,18 @@ def test_the_vendor_decides_who_multiplies(
 ) -> None:
     file = tmp_path / "cpuinfo"
     file.write_text(cpuinfo)
-    monkeypatch.setattr(kernels, "CPUINFO", file)
+    monkeypatch.setattr(onednn, "CPUINFO", file)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    assert {kernels.mkl_is_faster.__wrapped__()} == vendors
-    monkeypatch.setattr(kernels, "mkl_is_faster", lambda: vendors == {True})
+    assert {onednn.mkl_is_faster.__wrapped__()} == vendors
+    monkeypatch.setattr(onednn, "mkl_is_faster", lambda: vendors == {True})
     with Products() as seen:
         Linear(torch.zeros(1000, 2000), None)(torch.zeros(5, 1000))
     assert ("mkldnn::_linear_pointwise" in seen.sizes) != (vendors == {True})
 
 
 def test_without_cpuinfo_onednn_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "CPUINFO", Path("/nowhere"))
-    assert not kernels.mkl_is_faster.__wrapped__()
+    monkeypatch.setattr(onednn, "CPUINFO", Path("/nowhere"))
+    assert not onednn.mkl_is_faster.__wrapped__()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -398,7 +400,7 @@ def test_any_growth_of_a_tree_equals_fresh_sessions(backend: str, data: st.DataO
     session, prompt = opened(engine, "qwen2_vl")
     session.feed(prompt.ids, last=0)
     root = len(prompt.ids) - 1
-    paths: dict[int, list[int]] = {root: []}  # tokens behind the prompt, by column
+    paths: dict[int, list[int]] = {root: []}  # tokens after the prompt, by column
     tokens = st.integers(0, engine.vocab_size - 1)
     for _ in range(data.draw(st.integers(1, 4), label="steps")):
         action = data.draw(st.sampled_from(["grow", "grow", "retain", "feed", "roll back"]))

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tiny_models import tiny_model
 
 from collab_llm_nodes.engine import attention, blocks
-from collab_llm_nodes.engine.attention import SHORT
 from collab_llm_nodes.engine.blocks import Block, Blocks
 from collab_llm_nodes.engine.cache import StaticCache
 from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.masks import SHORT
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.models.prompt import EncodedPrompt
 

@@ -295,7 +295,7 @@ def test_launches_of_a_layer(
 @pytest.mark.parametrize("count", [1, 4])
 @pytest.mark.parametrize("candidates", [0, 16])
 def test_an_exit_waits_once_for_its_layer(device: FakeDevice, candidates: int, count: int) -> None:
-    """It waits for its own result, and not for the layers that were queued behind it."""
+    """It waits for its own result, and not for the layers that were queued after it."""
     engine = Engine(loaded_on("cuda", "qwen2", "bfloat16"), candidates=candidates)
     fired: list[int] = []
     feeds = [

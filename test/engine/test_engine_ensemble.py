@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import tiny_model
 
-from collab_llm_nodes.engine.attention import SHORT
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.ensemble import Ensemble, alike
+from collab_llm_nodes.engine.masks import SHORT
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.errors import ProtocolError
 from collab_llm_nodes.models.prompt import EncodedPrompt
@@ -26,7 +26,7 @@ NO_PROMPT = EncodedPrompt(())
 @given(st.integers(0, 2**32))
 @settings(max_examples=30, deadline=None)
 def test_a_session_gets_the_logits_of_its_model(seed: int) -> None:
-    """The others feed prompts, tokens behind rollbacks and forks, in any order."""
+    """The others feed prompts, tokens after rollbacks and forks, in any order."""
     rng = random.Random(seed)
     ensemble = Ensemble(ENGINES)
     known: list[tuple[Session, int, list[int]]] = []

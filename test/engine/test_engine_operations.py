@@ -62,7 +62,7 @@ def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @dataclass
 class Model:
-    """The content that a session must have: tokens behind the prompt, and the path of each node."""
+    """The content that a session must have: tokens after the prompt, and the path of each node."""
 
     session: Session
     trunk: list[int] = field(default_factory=list)

@@ -98,14 +98,14 @@ def test_sessions_of_a_model_with_windows_share_passes(
     model, config, sizes = OTHERS["gemma3_text"]
     loaded = load(ModelConfig(str(written(tmp_path, model, config, **sizes))))
     prefix = list(range(5, 140))
-    behind = [[30, 31, 32], [40, 41], [50]], [[33], [42], [51]]
+    after = [[30, 31, 32], [40, 41], [50]], [[33], [42], [51]]
 
     def logits(engine: Engine) -> list[torch.Tensor]:
         first = engine.open(EncodedPrompt(()))
         first.feed(prefix, last=0)
         sessions = [first.fork(), first.fork(), engine.open(EncodedPrompt(()))]
         sessions[2].feed(prefix[:20], last=0)
-        passes = [engine.run([*map(Feed, sessions, ids)]) for ids in behind]
+        passes = [engine.run([*map(Feed, sessions, ids)]) for ids in after]
         found = [each for results in passes for each in results if isinstance(each, torch.Tensor)]
         assert len(found) == 6, passes
         return found

@@ -41,7 +41,7 @@ def test_sessions_go_from_one_backend_to_the_other(architecture: str, tmp_path: 
     file, loaded = tmp_path / "session", tiny_model(architecture)
     for first, second in (BACKENDS, BACKENDS[::-1]):
         session, prompt = opened(Engine(loaded, backend=first))
-        for held in (3, len(prompt.ids) + 2):  # within the prompt, before its images; behind it
+        for held in (3, len(prompt.ids) + 2):  # within the prompt, before its images; after it
             session.feed([*prompt.ids, 20, 21][session.length : held], last=0)
             session.save(file)
             engine = Engine(loaded, backend=second)

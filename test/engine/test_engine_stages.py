@@ -217,7 +217,7 @@ def test_nodes_inside_a_shared_prefix_are_dropped_before_a_pass_is_arranged(
         back, on = prefix.fork(), prefix.fork()
         back.feed([1], 0)
         on.feed([2, 3], 0)
-        back.retain(180)  # columns of the shared prefix behind it are nodes now
+        back.retain(180)  # columns of the shared prefix after it are nodes now
         return [on, back] if turned else [back, on]
 
     alone = [stage.run([StageFeed(session, [7], 1)])[0] for session in forks()]
@@ -230,7 +230,7 @@ def test_nodes_inside_a_shared_prefix_are_dropped_before_a_pass_is_arranged(
 def test_a_pass_of_a_stage_that_fails_leaves_all_sessions_as_they_were(
     fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sessions before and behind the one that cannot begin are as before."""
+    """The sessions before and after the one that cannot begin are as before."""
     stage = divided("llama", [])[0]
 
     def grown() -> tuple[StageSession, StageSession, StageSession]:

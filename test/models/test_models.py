@@ -31,7 +31,7 @@ from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.architectures import ARCHITECTURES, decoder_parts
 from collab_llm_nodes.models.fingerprint import checkpoint_fingerprint
 from collab_llm_nodes.models.footprint import count_weights
-from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.loading import ModelConfig, load, model_folder
 from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.prompt import Prompt, PromptLimits, encode
 from collab_llm_nodes.models.trained import write_trained
@@ -175,7 +175,7 @@ def test_a_hub_id_that_is_not_here_is_a_typed_error(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match="copy the checkpoint here") as caught:
-        load(ModelConfig("nobody/no-such-model", local_files_only=True))
+        model_folder(ModelConfig("nobody/no-such-model"), offline=True)
     assert caught.value.field == "path"
 
 

@@ -43,7 +43,7 @@ def drafting(lab: Lab) -> None:
 
 
 def _drafts(lab: Lab, drafter: Drafter, branches: int) -> Callable[[], None]:
-    """Return a call that makes drafts behind so many different tokens, side by side."""
+    """Return a call that makes drafts after so many different tokens, side by side."""
     starts = lab.ids(branches, seed=1)
 
     def draft() -> None:

@@ -39,7 +39,7 @@ class Script:
 
 @dataclass
 class Seen:
-    """Times of the rounds behind each answer's first one, in ms, and counts over all."""
+    """Times of the rounds after each answer's first one, in ms, and counts over all."""
 
     rounds_ms: list[float] = field(default_factory=list)
     compute_ms: list[float] = field(default_factory=list)

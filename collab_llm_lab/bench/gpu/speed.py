@@ -145,7 +145,7 @@ def filled(lab: Lab, engine: Engine, seed: int = 0) -> Session:
 def again(
     session: Session, ids: tuple[int, ...], on_exit: OnExit | None = None, last: int | None = None
 ) -> Callable[[], Tensor]:
-    """Return a call that reads ``ids`` behind what the session holds now."""
+    """Return a call that reads ``ids`` after what the session holds now."""
     length = session.length
 
     def read() -> Tensor:

@@ -21,7 +21,7 @@ def full_pass(
 
     Returns:
         Logits [rows, vocabulary] after the last ``rows`` tokens, and the hidden states
-        [rows, hidden] behind each layer but the last, those before the first layer first.
+        [rows, hidden] after each layer but the last, those before the first layer first.
     """
     model = peer.model
     ids = torch.tensor([[*prompt.ids, *answer]], device=peer.device)

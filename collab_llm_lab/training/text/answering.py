@@ -22,7 +22,7 @@ _ON_GPU = BatchConfig(max_batch=512, prefill_tokens=8192, kept_tokens=0)
 
 def engine_of(folder: Path, device: torch.device) -> Engine:
     """Return the model in ``folder``, to answer with."""
-    return Engine(load(ModelConfig(path=str(folder), device=str(device), local_files_only=True)))
+    return Engine(load(ModelConfig(path=str(folder), device=str(device))))
 
 
 def answers(

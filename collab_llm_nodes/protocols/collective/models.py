@@ -29,7 +29,7 @@ from collab_llm_nodes.decoding.sampling import (
 from collab_llm_nodes.decoding.vote import proposes_likeliest
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.ensemble import Ensemble, alike
-from collab_llm_nodes.engine.session import Feed, Session
+from collab_llm_nodes.engine.interface import DecodingSession, Feed, ServingEngine
 from collab_llm_nodes.errors import CollabError, ModelError
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.collective.messages import Ask, Claim, Ids, Proposal, Verdict
@@ -69,7 +69,7 @@ class _Held:
         bytes: its size after the last pass.
     """
 
-    session: Session
+    session: DecodingSession
     read: Ids = ()
     bytes: int = 0
 
@@ -82,7 +82,7 @@ class Sessions:
         peak_bytes: the most that they have been.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: ServingEngine) -> None:
         self._engine = engine
         self._held: dict[tuple[str, int], _Held] = {}
         self.held_bytes = self.peak_bytes = 0
@@ -118,14 +118,14 @@ class Sessions:
             self._held[key] = _Held(self._open(context))
         return self._held[key]
 
-    def _feed(self, held: _Held, text: Ids, wanted: int) -> Feed:
+    def _feed(self, held: _Held, text: Ids, wanted: int) -> Feed[DecodingSession]:
         """Go back to what has been read of ``text``; return the rest."""
         keep = min(common_length(held.read, text), len(text) - wanted)
         held.session.length = keep
         held.read = text[:keep]
         return Feed(held.session, text[keep:], last=wanted)
 
-    def _open(self, context: Context) -> Session:
+    def _open(self, context: Context) -> DecodingSession:
         prompt = EncodedPrompt(context.prompt)
         if isinstance(self._engine, Ensemble):
             return self._engine.open(prompt, member=context.member)
@@ -161,7 +161,7 @@ class DraftModel:
             its own.
     """
 
-    def __init__(self, engine: Engine, eos: frozenset[int], *indices: int) -> None:
+    def __init__(self, engine: ServingEngine, eos: frozenset[int], *indices: int) -> None:
         self.sessions = Sessions(engine)
         self.indices = indices
         self._eos = eos
@@ -314,7 +314,7 @@ class Drafts:
 class Target:
     """The target model."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: ServingEngine) -> None:
         self.sessions = Sessions(engine)
         self._eos = engine.eos
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from collab_llm_nodes.assets import version
 from collab_llm_nodes.config import check_max_tokens
-from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.interface import ServingEngine
 from collab_llm_nodes.errors import CollabError, InvalidInput, ProtocolError, Unavailable
 from collab_llm_nodes.models.pictures import Picture
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, pixel_limit
@@ -63,7 +63,7 @@ class Verifier(StreamService[Reply]):
     name = "verifier"
     full_name = codec.SERVICE
 
-    def __init__(self, config: VerifierConfig, engine: Engine, encode: Encode) -> None:
+    def __init__(self, config: VerifierConfig, engine: ServingEngine, encode: Encode) -> None:
         self.telemetry = Telemetry(self.name)
         super().__init__(config, self.telemetry)
         self.config = config

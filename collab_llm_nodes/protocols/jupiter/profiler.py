@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.engine.device import synchronize
 from collab_llm_nodes.engine.stage import Stage
-from collab_llm_nodes.engine.streams import wait_for
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
 from collab_llm_nodes.models import heads as medusa
 from collab_llm_nodes.models.architectures import architecture_of, context_length
@@ -280,10 +280,10 @@ class _StageBench:
 
     def _pass(self, session: Any, length: int, rows: int) -> float:
         taken, before = self._input(length), session.length
-        wait_for(self._stage.device)
+        synchronize(self._stage.device)
         begun = self._clock()
         session.feed(taken, rows)
-        wait_for(self._stage.device)
+        synchronize(self._stage.device)
         seconds = self._clock() - begun
         session.length = before
         return seconds

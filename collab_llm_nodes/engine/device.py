@@ -1,4 +1,4 @@
-"""Small arrays of one pass on their way to its device, all in one copy.
+"""The work of a thread on its device: uploads of a pass, waiting, timing, priority.
 
 Each copy to an accelerator costs some 10 us and, from pageable memory, a wait. Token ids,
 positions, slots and masks of a pass are known before its first layer runs, so they travel
@@ -13,7 +13,9 @@ together::
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 
 import torch
@@ -21,14 +23,14 @@ from torch import Tensor
 
 from collab_llm_nodes.engine.cache import rounded_up
 
-_ALIGNED = 16  # bytes: what vector loads of kernels want
+_ALIGNED = 16  # bytes, for vector loads of kernels
 
 OnDevice = Callable[[], Tensor]
-"""Return an array on the device; the first call of any sends all that were added."""
+"""Returns an array on the device; the first call of any sends all that were added."""
 
 
 class Upload:
-    """See the module docstring. On the CPU nothing is copied.
+    """Small arrays on their way to the device in one copy; on the CPU nothing is copied.
 
     Args:
         device: of the pass.
@@ -40,7 +42,7 @@ class Upload:
         self._sent: list[Tensor] = []
 
     def add(self, values: Sequence[int] | Tensor) -> OnDevice:
-        """Take integers (as int64) or a tensor on the CPU; return what gives it on the device."""
+        """Take integers (as int64) or a tensor on the CPU, and return how to get it there."""
         array = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.long)
         if self._device.type == "cpu":
             return lambda: array
@@ -67,3 +69,51 @@ class Upload:
         for array, begin in zip(arrays, begins, strict=False):
             own = there[begin : begin + array.nbytes]
             self._sent.append(own.view(array.dtype).view(array.shape))
+
+
+def synchronize(device: torch.device) -> None:
+    """Block until the work this thread has queued on ``device`` has finished."""
+    if device.type not in ("cpu", "meta"):
+        torch.accelerator.current_stream(device).synchronize()
+
+
+def high_priority(device: torch.device) -> AbstractContextManager[object]:
+    """Let the work this thread queues on ``device`` run before that of other threads.
+
+    On CUDA it is a stream of its own, of high priority; elsewhere nothing.
+    """
+    if device.type != "cuda":
+        return nullcontext()
+    stream = torch.cuda.Stream(device, priority=-1)
+    stream.wait_stream(torch.cuda.current_stream(device))  # weights may still be uploading
+    return torch.cuda.stream(stream)
+
+
+def stopwatch(device: torch.device) -> Callable[[], Callable[[], float]]:
+    """Start to time the work that this thread queues on ``device``.
+
+    Returns:
+        A function that stops, and returns one that waits for the end and gives the seconds.
+    """
+    if device.type in ("cpu", "meta"):
+        begun = time.perf_counter()
+
+        def stop() -> Callable[[], float]:
+            took_s = time.perf_counter() - begun
+            return lambda: took_s
+
+        return stop
+    stream = torch.cuda.current_stream(device)
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record(stream)
+
+    def record() -> Callable[[], float]:
+        last.record(stream)
+
+        def seconds() -> float:
+            last.synchronize()
+            return first.elapsed_time(last) / 1e3
+
+        return seconds
+
+    return record
