@@ -1,4 +1,4 @@
-"""The end of a process: asked for by SIGINT or SIGTERM, and certain whatever its threads are at.
+"""The end of a process on SIGINT or SIGTERM, even while its threads are stuck.
 
 Python runs signal handlers in the main thread only, but the kernel may hand a signal to any thread.
 A main thread that waits for a lock then sleeps on, and its handler never runs. Python's wake-up
@@ -42,7 +42,7 @@ class EndRequest:
             signal.signal(number, self._on_signal)
 
     def ask(self) -> None:
-        """Have the process end; for any thread."""
+        """Ask the process to end; any thread may call this."""
         self.asked = True
         with contextlib.suppress(BlockingIOError):  # full: it wakes as well
             os.write(self._writer, b"\0")
@@ -114,7 +114,7 @@ def end_program(status: int) -> int:
 
 
 def _leave(status: int, patience_s: float, said: str = "") -> NoReturn:
-    """End this process, at the latest after ``patience_s``: nobody may read what it still says."""
+    """End this process, at the latest after ``patience_s``: its output may have no reader."""
 
     def say() -> None:
         if said:

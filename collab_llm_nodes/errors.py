@@ -25,7 +25,7 @@ of characters, which cannot be written at all."""
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """Return what a stranger wrote, made harmless to terminals and logs.
+    """Return untrusted text made harmless to terminals and logs.
 
     Harmful characters become escapes that can be read, such as ``\\x1b``.
 
@@ -41,7 +41,7 @@ def printable(text: str, *, lines: bool = False) -> str:
 
 
 def quoted(value: object) -> str:
-    """Return what a caller gave, for an error's text: on one line, and no longer than a line."""
+    """Return a caller's value for an error's text: on one line, and no longer than a line."""
     if isinstance(value, str) and len(value) > _QUOTED:
         value = f"{value[:_QUOTED]}..."
     text = repr(value)
@@ -49,7 +49,7 @@ def quoted(value: object) -> str:
 
 
 class CollabError(Exception):
-    """Base of all errors of this package; its words may be a stranger's, and stay on one line.
+    """Base of all errors of this package; its message may quote untrusted text, on one line.
 
     Attributes:
         code: stable machine-readable name, sent over the wire and in ROS ``status`` strings.

@@ -139,7 +139,7 @@ def previews_of(
 ) -> list[tuple[list[Distribution] | ModelError, list[float]]]:
     """Return :func:`distributions_of`, and of each row its largest probability by softmax.
 
-    For early exits, which say how sure they are. Both come in one download.
+    For the confidence of early exits. Both come in one download.
     """
     import torch
 
@@ -156,13 +156,13 @@ def _on_host(parts: Sequence[Logits]) -> bool:
 
 
 def _sound(rows: Sequence[Distribution | None]) -> list[Distribution] | ModelError:
-    """Return the rows, or why they are not all to be had."""
+    """Return the rows, or the error if one is missing."""
     sound = [row for row in rows if row is not None]
     return sound if len(sound) == len(rows) else _not_finite()
 
 
 _FIRST = 256
-"""Number of likeliest tokens that are looked at first: they mostly hold the nucleus."""
+"""Number of likeliest tokens to try first: they mostly hold the nucleus."""
 
 
 def _of_rows(x: NDArray[np.floating[Any]], config: SamplingConfig) -> list[Distribution | None]:
@@ -349,7 +349,7 @@ def _cuts(config: SamplingConfig, size: int) -> bool:
 
 
 def _of_packed(row: NDArray[np.int32], config: SamplingConfig, size: int) -> Distribution | None:
-    """Return the distribution of one row as :func:`of_device` packs it; None: not to be had."""
+    """Return the distribution of one row as :func:`of_device` packs it; None: it is not there."""
     top = float(row[:1].view(np.float32)[0])
     if not math.isfinite(top):
         return None
@@ -367,7 +367,7 @@ def _of_packed(row: NDArray[np.int32], config: SamplingConfig, size: int) -> Dis
 
 
 def most_likely(logits: Tensor) -> list[int]:
-    """The tokens [rows] that greedy sampling takes from ``logits`` [rows, V], the first in a tie.
+    """Return the tokens [rows] of greedy sampling from ``logits`` [rows, V], the first in a tie.
 
     Raises:
         ModelError: as :func:`distributions`.

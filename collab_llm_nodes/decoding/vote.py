@@ -1,4 +1,4 @@
-"""The weighted majority of several drafts (paper 002, section 3.2), and how it is judged.
+"""The weighted majority of several drafts (paper 002, section 3.2), and its verification.
 
 The drafts of one request are merged into a tree. A node weighs what the models weigh whose drafts
 pass through it, and the walk from the root always takes the heaviest child:

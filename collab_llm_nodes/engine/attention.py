@@ -98,7 +98,7 @@ def _group(chunk: Chunk) -> tuple[int, ...]:
     if end * cache.column_bytes <= GATHERED:
         return _SHORT
     if cache.shared and (end - cache.offset) * cache.column_bytes <= GATHERED:
-        last = cache.shared[-1]  # who shares it shares all before it
+        last = cache.shared[-1]  # sessions that share it share all before it
         return id(last.part), last.columns
     return ()
 
@@ -341,14 +341,14 @@ class Gathered:
             output = functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
         else:
             shared_keys, shared_values = (by_layer[layer] for by_layer in self._prefix)
-            output = _behind_prefix(
+            output = _after_prefix(
                 query, shared_keys, shared_values, prefix_mask, keys, values, mask
             )
         output = _rows(output, new, heads)
         return output if self._places is None else output[self._places]
 
     def finish(self) -> None:
-        """Give every session what the pass has computed for it."""
+        """Copy the new columns of each session to its cache."""
         skip, columns = self._skip, self._block.columns.unbind(1)
         torch._foreach_copy_(
             [c.cache.written(c.start, c.end) for c in self._chunks],
@@ -361,7 +361,7 @@ class Gathered:
             chunk.cache.copy.columns = chunk.end
 
     def leave(self) -> None:
-        """Let other passes use the block; of a pass that was ended, it holds what came before."""
+        """Give the block back; after a failed pass it holds the columns before that pass."""
         self._blocks.give_back(self._block)
 
 
@@ -420,7 +420,7 @@ def _by_products(
     return output
 
 
-def _behind_prefix(
+def _after_prefix(
     query: Tensor,
     prefix_keys: Parts,
     prefix_values: Parts,

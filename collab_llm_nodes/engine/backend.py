@@ -33,9 +33,9 @@ class Chunk:
     Attributes:
         cache: the session's, from ``Backend.new_cache``; its columns before ``start`` are read,
             ``start`` to ``start + k`` are written.
-        new: k >= 1, how many there are.
+        new: their number, k >= 1.
         positions: of the first token, when the others follow it; or all, [k] or M-RoPE [3, k].
-        mask: bool [k, start + k] on the CPU, what each token attends to; None is causal.
+        mask: bool [k, start + k] on the CPU, the columns each token attends to; None is causal.
         keep: the last tokens that are wanted after the last layer: their logits, or, for another
             stage, their states.
         end: first column after the chunk.
@@ -71,21 +71,21 @@ class Backend(Protocol):
         """Return an empty cache for one session, of ``expected`` columns at most if not 0."""
 
     def plan(self, chunks: Sequence[Chunk], upload: Upload) -> Any:
-        """Make room in the caches, and add to ``upload`` what the pass needs on the device."""
+        """Make room in the caches, and add the arrays of the pass to ``upload``."""
 
     def forward(self, plan: Any, embedded: Tensor, after_layer: AfterLayer | None) -> list[Output]:
-        """Run the pass of :meth:`plan` and return what each chunk wants of it.
+        """Run the pass of :meth:`plan` and return each chunk's last rows.
 
         ``embedded`` [rows, hidden_size] holds the new tokens of all chunks in order.
         ``after_layer`` is called after each layer but the last, with the rows of all chunks in
-        order; what it raises ends the pass. The caches then hold what they held before ``start``.
+        order; an exception ends the pass. The caches then hold what they held before ``start``.
         """
 
     def move(self, cache: Any, kept: Sequence[int]) -> None:
-        """Column ``kept[i]`` becomes column ``i``; the others are free."""
+        """Move column ``kept[i]`` to column ``i``, and free the others."""
 
     def cut(self, cache: Any, columns: int) -> None:
-        """Columns from ``columns`` on are free."""
+        """Free the columns from ``columns`` on."""
 
     def fork(self, cache: Any, columns: int, used: int) -> Any:
         """Return a cache that begins with the same ``columns`` of the ``used`` ones."""

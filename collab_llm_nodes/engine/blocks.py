@@ -1,4 +1,4 @@
-"""Copies of short sessions' columns side by side, which are kept from one pass to the next.
+"""Copies of short sessions' columns side by side, kept from one pass to the next.
 
 Attention reads sessions in one call only if their columns lie in one tensor. To copy them there in
 every pass takes a third of its time. So a block stays, and a pass copies what the block lacks: all
@@ -105,7 +105,7 @@ class Block:
         sources: list[Tensor],
         stale: list[Tensor],
     ) -> None:
-        """Note what is to be copied for a chunk, and what another session has left behind it."""
+        """Collect the copies that a chunk needs, and the columns another session has left there."""
         own = self.columns[:, slot]
         column = max(self.skip, min(chunk.cache.copy.columns, chunk.start))
         for part in chunk.cache.parts(chunk.start, column):

@@ -53,7 +53,7 @@ def _resized(columns: Tensor, used: int, capacity: int) -> Tensor:
 
 
 class Part:
-    """Columns that several sessions read and nobody writes.
+    """Columns that several sessions read and none writes.
 
     Attributes:
         columns: [layers, 2 * kv_heads, columns, head_dim]; a shorter copy takes their place when
@@ -73,7 +73,7 @@ class Part:
         return share
 
     def cut(self, share: Share, columns: int) -> None:
-        """Let ``share`` read ``columns`` columns only, 0 if it is left."""
+        """Shorten ``share`` to ``columns`` columns; 0 gives it up."""
         with self._lock:
             share.columns = columns
             self.columns = _fitted(self.columns, max(s.columns for s in self._shares))

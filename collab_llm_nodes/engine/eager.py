@@ -66,7 +66,9 @@ class EagerBackend:
 
     def forward(self, plan: Plan, embedded: Tensor, after_layer: AfterLayer | None) -> list[Output]:
         chunk = plan.chunk
-        before = [copy.copy(layer) for layer in chunk.cache.layers]  # tensors are never written to
+        before = [
+            copy.copy(layer) for layer in chunk.cache.layers
+        ]  # tensors never change
         self._pass.after_layer = after_layer
         try:
             output = self._loaded.model(
@@ -131,7 +133,7 @@ class EagerBackend:
 
 
 def _mask(plan: Plan, like: Tensor) -> Tensor | None:
-    """Additive [1, 1, k, end]; None lets transformers make the causal one."""
+    """Return the additive mask [1, 1, k, end]; None: transformers makes the causal one."""
     if plan.mask is None:
         return None
     hidden = ~plan.mask()
@@ -140,7 +142,7 @@ def _mask(plan: Plan, like: Tensor) -> Tensor | None:
 
 
 def _positions(plan: Plan, device: torch.device) -> Tensor:
-    """[1, k], with M-RoPE [3, 1, k]."""
+    """Return the positions [1, k], with M-RoPE [3, 1, k]."""
     first = plan.positions
     if isinstance(first, int):
         return torch.arange(first, first + plan.chunk.new, device=device)[None]

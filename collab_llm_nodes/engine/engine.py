@@ -99,12 +99,7 @@ class Engine:
         self._column_bytes = column_bytes(text, self._embedding.dtype)
 
     def open(self, prompt: EncodedPrompt, expected: int = 0) -> Session:
-        """Start a session; nothing is computed before its first ``feed``.
-
-        Args:
-            expected: tokens that it will hold at most, if that is known: its KV cache then gets
-                all its memory at once, and never needs old and new memory together to grow.
-        """
+        """Start a session, see ``DecodingEngine.open``."""
         return Session(self, prompt, self._backend.new_cache(expected))
 
     @torch.inference_mode()
@@ -140,13 +135,7 @@ class Engine:
         )
 
     def warm_up(self, on_exit: OnExit = lambda layer, logits: None) -> None:
-        """Run passes of the usual shapes: kernels are chosen and loaded when first used.
-
-        For the thread that will run the passes, since libraries keep their state by thread.
-
-        Args:
-            on_exit: is shown the logits of every exit, to do with them what will be done later.
-        """
+        """Run passes of the usual shapes, see ``ServingEngine.warm_up``."""
         sessions = [self.open(self._sample()) for _ in range(2)]
         first = list(sessions[0].prompt.ids) or [0] * _WARM_PROMPT
         passes = [[Feed(session, first, on_exit, 1) for session in sessions]]
@@ -179,15 +168,7 @@ class Engine:
         return rounded_up(tokens, BLOCK) * self._column_bytes
 
     def cache_room(self, *, rows: int, logits: int, pixels: int) -> float:
-        """Return the bytes that are free for all sessions beside the largest pass.
-
-        Ask when no session is open and a first pass has been.
-
-        Args:
-            rows: tokens of that pass.
-            logits: those of them whose logits are wanted.
-            pixels: of the largest picture, which may be encoded at the same time.
-        """
+        """Return the bytes that are free for sessions, see ``ServingEngine.cache_room``."""
         config, dtype = self.loaded.model.config, self._embedding.dtype
         used = pass_bytes(
             config, dtype, rows=rows, logits=logits, columns=self.context, pixels=pixels
@@ -196,7 +177,7 @@ class Engine:
         return max(0.0, _CACHES_SHARE * (free_bytes(self.device) - used - blocks))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of ``tokens`` without special ones."""
+        """Return the text of ``tokens`` without special ones."""
         return str(self.loaded.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def close(self) -> None:
@@ -212,15 +193,15 @@ class Engine:
         after_exit: AfterExit = lambda layer, took: None,
         check: Check | None = None,
     ) -> list[Tensor | Exception]:
-        """One forward pass over several sessions, of any lengths and numbers of new tokens.
+        """Run one forward pass over several sessions, of any lengths and numbers of new tokens.
 
         Args:
             exits_until: exits of deeper layers do not fire.
             after_exit: called as ``after_exit(layer, took)`` when every ``on_exit`` of the layer
-                has been; ``took()`` waits until their logits are there, and returns the seconds
-                that they have taken. What it raises ends the pass and is raised.
-            check: called between two layers. What it raises (``Cancelled``, say) ends the pass and
-                is raised. On an accelerator, layers that were given to it before still run.
+                has been called; ``took()`` waits until their logits are there, and returns the
+                seconds that they have taken. An exception it raises ends the pass and is raised.
+            check: called between two layers. An exception it raises (such as ``Cancelled``) ends
+                the pass and is raised. On an accelerator, layers queued before still run.
 
         Returns:
             For each feed, in order, its logits [last, V], or the exception that ended it: those of
@@ -322,7 +303,7 @@ class Engine:
         return [results[i] for i in range(len(feeds))]
 
     def _embed(self, feeds: Sequence[Feed[Session]], ids: Tensor) -> Tensor:
-        """[rows] of all feeds -> [rows, hidden]."""
+        """Return the embeddings [rows, hidden] of ids [rows] of all feeds."""
         if self.backend == "static":
             return torch.embedding(self._embedding, ids)
         embedded: Tensor = self.loaded.model.get_input_embeddings()(ids)  # some scale them
@@ -330,11 +311,11 @@ class Engine:
 
 
 class _NoneLeft(Exception):
-    """No feed of the pass is wanted any more."""
+    """All feeds of the pass have failed."""
 
 
 class _Watch:
-    """Calls the feeds' ``on_exit`` during a pass and keeps what they raise.
+    """Calls the feeds' ``on_exit`` during a pass and keeps their exceptions.
 
     Attributes:
         listening: feeds whose ``on_exit`` is still called.

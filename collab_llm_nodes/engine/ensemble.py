@@ -28,7 +28,7 @@ from collab_llm_nodes.models.prompt import EncodedPrompt
 _NAMES = ("_name_or_path", "architectures", "dtype", "transformers_version")
 
 
-def alike(engines: Sequence[Engine]) -> bool:
+def can_share_passes(engines: Sequence[Engine]) -> bool:
     """Return True if the models can share passes: they have one shape and one type of numbers.
 
     An engine of another kind, such as one that emulates a larger model, makes its own passes.
@@ -51,7 +51,7 @@ class Ensemble(Engine):
     Early exits do not fire, and sessions are neither saved nor restored.
 
     Args:
-        engines: of the models; :func:`alike` is true for them.
+        engines: of the models; :func:`can_share_passes` is true for them.
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
@@ -79,7 +79,7 @@ class Ensemble(Engine):
 
 
 class _Backend(StaticBackend):
-    """The layers of all models; masks and rotations are the first one's."""
+    """Layers of all models; masks and rotations are those of the first one."""
 
     def __init__(self, members: Sequence[StaticBackend]) -> None:
         vars(self).update(vars(members[0]))

@@ -51,7 +51,7 @@ class ExitScorer:
         }
 
     def correct(self, layer: int, hidden: Tensor) -> Tensor:
-        """[rows, hidden_size] after ``layer`` -> what the head's matrix takes."""
+        """[rows, hidden_size] after ``layer`` -> input of the head's matrix."""
         return self.head.norm(self._corrections[layer](hidden))
 
 
@@ -89,7 +89,7 @@ class PassExits:
         ] = {}  # by feed, after the first exit
 
     def logits(self, layer: int, hidden: Tensor, feeds: Sequence[int]) -> list[Tensor]:
-        """Exit logits [keep, vocabulary] of some ``feeds``, from the rows of all.
+        """Return exit logits [keep, vocabulary] of some ``feeds``, from the rows of all.
 
         Args:
             hidden: [rows, hidden_size] after ``layer``.
@@ -117,7 +117,9 @@ class PassExits:
         scores = torch.cat([common, head.some(others)(states)], dim=1)
         ids = torch.cat([torch.arange(shortlist, device=states.device), others])
         best = ids[scores.topk(min(self._scorer.candidates, len(ids)), dim=-1).indices]
-        kept = torch.cat([best.flatten(), fed])  # some twice: to find those would be to wait
+        kept = torch.cat(
+            [best.flatten(), fed]
+        )  # some twice: finding them would be a wait
         self._candidates[feed] = kept, head.some(kept)
         return self._spread(scores, ids)
 

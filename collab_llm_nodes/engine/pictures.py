@@ -31,7 +31,7 @@ def encode_pictures(loaded: LoadedModel, prompt: EncodedPrompt, like: Tensor) ->
     if like.device.type != "cuda":
         return _encode(loaded, prompt, like)
     stream = _encoder_stream(like.device)
-    stream.wait_stream(torch.cuda.current_stream(like.device))  # weights may be on their way
+    stream.wait_stream(torch.cuda.current_stream(like.device))  # weights may still be uploading
     with torch.cuda.stream(stream):
         features = _encode(loaded, prompt, like)
         done = torch.cuda.Event(blocking=True)  # sleeps; else it would spin on a core
@@ -92,7 +92,9 @@ def features_within(
     return slice(before, before + prompt.ids[start : start + count].count(placeholder))
 
 
-def show(features: Tensor, ids: Sequence[int], placeholder: int, embedded: Tensor) -> None:
+def insert_features(
+    features: Tensor, ids: Sequence[int], placeholder: int, embedded: Tensor
+) -> None:
     """Put features [k, width] into the rows of the first k placeholders among ``ids``.
 
     Args:

@@ -41,7 +41,7 @@ def generate(
 
 @torch.inference_mode()
 def next_logits(loaded: LoadedModel, prompt: EncodedPrompt, answer: Sequence[int]) -> Tensor:
-    """Logits [V] after the prompt and ``answer``, in one pass over all of it."""
+    """Return the logits [V] after the prompt and ``answer``, in one pass over all of it."""
     model = loaded.model
     ids = torch.tensor([[*prompt.ids, *answer]], device=loaded.device)
     options: dict[str, Tensor] = {"input_ids": ids}

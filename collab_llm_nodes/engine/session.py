@@ -18,7 +18,7 @@ from torch import Tensor
 
 from collab_llm_nodes.engine.backend import Backend, Chunk
 from collab_llm_nodes.engine.interface import Feed, OnExit
-from collab_llm_nodes.engine.pictures import encode_pictures, features_within, show
+from collab_llm_nodes.engine.pictures import encode_pictures, features_within, insert_features
 from collab_llm_nodes.engine.saved import SavedSession
 from collab_llm_nodes.engine.tree import TokenTree
 from collab_llm_nodes.errors import InvalidInput, ModelError, ProtocolError, Unavailable
@@ -332,7 +332,9 @@ class Session(CachedSession):
         assert self._image_features is not None
         placeholder: int = self._engine.loaded.model.config.image_token_id
         within = features_within(self._prompt, placeholder, self.length, len(ids))
-        show(self._image_features[within], ids, placeholder, embedded[row : row + len(ids)])
+        insert_features(
+            self._image_features[within], ids, placeholder, embedded[row : row + len(ids)]
+        )
 
 
 def no_memory(error: Exception) -> Unavailable:

@@ -20,7 +20,7 @@ from collab_llm_nodes.engine.backend import Chunk
 from collab_llm_nodes.engine.device import Upload
 from collab_llm_nodes.engine.interface import OnStates
 from collab_llm_nodes.engine.kernels import Head
-from collab_llm_nodes.engine.pictures import show
+from collab_llm_nodes.engine.pictures import insert_features
 from collab_llm_nodes.engine.session import CachedSession, begun
 from collab_llm_nodes.engine.static import StaticBackend
 from collab_llm_nodes.errors import InvalidInput, ModelError, ProtocolError
@@ -147,7 +147,7 @@ class Stage:
             if feed.features is not None and not isinstance(feed.rows, Tensor):
                 assert self.placeholder is not None
                 features = feed.features.to(self.device, self._backend.dtype)
-                show(features, feed.rows, self.placeholder, own)
+                insert_features(features, feed.rows, self.placeholder, own)
         return embedded
 
 

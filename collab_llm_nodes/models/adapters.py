@@ -78,7 +78,7 @@ class ExitAdapters(nn.Module):
         return trained.restrict(layers) if layers else trained
 
     def restrict(self, layers: Sequence[int]) -> ExitAdapters:
-        """The same adapters at fewer exits."""
+        """Return the same adapters at fewer exits."""
         fewer = ExitAdapters(self.hidden_size, (), self.width)
         fewer.layers = tuple(sorted(layers))
         fewer.corrections = nn.ModuleDict({str(n): self.corrections[str(n)] for n in fewer.layers})

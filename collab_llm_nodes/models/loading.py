@@ -1,4 +1,4 @@
-"""Loading a model through transformers, with errors that say what to do."""
+"""Loading a model through transformers, with errors that name a remedy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from collab_llm_nodes.models.adapters import ExitAdapters, check_exit_layers
 from collab_llm_nodes.models.architectures import (
     ARCHITECTURES,
     architecture_of,
-    check_other,
+    check_eager,
     decoder_parts,
 )
 from collab_llm_nodes.models.checkpoint import match_tensors, quantisation_of, stored_tensors
@@ -41,9 +41,9 @@ from collab_llm_nodes.models.footprint import check_fits, weight_bytes
 from collab_llm_nodes.models.prompt import begun_thought, takes_system, try_prompts
 from collab_llm_nodes.models.quantised import (
     bitsandbytes_options,
+    quantization_package,
     quantize_with_torchao,
-    quantizer,
-    weight_size,
+    quantized_bytes,
 )
 from collab_llm_nodes.models.vocabulary import (
     check_rows,
@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 QUANTIZATIONS = ("none", "int8", "int4")
 
-# What a checkpoint brings is data: its code is not run, and nobody is asked about it.
+# A checkpoint is data: its code is not run, and nobody is asked whether to run it.
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
@@ -101,7 +101,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to run, with what its prompts need.
+    """A model ready to run, with tokenizer and image processor.
 
     Attributes:
         model: a ``PreTrainedModel`` (whose own attributes carry no types).
@@ -147,27 +147,27 @@ class LoadedModel:
 
 
 def load(config: ModelConfig) -> LoadedModel:
-    """Load what ``config`` names, and try once what requests need.
+    """Load the model that ``config`` names, and encode a small prompt of each kind.
 
-    Nothing process-wide changes (``threads.py`` sets threads), but how CUDA is set up where it is
-    used (``devices.prepare``).
+    Nothing process-wide changes (``threads.py`` sets threads), except for CUDA, which is set up
+    where it is used (``devices.prepare``).
 
     Raises:
         ModelError: not found or offline, unknown architecture, no safetensors, no chat template
             (of a model that sees), no image processor, too little memory, no such device,
             quantisation that cannot be done here, adapters that do not fit, a prompt that cannot be
-            encoded, or whatever a library raises. ``field`` names the setting.
+            encoded, or any other error of a library. ``field`` names the setting.
     """
     device = device_named(config.device)
     folder = model_folder(config)
-    with unloadable(folder):
+    with load_errors(folder):
         loaded = _load(folder, config, device)
         try_prompts(loaded)
     return loaded
 
 
-def unloadable(folder: Path) -> AbstractContextManager[None]:
-    """Raise a ModelError for whatever is raised while the model in ``folder`` is loaded."""
+def load_errors(folder: Path) -> AbstractContextManager[None]:
+    """Turn all errors of loading the model in ``folder`` into a ModelError."""
     return translated(
         ModelError,
         f"cannot load {folder}",
@@ -184,11 +184,11 @@ def _load(folder: Path, config: ModelConfig, device: torch.device) -> LoadedMode
     warn_of_overflow(config, model_type)
     package = None
     if config.quantization != "none":
-        package = quantizer(config.quantization, DTYPES[config.dtype], device)
+        package = quantization_package(config.quantization, DTYPES[config.dtype], device)
     quantised = quantisation_of(architecture_in(folder)) is not None
     _check_memory(folder, config, device, package)
     model = _model(folder, config, device, vision, package, quantised)
-    check_other(model)
+    check_eager(model)
     parts = decoder_parts(model)
     check_rows(tokenizer, parts.head.out_features)
     model.generation_config = generation_in(folder, model.config)
@@ -383,7 +383,7 @@ def _check_memory(
     def bytes_of(name: str, dimensions: int) -> float:
         if package is None or not quantised:
             return dtype.itemsize
-        return weight_size(config.quantization, package, name, dimensions, dtype)
+        return quantized_bytes(config.quantization, package, name, dimensions, dtype)
 
     facts = architecture_in(folder)
     check_fits(weight_bytes(folder, bytes_of), facts, dtype, device, free_bytes(device))
@@ -391,7 +391,7 @@ def _check_memory(
 
 @contextmanager
 def no_progress_bar() -> Iterator[None]:
-    """A bar per model spoils logs and tables; downloads (``snapshot_download``) keep theirs."""
+    """Hide transformers' progress bars while a model loads; downloads keep theirs."""
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:

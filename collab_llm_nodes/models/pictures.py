@@ -3,8 +3,8 @@
 A few hundred bytes can claim a billion pixels, or have each of them decoded five hundred times. So
 the size is read from the header, and the scans are counted, before anything is decoded.
 
-Pixels are those that a person is shown: turned as the EXIF orientation says, on white where the
-picture is transparent, and with 8 of 16 bits.
+Pixels are those that viewers display: turned by the EXIF orientation, on white where the picture is
+transparent, and with 8 of 16 bits.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Picture:
         return cls(image.width, image.height, image.tobytes())
 
     def image(self) -> Image.Image:
-        """Return it as Pillow's."""
+        """Return the picture as an image of Pillow."""
         return Image.frombytes("RGB", (self.width, self.height), self.rgb)
 
 
@@ -74,7 +74,7 @@ class _Header:
 
 
 def measure(data: bytes, max_pixels: int, field: str = "image") -> tuple[int, int]:
-    """Return width and height of the upright picture as its header tells them.
+    """Return width and height of the upright picture, from its header.
 
     Takes microseconds, or milliseconds for a file that is made to cost time.
 
@@ -203,7 +203,7 @@ def _jpeg_header(data: bytes) -> _Header:
 
 
 def _orientation(exif: bytes) -> int:
-    """Return the orientation, 1 to 8; 1 where ``exif`` does not tell it."""
+    """Return the orientation, 1 to 8; 1 where ``exif`` has none."""
     little_endian = exif.startswith(b"II*\0")
     if not (little_endian or exif.startswith(b"MM\0*")):
         return 1

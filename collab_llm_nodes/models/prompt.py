@@ -42,7 +42,7 @@ class Prompt:
         text: the user turn; the chat template is applied by :func:`encode`.
         images: JPEG (or PNG) bytes, shown before the text.
         decoded: the same images, decoded elsewhere and of :func:`scaled_size`; empty: decode them.
-        turns: what was said before: a system turn or none, then user and assistant by turns.
+        turns: earlier ones: at most one system turn, then user and assistant alternately.
         raw: the model reads ``text`` as it is, without chat template and turns: base models.
     """
 
@@ -55,7 +55,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PromptLimits:
-    """Limits of a prompt; a verifier serves strangers."""
+    """Limits of a prompt, which may come from an untrusted client."""
 
     max_characters: int = setting(8192, "Longest text, all turns together.", low=1)
     max_images: int = setting(8, "Most images.", low=0)
@@ -175,7 +175,7 @@ def begun_thought(loaded: LoadedModel) -> str:
 def try_prompts(loaded: LoadedModel) -> None:
     """Encode a small prompt of each kind that the model takes, and decode it.
 
-    What would fail in every request is refused when the model is loaded.
+    A model that would fail every request is refused at loading.
 
     Raises:
         ModelError: the tokenizer, the chat template or the image processor cannot do it.
@@ -248,7 +248,7 @@ def check_encoded(prompt: EncodedPrompt, loaded: LoadedModel, field: str) -> Non
 
 
 def check_prompt(prompt: Prompt, limits: PromptLimits, field: str = "text") -> None:
-    """Refuse what no model need be asked about; ``field`` names ``prompt.text`` in errors.
+    """Refuse a prompt that no model could take; ``field`` names ``prompt.text`` in errors.
 
     Raises:
         InvalidInput: as ``turns.check_texts``, or images with raw text.
@@ -270,7 +270,7 @@ def check_prompt(prompt: Prompt, limits: PromptLimits, field: str = "text") -> N
 
 
 def _refuse_control_tokens(prompt: Prompt, loaded: LoadedModel) -> None:
-    # Spelled out, these would end a turn, begin another's, or pose as image features. The tags of a
+    # In a text, these would end a turn, begin another one, or pose as image features. The tags of a
     # thought do none of that, and an earlier answer may mention them.
     answers = {f"turns[{i}].content" for i, t in enumerate(prompt.turns) if t.role == "assistant"}
     for token in loaded.control_tokens:
@@ -332,7 +332,7 @@ def _scaled(data: bytes, index: int, limits: PromptLimits, loaded: LoadedModel) 
 
 @cache
 def _qwen_fetch_image() -> Callable[[dict[str, Any], int], Image.Image] | None:
-    """qwen-vl-utils' resizing where its torchvision loads; Pillow's own is the same."""
+    """Return qwen-vl-utils' resizing where its torchvision loads; Pillow's own is the same."""
     try:
         from qwen_vl_utils import fetch_image
     except Exception as error:  # noqa: BLE001 - one of another torch fails in any way
@@ -389,7 +389,7 @@ def _chat(prompt: Prompt, loaded: LoadedModel) -> str:
 
 
 def takes_system(loaded: LoadedModel) -> bool:
-    """Tell whether the chat template has a place for system turns; many refuse or drop them."""
+    """Return True if the chat template keeps system turns; many refuse or drop them."""
     try:
         chat = _rendered((Turn("system", _MARK), Turn("user", _SAMPLE)), loaded)
     except InvalidInput:
@@ -441,7 +441,7 @@ def render(
 def _positions(
     ids: tuple[int, ...], grid: Tensor | None, loaded: LoadedModel
 ) -> tuple[Tensor, int]:
-    """M-RoPE positions [3, n]. The model would keep the delta on itself, shared by all sessions."""
+    """Return M-RoPE positions [3, n] and the delta, which is kept by session, not by the model."""
     if grid is None:
         return torch.arange(len(ids)).expand(3, -1), 0
     tokens = torch.tensor([ids])

@@ -28,7 +28,7 @@ _BYTES = {"int8": 1.0, "int4": 0.6}
 _CAPABILITY = (8, 0)
 
 
-def quantizer(kind: str, dtype: torch.dtype, device: torch.device) -> str:
+def quantization_package(kind: str, dtype: torch.dtype, device: torch.device) -> str:
     """Return the package that quantises to ``kind`` here: "torchao" or "bitsandbytes".
 
     Raises:
@@ -63,7 +63,9 @@ def _installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def weight_size(kind: str, package: str, name: str, dimensions: int, dtype: torch.dtype) -> float:
+def quantized_bytes(
+    kind: str, package: str, name: str, dimensions: int, dtype: torch.dtype
+) -> float:
     """Return the bytes of each number of a checkpoint's tensor once it is quantised."""
     layers = ("layers.",) if package == "torchao" else ("layers.", "blocks.")  # blocks: of vision
     if dimensions == 2 and any(part in name for part in layers):

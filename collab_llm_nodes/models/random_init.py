@@ -26,7 +26,7 @@ from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.loading import no_progress_bar
 from collab_llm_nodes.models.tokenizer import train_tokenizer
 
-# Large enough that a random model has opinions: logits spread by about 2.
+# Large enough that the logits of a random model spread by about 2.
 SPREAD = 0.3
 
 SENTENCES = [
@@ -39,7 +39,7 @@ SENTENCES = [
 
 
 def random_tokenizer() -> PreTrainedTokenizerBase:
-    """A small tokenizer with Qwen2-VL's special tokens and chat form; always the same."""
+    """Return a small tokenizer with Qwen2-VL's special tokens and chat form; always the same."""
     return train_tokenizer(SENTENCES)
 
 

@@ -19,8 +19,8 @@ def set_threads(*models: ModelConfig) -> None:
     Loading a model changes nothing process-wide: a library must not decide for the process that
     uses it. Call this where a process begins, before models are loaded. The largest ``threads``
     counts; if none is given, one thread serves small models on the CPU, else torch chooses. A model
-    that cannot be looked at yet (not downloaded, or wrongly named) counts as large; loading it will
-    tell.
+    that is not here yet (not downloaded, or wrongly named) counts as large; loading it reports the
+    error.
     """
     threads = max(model.threads for model in models)
     if threads or all(model.device == "cpu" and _is_small(model) for model in models):

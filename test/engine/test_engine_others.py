@@ -128,7 +128,7 @@ def test_trees_are_refused_where_attention_has_windows(name: str, tmp_path: Path
 
 def test_a_model_built_in_another_way_is_a_typed_error(tmp_path: Path) -> None:
     folder = written(tmp_path, GPT2LMHeadModel, GPT2Config, n_embd=32, n_layer=2, n_head=2)
-    with pytest.raises(ModelError, match="'gpt2' is built in another way.*self_attn"):
+    with pytest.raises(ModelError, match="'gpt2' is built differently.*self_attn"):
         load(ModelConfig(str(folder)))
 
 

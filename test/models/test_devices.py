@@ -94,9 +94,9 @@ def test_this_machine_has_a_plausible_amount(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def cudnn(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """What cuDNN's attention is set to."""
-    told: list[bool] = []
-    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", told.append)
-    return told
+    calls: list[bool] = []
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", calls.append)
+    return calls
 
 
 def test_cuda_is_prepared_before_it_is_first_used(

@@ -542,8 +542,8 @@ def test_qwen_vl_utils_gives_the_same_pixels(
     prompt._qwen_fetch_image.cache_clear()
     with caplog.at_level(logging.DEBUG, logger=prompt.log.name):
         plain = [encode(shown, loaded) for _ in range(2)]
-    told = [r for r in caplog.records if "Pillow scales" in r.message]
-    assert [r.levelname for r in told] == ["DEBUG"], "said once, and not to alarm: it is so meant"
+    records = [r for r in caplog.records if "Pillow scales" in r.message]
+    assert [r.levelname for r in records] == ["DEBUG"], "logged once, and as no warning"
 
     for name in ("torchvision", "torchvision.io", "torchvision.transforms"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))

@@ -28,7 +28,7 @@ from collab_llm_nodes.decoding.sampling import (
 )
 from collab_llm_nodes.decoding.vote import proposes_likeliest
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.engine.ensemble import Ensemble, alike
+from collab_llm_nodes.engine.ensemble import Ensemble, can_share_passes
 from collab_llm_nodes.engine.interface import DecodingSession, Feed, ServingEngine
 from collab_llm_nodes.errors import CollabError, ModelError
 from collab_llm_nodes.models.prompt import EncodedPrompt
@@ -282,7 +282,7 @@ class Drafts:
         self, engines: Sequence[Engine], eos: frozenset[int], indices: Sequence[int]
     ) -> None:
         self.indices = tuple(indices)
-        if len(engines) > 1 and alike(engines):
+        if len(engines) > 1 and can_share_passes(engines):
             self._groups = [DraftModel(Ensemble(engines), eos, *indices)]
         else:
             pairs = zip(engines, indices, strict=True)
