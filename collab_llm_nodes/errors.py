@@ -1,4 +1,4 @@
-"""Typed errors: every one names what is wrong, the field it is about, and what to do."""
+"""Typed errors: each names the fault, the field it is about, and the remedy."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class CollabError(Exception):
     Attributes:
         code: stable machine-readable name, sent over the wire and in ROS ``status`` strings.
         field: the input the error is about (``""`` when it is about no single one).
-        remedy: what the user can do about it.
+        remedy: an action that the user can take.
         attempts: times that a request was sent to a server before it ended in this error; 0 if
             it never was.
     """
@@ -157,7 +157,7 @@ class Busy(CollabError):
 
 
 class NotFound(CollabError):
-    """No document says anything about what was asked, and an answer must not be made up."""
+    """No document holds an answer to the question, and none must be made up."""
 
     code = "NOT_FOUND"
 
@@ -168,23 +168,10 @@ class Inactive(CollabError):
     code = "INACTIVE"
 
 
+# All above but ``Replay``, which stays between verifier and link.
 BY_CODE: dict[str, type[CollabError]] = {
-    cls.code: cls
-    for cls in (
-        CollabError,
-        ConfigError,
-        InvalidInput,
-        ModelError,
-        VocabularyMismatch,
-        ProtocolError,
-        Unauthenticated,
-        Unavailable,
-        DeadlineExceeded,
-        Cancelled,
-        Busy,
-        NotFound,
-        Inactive,
-    )
+    CollabError.code: CollabError,
+    **{kind.code: kind for kind in CollabError.__subclasses__()},
 }
 
 
@@ -193,7 +180,9 @@ _LIBRARY_TEXT = 500
 
 
 @contextmanager
-def translated(kind: type[CollabError], message: str, *, field: str, remedy: str) -> Iterator[None]:
+def translate_errors(
+    kind: type[CollabError], message: str, *, field: str, remedy: str
+) -> Iterator[None]:
     """Turn any error of a library inside into ``kind``; an error of that kind passes as it is.
 
     For libraries that promise no list of their errors.

@@ -74,7 +74,7 @@ class Process:
                     raise
 
     def stop(self, timeout_s: float = 10.0) -> float:
-        """Send SIGTERM, and SIGKILL if that has no effect; return what its end took [s]."""
+        """Send SIGTERM, and SIGKILL if that has no effect; return the seconds its end took."""
         begun = time.monotonic()
         self._child.send_signal(signal.SIGTERM)
         try:
@@ -129,13 +129,13 @@ def module_environment() -> dict[str, str]:
 
 
 def confine(memory: int) -> None:
-    """Limit what this process may take, and have it end with its parent.
+    """Limit the memory of this process, and let it end with its parent.
 
     For a process that reads untrusted data. SIGPROF ends it, so that a timer can. Linux ends it as
     soon as the thread that started it ends: start it from one that lasts as long as the process.
 
     Args:
-        memory: address space beyond what it has now [bytes] (on Linux).
+        memory: address space beyond its present one [bytes] (on Linux).
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

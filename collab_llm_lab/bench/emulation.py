@@ -38,7 +38,7 @@ class PacedEngine(Engine):
         self._pace = pace
 
     def run(self, feeds: Sequence[Feed[Session]], **options: Any) -> list[Tensor | Exception]:
-        """Return what the engine returns, when the time is over."""
+        """Return the engine's results when the time is over."""
         due = time.perf_counter() + self._pace(feeds)
         results = super().run(feeds, **options)
         time.sleep(max(0.0, due - time.perf_counter()))

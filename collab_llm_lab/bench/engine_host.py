@@ -1,7 +1,7 @@
 """``collab-llm bench engine-host``: cost of a round on the host beside its forward passes.
 
-A round is four drafted tokens with what is sent along with them, the prediction of the verdict, and
-the verdict itself, for the vocabulary of Qwen2 and one thread. The models are tables of logits:
+A round is four drafted tokens with their distributions, the prediction of the verdict, and the
+verdict itself, for the vocabulary of Qwen2 and one thread. The models are tables of logits:
 normal noise with a few peaks, so that top-p keeps some tens of tokens, or noise alone, so that it
 keeps thousands.
 """

@@ -15,7 +15,7 @@ A side without a say (log weight -inf) has weight zero. The mixture is then the 
 distribution, and the target token that side's draft: no draft of the first is needed.
 
 The printed rule rejects the draft of side s with eta_s (1 - p_other / p_s). The proof (A.2) needs
-eta_other there, which is what judging against the mixture gives. The printed rule draws from the
+eta_other there, as judging against the mixture gives. The printed rule draws from the
 mixture with the two shares swapped instead: ``paper_faithful`` does so.
 """
 
@@ -187,7 +187,7 @@ class AggregationLaw:
         """Draw the draft of ``party`` for ``position`` from its distribution ``p`` [V].
 
         It is truncated, renormalised, rounded to fp16 and renormalised first: the draft is drawn
-        of exactly what is sent.
+        of exactly the distribution that is sent.
 
         Raises:
             ModelError: ``p`` is no distribution.
@@ -342,7 +342,7 @@ def shared_acceptance(q: Probabilities, target: Probabilities) -> float:
     place = np.empty(len(q), np.intp)
     place[order] = np.arange(len(order))
     at = place[both]
-    with np.errstate(over="ignore"):  # what hardly anyone picks is hardly ever agreed upon
+    with np.errstate(over="ignore"):  # rare picks hardly ever agree
         return float((1.0 / (above[at] / q[both] + below[at] / target[both])).sum())
 
 

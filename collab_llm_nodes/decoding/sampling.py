@@ -1,6 +1,6 @@
 """The distribution that is sampled, made from logits, and its compact form for the wire.
 
-A distribution is kept as the few tokens that are possible, so that what follows (draws, verdicts,
+A distribution is kept as the few tokens that are possible, so that later work (draws, verdicts,
 predictions) costs nothing for a vocabulary of 150,000. The one pass over a whole row is made where
 the logits are: by torch on an accelerator, by numpy on a CPU, where it is several times as fast.
 """
@@ -360,7 +360,7 @@ def _of_packed(row: NDArray[np.int32], config: SamplingConfig, size: int) -> Dis
     total, (values, ids) = float(row[3:4].view(np.float32)[0]), np.split(row[4:], 2)
     x = values.view(np.float32)
     every = len(x) == size or x[-1] == -np.inf
-    known = x > (-np.inf if every else x[-1])  # what ties with the last may be missing
+    known = x > (-np.inf if every else x[-1])  # ties with the last may be missing
     order = np.argsort(ids[known])
     ids, x = ids[known][order], x[known][order]
     return _of_likeliest(ids, x, top, size, config, total, every=every)
@@ -456,8 +456,8 @@ class SparseDistribution:
 def to_wire(p: Distribution, max_support: int) -> SparseDistribution:
     """Truncate ``p`` to its ``max_support`` most probable tokens and round to fp16.
 
-    The draft must be drawn from the RESULT: then what the verifier divides by is what was sampled
-    from, and no rounding touches the output law. Of tokens that tie the lower ids are kept.
+    The draft must be drawn from the RESULT: then the verifier divides by the probabilities of the
+    draw, and no rounding touches the output law. Of tokens that tie the lower ids are kept.
     """
     if max_support < 1:
         raise ConfigError("must be >= 1", field="max_support")

@@ -1,4 +1,4 @@
-"""Weights of the draft models: rewarded and punished for what the target accepts (paper 002, 3.2).
+"""Weights of the draft models: rewarded and punished by their acceptance (paper 002, 3.2).
 
 The paper gives no values for thresholds and factors. Those here come from a sweep on the simulated
 streams of ``test_weights.py``, which repeats it: with thresholds from 0.5 and 0.3 to 0.9 and 0.7,

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from collab_llm_nodes.engine.backend import Chunk
 from collab_llm_nodes.engine.blocks import Blocks
-from collab_llm_nodes.engine.cache import Copy, StaticCache, rounded_up
+from collab_llm_nodes.engine.cache import Copy, StaticCache, round_up
 from collab_llm_nodes.engine.device import OnDevice, Upload
 from collab_llm_nodes.engine.masks import SHORT, Masks
 
@@ -88,7 +88,7 @@ def _group(chunk: Chunk) -> tuple[int, ...]:
     their prefix. The empty key is that of a chunk that attends alone.
 
     One call costs less than many: 16 short sessions of the embedded target need 1.7 times the time
-    one by one. Long ones gain nothing, for reading them is what takes the time: with one thread 4
+    one by one. Long ones gain nothing, since reading them takes the time: with one thread 4
     to 16 sessions of 2 to 3 MB take as long either way. And a block holds their columns twice.
     """
     cache: StaticCache = chunk.cache
@@ -118,26 +118,28 @@ def _streams(chunk: Chunk, heads: Heads) -> bool:
     )
 
 
-def grouped(
+def group_chunks(
     chunks: Sequence[Chunk], heads: Heads, masks: Masks, blocks: Blocks, upload: Upload
-) -> list[Gathered | InPlace]:
+) -> list[GatheredAttention | InPlaceAttention]:
     """Divide the chunks of a pass, which ``arrange`` has ordered; their caches get room."""
     for chunk in chunks:
         chunk.cache.reserve(chunk.end)
     if len(chunks) == 1:
-        return [InPlace(chunks[0], 0, heads, masks, upload)]
-    groups: list[Gathered | InPlace] = []
+        return [InPlaceAttention(chunks[0], 0, heads, masks, upload)]
+    groups: list[GatheredAttention | InPlaceAttention] = []
     row, room = 0, TOGETHER
     for key, found in groupby(chunks, attrgetter("group")):
         several, forks = list(found), len(key) > 1
         count = _fitting(several, room, heads, forks=forks) if key else 0
         if count > 1:
-            together = Gathered(several[:count], row, heads, masks, blocks, upload, forks=forks)
+            together = GatheredAttention(
+                several[:count], row, heads, masks, blocks, upload, forks=forks
+            )
             groups.append(together)
             row, room = together.rows.stop, room - together.bytes
             del several[:count]
         for chunk in several:
-            groups.append(InPlace(chunk, row, heads, masks, upload))
+            groups.append(InPlaceAttention(chunk, row, heads, masks, upload))
             row += chunk.new
     return groups
 
@@ -162,7 +164,7 @@ def _fitting(chunks: Sequence[Chunk], room: int, heads: Heads, *, forks: bool) -
     return len(chunks)
 
 
-class InPlace:
+class InPlaceAttention:
     """One chunk that attends to its cache where it lies.
 
     Attributes:
@@ -180,7 +182,7 @@ class InPlace:
         offset: int = chunk.cache.offset
         width = chunk.end
         if not self._whole:  # ``reserve`` has made room for the multiple
-            width = offset + rounded_up(chunk.end - offset, masks.step)
+            width = offset + round_up(chunk.end - offset, masks.step)
         narrow = masks.windowed(chunk)
         full = None if self._whole else masks.one(chunk, width, upload)
         self._planned = (full,) if narrow is chunk else (full, masks.one(narrow, width, upload))
@@ -235,7 +237,7 @@ class InPlace:
         """Do nothing: no block is used."""
 
 
-class Gathered:
+class GatheredAttention:
     """Several chunks whose columns lie in a block, to attend in one call.
 
     Forks leave out the columns that they share: these are read in place, once for all.
@@ -254,7 +256,7 @@ class Gathered:
 
     Attributes:
         rows: those of all chunks, among those of the pass.
-        bytes: what the columns take.
+        bytes: of the columns.
     """
 
     def __init__(
@@ -275,7 +277,7 @@ class Gathered:
         self._skip = skip = first.offset if forks else 0
         self._prefix = _by_layer(first.parts(skip), heads) if forks else None
         self._new = new = max(chunk.new for chunk in chunks)
-        longest = rounded_up(max(chunk.end for chunk in chunks) - skip, masks.step)
+        longest = round_up(max(chunk.end for chunk in chunks) - skip, masks.step)
         rows = sum(chunk.new for chunk in chunks)
         self.rows = slice(first_row, first_row + rows)
         self._block = block = blocks.take(chunks, skip, longest)

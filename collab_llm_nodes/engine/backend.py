@@ -14,6 +14,30 @@ AfterLayer = Callable[[int, Tensor], None]
 """(layers done, hidden states [rows, hidden_size]), valid only during the call."""
 
 
+class Cache(Protocol):
+    """Keys and values of one session, by column."""
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes that it holds alone."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes that it may share with forks."""
+
+    def move(self, kept: Sequence[int]) -> None:
+        """Move column ``kept[i]`` to column ``i``, and free the others."""
+
+    def cut(self, columns: int) -> None:
+        """Free the columns from ``columns`` on."""
+
+    def fork(self, columns: int, used: int) -> Cache:
+        """Return a cache that begins with the same ``columns`` of the ``used`` ones."""
+
+    def parts(self, columns: int) -> list[Tensor]:
+        """Return the first columns, [layers, 2 * kv_heads, some, head_dim] each, in order."""
+
+
 class Output(NamedTuple):
     """The last rows of one chunk.
 
@@ -67,7 +91,7 @@ class Backend(Protocol):
     def arrange(self, chunks: Sequence[Chunk]) -> list[int]:
         """Return the numbers of the chunks in the order in which a pass should take them."""
 
-    def new_cache(self, expected: int = 0) -> Any:
+    def new_cache(self, expected: int = 0) -> Cache:
         """Return an empty cache for one session, of ``expected`` columns at most if not 0."""
 
     def plan(self, chunks: Sequence[Chunk], upload: Upload) -> Any:
@@ -81,23 +105,8 @@ class Backend(Protocol):
         order; an exception ends the pass. The caches then hold what they held before ``start``.
         """
 
-    def move(self, cache: Any, kept: Sequence[int]) -> None:
-        """Move column ``kept[i]`` to column ``i``, and free the others."""
-
-    def cut(self, cache: Any, columns: int) -> None:
-        """Free the columns from ``columns`` on."""
-
-    def fork(self, cache: Any, columns: int, used: int) -> Any:
-        """Return a cache that begins with the same ``columns`` of the ``used`` ones."""
-
-    def parts(self, cache: Any, columns: int) -> list[Tensor]:
-        """Return the first columns, [layers, 2 * kv_heads, some, head_dim] each, in order."""
-
-    def filled(self, keys_values: Tensor) -> Any:
-        """Return a cache that holds columns as ``parts`` gives them."""
-
-    def sizes(self, cache: Any) -> tuple[int, int]:
-        """Return the bytes that a cache holds alone, and those it may share with forks."""
+    def filled(self, keys_values: Tensor) -> Cache:
+        """Return a cache that holds columns as ``Cache.parts`` gives them."""
 
     def close(self) -> None:
         """Leave the model as it was found."""

@@ -21,7 +21,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from collab_llm_nodes.engine.cache import rounded_up
+from collab_llm_nodes.engine.cache import round_up
 
 _ALIGNED = 16  # bytes, for vector loads of kernels
 
@@ -59,7 +59,7 @@ class Upload:
     def _send(self) -> None:
         arrays = [array.contiguous() for array in self._waiting]
         self._waiting.clear()
-        begins = [0, *accumulate(rounded_up(array.nbytes, _ALIGNED) for array in arrays)]
+        begins = [0, *accumulate(round_up(array.nbytes, _ALIGNED) for array in arrays)]
         pinned = self._device.type != "meta"  # where nothing is copied
         packed = torch.empty(begins[-1], dtype=torch.uint8, pin_memory=pinned)
         for array, begin in zip(arrays, begins, strict=False):

@@ -19,16 +19,16 @@ from torch import Tensor
 from collab_llm_nodes.engine.attention import TOGETHER
 from collab_llm_nodes.engine.backend import Backend, Output
 from collab_llm_nodes.engine.blocks import KEPT_BYTES
-from collab_llm_nodes.engine.cache import BLOCK, rounded_up
+from collab_llm_nodes.engine.cache import BLOCK, round_up
 from collab_llm_nodes.engine.device import Upload, stopwatch, synchronize
 from collab_llm_nodes.engine.eager import EagerBackend
 from collab_llm_nodes.engine.exits import ExitScorer, PassExits
 from collab_llm_nodes.engine.interface import AfterExit, Check, Feed, OnExit
 from collab_llm_nodes.engine.kernels import Head
 from collab_llm_nodes.engine.saved import Fit, SavedSession
-from collab_llm_nodes.engine.session import Session, begun, no_memory
+from collab_llm_nodes.engine.session import Session, begin_pass, mark, no_memory, undo
 from collab_llm_nodes.engine.static import StaticBackend
-from collab_llm_nodes.errors import CollabError, ConfigError
+from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.architectures import (
     attention_windows,
     context_length,
@@ -42,10 +42,9 @@ from collab_llm_nodes.models.pictures import Picture
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode, scaled_size
 from collab_llm_nodes.models.vocabulary import end_tokens
 
-BACKENDS = ("auto", "static", "eager")
 _WARM_PROMPT = 64
 _WARM_ROWS = (1, 2, 5, 9)  # of drafts of 0, 1, 4 and 8 tokens
-_CACHES_SHARE = 0.9  # of what is free: memory comes in pieces, and others use the device as well
+_CACHES_SHARE = 0.9  # of the free memory, which comes in pieces, and others use the device as well
 
 
 class Engine:
@@ -55,8 +54,7 @@ class Engine:
         candidates: score exits only over candidates (see ``exits``), of which so many per position
             are kept from exit to exit; other logits are -inf. 0 scores the whole vocabulary. For
             large vocabularies, where the head costs more than the layers between two exits.
-        backend: "static" (the hand-written loop), "eager" (the transformers forward), or "auto":
-            static where it supports the model.
+        eager: run the transformers forward, also where the hand-written loop supports the model.
 
     Attributes:
         vocab_size: columns of all logits: the tokenizer's size, without padding rows, and without
@@ -65,15 +63,12 @@ class Engine:
         num_layers: decoder layers.
         context: tokens a session can hold.
         exit_layers: exits that fire, counted in layers done.
-        backend: the one in use, "static" or "eager".
+        eager: the transformers forward runs the model.
         windowed: some layers attend to the last tokens only; such a model grows no trees.
         device: the model's.
-
-    Raises:
-        ConfigError: an unknown backend, or a static one for a model it does not support.
     """
 
-    def __init__(self, loaded: LoadedModel, *, candidates: int = 0, backend: str = "auto") -> None:
+    def __init__(self, loaded: LoadedModel, *, candidates: int = 0, eager: bool = False) -> None:
         self.loaded = loaded
         self.vocab_size = loaded.vocab_size
         self.vocabulary = loaded.vocabulary
@@ -87,11 +82,9 @@ class Engine:
             ExitScorer(head, loaded.adapters, candidates) if loaded.adapters is not None else None
         )
         self.windowed = any(attention_windows(loaded.model))
-        self.backend = _choose(backend, loaded)
+        self.eager = eager or not StaticBackend.supports(loaded)
         self._backend: Backend = (
-            StaticBackend(loaded, head)
-            if self.backend == "static"
-            else EagerBackend(loaded, self.vocab_size)
+            EagerBackend(loaded, self.vocab_size) if self.eager else StaticBackend(loaded, head)
         )
         self._embedding: Tensor = loaded.model.get_input_embeddings().weight.detach()
         self.device = self._embedding.device
@@ -104,7 +97,7 @@ class Engine:
 
     @torch.inference_mode()
     def restore(self, file: str | Path) -> Session:
-        """Start a session with what ``Session.save`` has written.
+        """Start a session from a file of ``Session.save``.
 
         Raises:
             InvalidInput: the file is damaged, or its contents contradict each other.
@@ -165,7 +158,7 @@ class Engine:
 
     def cache_bytes(self, tokens: int) -> int:
         """Return the bytes that a session of so many tokens takes."""
-        return rounded_up(tokens, BLOCK) * self._column_bytes
+        return round_up(tokens, BLOCK) * self._column_bytes
 
     def cache_room(self, *, rows: int, logits: int, pixels: int) -> float:
         """Return the bytes that are free for sessions, see ``ServingEngine.cache_room``."""
@@ -205,7 +198,7 @@ class Engine:
 
         Returns:
             For each feed, in order, its logits [last, V], or the exception that ended it: those of
-            ``Session.feed`` and ``Session.grow``, or what its ``on_exit`` or ``on_states`` raised.
+            ``Session.feed`` and ``Session.grow``, or one of its ``on_exit`` or ``on_states``.
             Its session is then as it was (a feed after the trunk drops all nodes, even so); the
             other feeds are not disturbed. When none is left, the pass ends early. If the pass is
             ended as a whole, all its sessions are as they were, likewise.
@@ -227,7 +220,7 @@ class Engine:
                 running.append(number)
             else:
                 results[number] = torch.empty(0, self.vocab_size, device=self.device)
-        before = {n: (feeds[n].session.length, feeds[n].session.columns) for n in running}
+        before = {number: mark(feeds[number].session) for number in running}
         waiting = [running] if self._backend.batches else [[number] for number in running]
         try:
             while waiting:
@@ -242,15 +235,17 @@ class Engine:
                     if not lacks_memory(error):
                         raise
                     lack = no_memory(error)
-                gc.collect()  # only now does nothing refer to the failed pass any more
+                gc.collect()  # only now does nothing refer to the failed pass any more,
+                undo(
+                    before[n] for n in group
+                )  # and there is memory to shrink the caches that had grown for it
                 half = len(group) // 2
                 if half:
                     waiting[:0] = [group[:half], group[half:]]
                 else:
                     results[group[0]] = lack
         except BaseException:  # whatever ends one pass undoes those before it, too
-            for number in running:
-                feeds[number].session._undo(*before[number])
+            undo(before.values())
             raise
         return [results[number] for number in range(len(feeds))]
 
@@ -262,32 +257,32 @@ class Engine:
         after_exit: AfterExit,
         check: Check | None,
     ) -> list[Tensor | Exception]:
-        with begun(self._backend, feeds) as (order, chunks):
-            feeds = [feeds[i] for i in order]
-            upload = Upload(self.device)
-            ids = upload.add([token for feed in feeds for token in feed.ids])
-            plan = self._backend.plan(chunks, upload)
-            watch: _Watch | None = None
-            if self._exits is not None and any(layer <= exits_until for layer in self.exit_layers):
-                watch = _Watch(feeds, self._exits, exits_until, after_exit, upload)
+        order, chunks = begin_pass(self._backend, feeds)
+        feeds = [feeds[i] for i in order]
+        upload = Upload(self.device)
+        ids = upload.add([token for feed in feeds for token in feed.ids])
+        plan = self._backend.plan(chunks, upload)
+        watch: _Watch | None = None
+        if self._exits is not None and any(layer <= exits_until for layer in self.exit_layers):
+            watch = _Watch(feeds, self._exits, exits_until, after_exit, upload)
 
-            def after_layer(layer: int, hidden: Tensor) -> None:
-                if watch is not None and layer in self.exit_layers:
-                    watch.after_layer(layer, hidden)
-                if check is not None:
-                    check()
+        def after_layer(layer: int, hidden: Tensor) -> None:
+            if watch is not None and layer in self.exit_layers:
+                watch.after_layer(layer, hidden)
+            if check is not None:
+                check()
 
-            embedded = self._embed(feeds, ids())
-            row = 0
-            for feed in feeds:
-                feed.session._show_images(feed.ids, embedded, row)
-                row += len(feed.ids)
-            watched = check is not None or (watch is not None and watch.listening)
-            failed: dict[int, Exception] = {} if watch is None else watch.failed
-            try:
-                outputs = self._backend.forward(plan, embedded, after_layer if watched else None)
-            except _NoneLeft:
-                outputs = [Output(embedded[:0], embedded[:0])] * len(feeds)  # all have failed
+        embedded = self._embed(feeds, ids())
+        row = 0
+        for feed in feeds:
+            feed.session._show_images(feed.ids, embedded, row)
+            row += len(feed.ids)
+        watched = check is not None or (watch is not None and watch.listening)
+        failed: dict[int, Exception] = {} if watch is None else watch.failed
+        try:
+            outputs = self._backend.forward(plan, embedded, after_layer if watched else None)
+        except _NoneLeft:
+            outputs = [Output(embedded[:0], embedded[:0])] * len(feeds)  # all have failed
         results: dict[int, Tensor | Exception] = {}
         for i, (feed, chunk, output) in enumerate(zip(feeds, chunks, outputs, strict=True)):
             if feed.on_states is not None and i not in failed:
@@ -304,7 +299,7 @@ class Engine:
 
     def _embed(self, feeds: Sequence[Feed[Session]], ids: Tensor) -> Tensor:
         """Return the embeddings [rows, hidden] of ids [rows] of all feeds."""
-        if self.backend == "static":
+        if not self.eager:
             return torch.embedding(self._embedding, ids)
         embedded: Tensor = self.loaded.model.get_input_embeddings()(ids)  # some scale them
         return embedded
@@ -362,18 +357,3 @@ class _Watch:
         self._after_exit(layer, took())
         if len(self.failed) == len(self._feeds):
             raise _NoneLeft
-
-
-def _choose(backend: str, loaded: LoadedModel) -> str:
-    if backend not in BACKENDS:
-        raise ConfigError(
-            f"{backend!r} is unknown", field="backend", remedy=f"one of {', '.join(BACKENDS)}"
-        )
-    supported = StaticBackend.supports(loaded)
-    if backend == "static" and not supported:
-        raise ConfigError(
-            "the static backend does not run this model", field="backend", remedy="set it to auto"
-        )
-    if backend == "auto":
-        return "static" if supported else "eager"
-    return backend

@@ -33,7 +33,7 @@ def can_share_passes(engines: Sequence[Engine]) -> bool:
 
     An engine of another kind, such as one that emulates a larger model, makes its own passes.
     """
-    if not all(type(engine) is Engine and engine.backend == "static" for engine in engines):
+    if not all(type(engine) is Engine and not engine.eager for engine in engines):
         return False
     shapes = []
     for engine in engines:
@@ -55,7 +55,7 @@ class Ensemble(Engine):
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
-        vars(self).update(vars(engines[0]))  # what is not the weights is the same for all
+        vars(self).update(vars(engines[0]))  # all but the weights is the same for all
         self._exits = None
         self._embeddings = [engine._embedding for engine in engines]
         members = [

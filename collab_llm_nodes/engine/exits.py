@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from collab_llm_nodes.engine.device import OnDevice, Upload
-from collab_llm_nodes.engine.kernels import Head, linear_of
+from collab_llm_nodes.engine.kernels import Head, as_linear
 from collab_llm_nodes.models.adapters import ExitAdapters
 
 SHORTLIST = 8192
@@ -117,9 +117,7 @@ class PassExits:
         scores = torch.cat([common, head.some(others)(states)], dim=1)
         ids = torch.cat([torch.arange(shortlist, device=states.device), others])
         best = ids[scores.topk(min(self._scorer.candidates, len(ids)), dim=-1).indices]
-        kept = torch.cat(
-            [best.flatten(), fed]
-        )  # some twice: finding them would be a wait
+        kept = torch.cat([best.flatten(), fed])  # some twice: finding them would be a wait
         self._candidates[feed] = kept, head.some(kept)
         return self._spread(scores, ids)
 
@@ -136,6 +134,6 @@ class PassExits:
 def _correction(adapter: nn.Module) -> Callable[[Tensor], Tensor]:
     """[rows, hidden_size] -> the same plus its correction."""
     if isinstance(adapter, nn.Linear):
-        linear = linear_of(adapter)
+        linear = as_linear(adapter)
         return lambda hidden: linear.add_to(hidden, hidden)
     return lambda hidden: hidden + adapter(hidden)

@@ -141,7 +141,7 @@ class DecodingEngine(Protocol):
     """A model that decodes in sessions.
 
     Attributes:
-        loaded: what prompts need; the weights may be elsewhere.
+        loaded: tokenizer and configuration; the weights may be elsewhere.
         vocab_size: columns of all logits: the tokenizer's size, without padding rows, and without
             tokens that the model has no rows for.
         vocabulary: hash of these tokens.
@@ -170,7 +170,7 @@ class DecodingEngine(Protocol):
 
 
 class ServingEngine(DecodingEngine, Protocol):
-    """An engine whose sessions share passes, with what a server must know to lend caches.
+    """An engine whose sessions share passes, and whose caches have known sizes.
 
     Attributes:
         num_layers: decoder layers.

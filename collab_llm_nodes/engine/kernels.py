@@ -71,7 +71,7 @@ class ModuleLinear:
         return residual + self(x)
 
 
-def fused(modules: Sequence[nn.Linear]) -> Linear | ModuleLinear:
+def fuse(modules: Sequence[nn.Linear]) -> Linear | ModuleLinear:
     """Return the linear maps of one input as a single map; their outputs stand side by side.
 
     The weight is stored [in, out], the layout that is fastest with few rows in MKL and oneDNN
@@ -112,7 +112,7 @@ def _shared(modules: Sequence[nn.Linear]) -> Tensor | None:
     return first.as_strided((first.shape[1], width), (width, 1), first.storage_offset())
 
 
-def linear_of(module: nn.Linear) -> Linear | ModuleLinear:
+def as_linear(module: nn.Linear) -> Linear | ModuleLinear:
     """Return a map whose weight stays where it is."""
     if not _plain(module):
         return ModuleLinear([module])
@@ -128,7 +128,7 @@ class Head:
     """
 
     def __init__(self, parts: DecoderParts, vocab_size: int) -> None:
-        self.norm = norm_of(parts.norm)
+        self.norm = norm_function(parts.norm)
         self.vocab_size = vocab_size
         self._module = parts.head
         self._maps: dict[int, Callable[[Tensor], Tensor]] = {}  # by the number of logits
@@ -168,7 +168,7 @@ class Head:
         return Linear(weight, None if bias is None else bias[:count])
 
 
-def norm_of(module: nn.Module) -> Callable[[Tensor], Tensor]:
+def norm_function(module: nn.Module) -> Callable[[Tensor], Tensor]:
     """Return a norm as a function; an RMSNorm in float32 is spelled out."""
     if isinstance(module, nn.LayerNorm):
         shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps

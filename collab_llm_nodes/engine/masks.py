@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from collab_llm_nodes.engine.backend import Chunk
-from collab_llm_nodes.engine.cache import BLOCK, rounded_up
+from collab_llm_nodes.engine.cache import BLOCK, round_up
 from collab_llm_nodes.engine.device import OnDevice, Upload
 
 SHORT = 16
@@ -102,7 +102,7 @@ class Masks(ABC):
     def _from(self, seen: Tensor, upload: Upload) -> OnDevice:
         """Return the masks [..., rows * queries, columns] of bool [..., rows, columns]."""
         columns = seen.shape[-1]
-        there = upload.add(functional.pad(seen, (0, rounded_up(columns, self.step) - columns)))
+        there = upload.add(functional.pad(seen, (0, round_up(columns, self.step) - columns)))
         return lambda: self._by_query(torch.where(there(), self._zero, self._hidden))[..., :columns]
 
     def _by_query(self, mask: Tensor) -> Tensor:
@@ -154,13 +154,13 @@ class ComputedMasks(Masks):
 
     def __init__(self, context: int, queries: int, like: Tensor, window: int | None = None) -> None:
         super().__init__(context, queries, like, window)
-        self._columns = torch.arange(rounded_up(context + SHORT, BLOCK) + BLOCK, device=like.device)
+        self._columns = torch.arange(round_up(context + SHORT, BLOCK) + BLOCK, device=like.device)
 
     def _causal(self, new: int, start: int, width: int) -> Tensor:
         return self._up_to(self._columns[start + 1 : start + 1 + new], width)
 
     def _up_to(self, counts: Tensor, width: int) -> Tensor:
-        hidden = self._columns[: rounded_up(width, self.step)] >= counts[..., None]
+        hidden = self._columns[: round_up(width, self.step)] >= counts[..., None]
         mask = torch.where(hidden, self._hidden, self._zero)
         return self._by_query(mask)[..., :width]
 

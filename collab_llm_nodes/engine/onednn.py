@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -68,12 +69,15 @@ class Product:
         self, weight: Tensor, bias: Tensor | None, least_rows: float, *, named: bool
     ) -> None:
         self.least_rows = least_rows
-        self._bias, self._named = bias, named
-        self._weight = weight.t() if named else weight
-        if named and _KEEPS_LAYOUTS and weight.nbytes <= KEPT_LAYOUT:
-            self._weight = torch.ops.mkldnn._reorder_linear_weight(
-                self._weight.contiguous(), _LAYOUT_ROWS
-            )
+        self._weight, self._bias = weight, bias
+        self._pointwise: Callable[..., Tensor] | None = None
+        if named:
+            self._pointwise = torch.ops.mkldnn._linear_pointwise.default
+            self._weight = weight.t()
+            if _KEEPS_LAYOUTS and weight.nbytes <= KEPT_LAYOUT:
+                self._weight = torch.ops.mkldnn._reorder_linear_weight(
+                    self._weight.contiguous(), _LAYOUT_ROWS
+                )
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in] -> [rows, out]."""
@@ -81,10 +85,8 @@ class Product:
         spare = kernel_rows(rows) - rows
         if spare:
             x = functional.pad(x, (0, 0, 0, spare))
-        if self._named:
-            y: Tensor = torch.ops.mkldnn._linear_pointwise.default(
-                x, self._weight, self._bias, "none", [], ""
-            )
+        if self._pointwise is not None:
+            y = self._pointwise(x, self._weight, self._bias, "none", [], "")
         elif self._bias is None:
             y = torch.mm(x, self._weight)
         else:

@@ -60,7 +60,7 @@ def _encode(loaded: LoadedModel, prompt: EncodedPrompt, like: Tensor) -> Tensor:
 
 
 def _indices(encoder: Any, grid: Tensor, device: torch.device) -> dict[str, Tensor]:
-    """Return what the encoder would compute from the pictures' sizes, each where it is read.
+    """Return the encoder's indices, computed from the pictures' sizes, each where it is read.
 
     Sizes and lengths stay on the host: each of the encoder's layers reads them there, and would
     wait for the device three times.

@@ -6,8 +6,7 @@ so that several can share a pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -30,10 +29,9 @@ if TYPE_CHECKING:
 
 
 class CachedSession:
-    """A trunk and a tree in a cache of one backend: what whole models and stages have in common."""
+    """A trunk and a tree in a cache: the common part of sessions of whole models and of stages."""
 
-    def __init__(self, backend: Backend, cache: Any) -> None:
-        self._backend = backend
+    def __init__(self, cache: Any) -> None:
         self._cache = cache
         self._tree = TokenTree()
         self._closed = False
@@ -48,7 +46,7 @@ class CachedSession:
         if not 0 <= n <= self._tree.length:
             raise ProtocolError(f"cannot roll back from {self._tree.length} to {n}", field="length")
         self._check_open()
-        self._backend.cut(self._cache, n)
+        self._cache.cut(n)
         self._tree.cut(n)
 
     @property
@@ -62,14 +60,14 @@ class CachedSession:
         self._check_open()
         later = [self._position(c) for c in range(column + 1, self.length)]
         kept = self._tree.retain(column, later)
-        self._backend.move(self._cache, kept)
+        self._cache.move(kept)
         return {old: new for new, old in enumerate(kept)}
 
     def close(self) -> None:
-        """Free the KV cache, and of what forks share the columns that only this session reads."""
+        """Free the KV cache, and shared columns that no other session reads."""
         if self._closed:
             return
-        self._backend.cut(self._cache, 0)
+        self._cache.cut(0)
         self._cache = None
         self._closed = True
         self._tree.cut(0)
@@ -96,7 +94,7 @@ class CachedSession:
     def _forked(self) -> Any:
         """Return a cache with the same trunk, which is held once."""
         self._check_open()
-        return self._backend.fork(self._cache, self.length, self.columns)
+        return self._cache.fork(self.length, self.columns)
 
     def _begin(self, feed: Any) -> Chunk:
         """Turn a (checked) feed into the backend's chunk; nodes are added to the tree."""
@@ -115,7 +113,7 @@ class CachedSession:
 
     def _drop_nodes(self) -> None:
         if self._tree.columns > self._tree.length:
-            self._backend.cut(self._cache, self._tree.length)
+            self._cache.cut(self._tree.length)
             self._tree.cut(self._tree.length)
 
     def _undo(self, length: int, columns: int) -> None:
@@ -124,39 +122,46 @@ class CachedSession:
             self._tree.cut(length)
         else:
             self._tree.shrink(columns)
-        self._backend.cut(self._cache, self._tree.columns)
+        self._cache.cut(self._tree.columns)
 
     def _position(self, column: int) -> int:
         """Return the position of a column."""
         return column if column < self.length else self._tree.position(column)
 
 
-@contextmanager
-def begun(backend: Backend, feeds: Sequence[Any]) -> Iterator[tuple[list[int], list[Chunk]]]:
-    """Begin a pass: give the order in which it takes the feeds, and their chunks in that order.
+Mark = tuple[CachedSession, int, int]
+"""A session, its length and its columns before a pass."""
 
-    Feeds that follow a trunk drop its nodes. If the pass fails, all sessions are as they were
-    before it, except for such nodes.
+
+def mark(session: CachedSession) -> Mark:
+    """Return the state of a session before a pass, for :func:`undo`."""
+    return session, session.length, session.columns
+
+
+def undo(marks: Iterable[Mark]) -> None:
+    """Put sessions back to their marks; nodes that a pass has dropped are not restored."""
+    for session, length, columns in marks:
+        session._undo(length, columns)
+
+
+def begin_pass(backend: Backend, feeds: Sequence[Any]) -> tuple[list[int], list[Chunk]]:
+    """Return the order in which a pass takes the feeds, and their chunks in that order.
+
+    Feeds that follow a trunk drop its nodes. If anything is raised, undo it.
     """
-    before = [(feed.session.length, feed.session.columns) for feed in feeds]
-    try:
-        chunks = [feed.session._begin(feed) for feed in feeds]
-        for feed in feeds:  # all have begun; only now is it known which columns they share
-            if feed.parents is None:
-                feed.session._drop_nodes()
-        order = backend.arrange(chunks) if len(chunks) > 1 else [0]
-        yield order, [chunks[i] for i in order]
-    except BaseException:  # whatever ends the pass
-        for feed, (length, columns) in zip(feeds, before, strict=True):
-            feed.session._undo(length, columns)
-        raise
+    chunks = [feed.session._begin(feed) for feed in feeds]
+    for feed in feeds:  # all have begun; only now is it known which columns they share
+        if feed.parents is None:
+            feed.session._drop_nodes()
+    order = backend.arrange(chunks) if len(chunks) > 1 else [0]
+    return order, [chunks[i] for i in order]
 
 
 class Session(CachedSession):
     """A ``DecodingSession`` of an ``engine.Engine``, which can be forked and saved as well."""
 
     def __init__(self, engine: Engine, prompt: EncodedPrompt, cache: Any) -> None:
-        super().__init__(engine._backend, cache)
+        super().__init__(cache)
         self._engine = engine
         self._prompt = prompt
         self._image_features: Tensor | None = None
@@ -174,17 +179,17 @@ class Session(CachedSession):
             columns, the keys' heads first.
         """
         self._check_open()
-        return self._backend.parts(self._cache, self.columns)
+        return self._cache.parts(self.columns)
 
     @property
     def own_bytes(self) -> int:
         """Bytes of the KV cache that this session holds alone."""
-        return 0 if self._closed else self._backend.sizes(self._cache)[0]
+        return 0 if self._closed else self._cache.own_bytes
 
     @property
     def shared_bytes(self) -> int:
         """Bytes of the KV cache that are held once for this session and its forks."""
-        return 0 if self._closed else self._backend.sizes(self._cache)[1]
+        return 0 if self._closed else self._cache.shared_bytes
 
     @torch.inference_mode()
     def fork(self) -> Session:
@@ -216,7 +221,7 @@ class Session(CachedSession):
         if not self.length:
             raise InvalidInput("nothing has been fed", field="file", remedy="feed prompt.ids first")
         self.encode_images()  # needed by a session that is restored and rolled back into the prompt
-        keys_values = torch.cat(self._backend.parts(self._cache, self.length), dim=2)
+        keys_values = torch.cat(self._cache.parts(self.length), dim=2)
         saved = SavedSession(keys_values, self._prompt, self._image_features)
         saved.write(file, self._engine._fit)
 

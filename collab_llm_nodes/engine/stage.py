@@ -21,7 +21,7 @@ from collab_llm_nodes.engine.device import Upload
 from collab_llm_nodes.engine.interface import OnStates
 from collab_llm_nodes.engine.kernels import Head
 from collab_llm_nodes.engine.pictures import insert_features
-from collab_llm_nodes.engine.session import CachedSession, begun
+from collab_llm_nodes.engine.session import CachedSession, begin_pass, mark, undo
 from collab_llm_nodes.engine.static import StaticBackend
 from collab_llm_nodes.errors import InvalidInput, ModelError, ProtocolError
 from collab_llm_nodes.models.architectures import (
@@ -29,7 +29,7 @@ from collab_llm_nodes.models.architectures import (
     context_length,
     decoder_parts,
 )
-from collab_llm_nodes.models.devices import device_named
+from collab_llm_nodes.models.devices import find_device
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig
 from collab_llm_nodes.models.partial import CheckpointFacts, load_layers
 
@@ -40,7 +40,7 @@ def check_stages(facts: CheckpointFacts) -> None:
     Raises:
         ModelError: as :class:`Stage`, or there is no such device.
     """
-    device_named(facts.config.device)
+    find_device(facts.config.device)
     _check_attention(facts.without_weights())
 
 
@@ -115,7 +115,9 @@ class Stage:
         if not feeds:
             return []
         outputs: dict[int, Tensor] = {}
-        with begun(self._backend, feeds) as (order, chunks):
+        before = [mark(feed.session) for feed in feeds]
+        try:
+            order, chunks = begin_pass(self._backend, feeds)
             upload = Upload(self.device)
             plan = self._backend.plan(chunks, upload)
             rows = self._rows([feeds[i] for i in order], upload)
@@ -129,13 +131,16 @@ class Stage:
                     outputs[i] = output.logits
             else:
                 outputs.update(zip(order, hidden.split([c.new for c in chunks]), strict=True))
+        except BaseException:  # whatever ends the pass, the sessions are as before it
+            undo(before)
+            raise
         for i, chunk in zip(order, chunks, strict=True):
             if feeds[i].parents is None:
                 feeds[i].session._tree.cut(chunk.end)
         return [outputs[i] for i in range(len(feeds))]
 
     def _rows(self, feeds: Sequence[StageFeed], upload: Upload) -> Tensor:
-        """Return what the layers read of all feeds [rows, width]."""
+        """Return the input of the layers for all feeds [rows, width]."""
         if not self.takes_ids:
             states = [feed.rows for feed in feeds if isinstance(feed.rows, Tensor)]
             return torch.cat(states).to(self.device, self._backend.dtype)
@@ -183,7 +188,7 @@ class StageSession(CachedSession):
     """
 
     def __init__(self, stage: Stage, cache: Any) -> None:
-        super().__init__(stage._backend, cache)
+        super().__init__(cache)
         self._stage = stage
 
     def feed(self, rows: Sequence[int] | Tensor, last: int | None = None) -> Tensor:

@@ -22,12 +22,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from collab_llm_nodes.engine.attention import Gathered, Heads, InPlace, arrange, grouped
+from collab_llm_nodes.engine.attention import (
+    GatheredAttention,
+    Heads,
+    InPlaceAttention,
+    arrange,
+    group_chunks,
+)
 from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Output
 from collab_llm_nodes.engine.blocks import Blocks
-from collab_llm_nodes.engine.cache import StaticCache, rounded_up
+from collab_llm_nodes.engine.cache import StaticCache, round_up
 from collab_llm_nodes.engine.device import OnDevice, Upload
-from collab_llm_nodes.engine.kernels import Head, fused, norm_of
+from collab_llm_nodes.engine.kernels import Head, fuse, norm_function
 from collab_llm_nodes.engine.masks import Masks
 from collab_llm_nodes.models.architectures import (
     DecoderParts,
@@ -63,20 +69,20 @@ class _Layer:
     """One decoder layer over packed rows."""
 
     def __init__(self, parts: LayerParts) -> None:
-        self.attention_norm = norm_of(parts.attention_norm)
-        self.mlp_norm = norm_of(parts.mlp_norm)
+        self.attention_norm = norm_function(parts.attention_norm)
+        self.mlp_norm = norm_function(parts.mlp_norm)
         self.norm_first = parts.norm_first
-        self.qkv = fused([parts.query, parts.key, parts.value])
-        self.out = fused([parts.out])
-        self.up = fused(parts.up)
+        self.qkv = fuse([parts.query, parts.key, parts.value])
+        self.out = fuse([parts.out])
+        self.up = fuse(parts.up)
         self.gated = len(parts.up) == 2
         self.head_norms = _HeadNorms.of(parts)
-        self.out_norm = None if parts.out_norm is None else norm_of(parts.out_norm)
-        self.down_norm = None if parts.down_norm is None else norm_of(parts.down_norm)
+        self.out_norm = None if parts.out_norm is None else norm_function(parts.out_norm)
+        self.down_norm = None if parts.down_norm is None else norm_function(parts.down_norm)
         self.activation: Callable[[Tensor], Tensor] = getattr(
             parts.activation, "forward", parts.activation
         )
-        self.down = fused([parts.down])
+        self.down = fuse([parts.down])
 
     def before_attention(self, x: Tensor) -> Tensor:
         """[rows, hidden] -> queries, keys and values [rows, heads * head_dim]."""
@@ -121,7 +127,7 @@ class _HeadNorms:
             return None
         widths = parts.query.out_features, parts.key.out_features, parts.value.out_features
         (head_dim,) = parts.query_norm.weight.shape  # type: ignore[misc]
-        return cls(norm_of(parts.query_norm), norm_of(parts.key_norm), head_dim, widths)
+        return cls(norm_function(parts.query_norm), norm_function(parts.key_norm), head_dim, widths)
 
     def __call__(self, qkv: Tensor) -> Tensor:
         """[rows, heads * head_dim] -> the same, with queries and keys normed."""
@@ -143,7 +149,7 @@ class Plan:
     """
 
     chunks: Sequence[Chunk]
-    groups: Sequence[Gathered | InPlace]
+    groups: Sequence[GatheredAttention | InPlaceAttention]
     positions: OnDevice | None
 
 
@@ -217,7 +223,7 @@ class StaticBackend:
         return StaticCache.empty(len(self._layers), 2 * heads.key, heads.dim, self._like, expected)
 
     def plan(self, chunks: Sequence[Chunk], upload: Upload) -> Plan:
-        groups = grouped(chunks, self._heads, self._masks, self._blocks, upload)
+        groups = group_chunks(chunks, self._heads, self._masks, self._blocks, upload)
         alone = len(chunks) == 1 and isinstance(chunks[0].positions, int)
         if alone and self._embed_positions is None:
             return Plan(chunks, groups, None)
@@ -284,29 +290,14 @@ class StaticBackend:
         """Return how many rows the layers compute where ``rows`` are wanted."""
         return self._layers[0].up.rows(rows)
 
-    def move(self, cache: StaticCache, kept: Sequence[int]) -> None:
-        cache.move(list(kept))
-
-    def cut(self, cache: StaticCache, columns: int) -> None:
-        cache.cut(columns)
-
-    def fork(self, cache: StaticCache, columns: int, used: int) -> StaticCache:
-        return cache.fork(columns, used)
-
-    def parts(self, cache: StaticCache, columns: int) -> list[Tensor]:
-        return cache.parts(columns)
-
     def filled(self, keys_values: Tensor) -> StaticCache:
         return StaticCache([], keys_values.to(self._like.device))
-
-    def sizes(self, cache: StaticCache) -> tuple[int, int]:
-        return cache.own.nbytes, cache.shared_bytes
 
     def close(self) -> None:
         """Do nothing: the model is as it was."""
 
     def _enter(self, plan: Plan, x: Tensor) -> Tensor:
-        """Turn embedded tokens into what the first layer reads [rows, hidden]."""
+        """Turn embedded tokens into the input [rows, hidden] of the first layer."""
         if self._embed_scale is not None:
             x = x * self._embed_scale.to(x.dtype)
         if self._rotary is not None:
@@ -327,7 +318,7 @@ class StaticBackend:
         layer: int,
         qkv: Tensor,
         rotation: tuple[Tensor, ...] | None,
-        groups: Sequence[Gathered | InPlace],
+        groups: Sequence[GatheredAttention | InPlaceAttention],
     ) -> Tensor:
         """Queries, keys, values -> [rows, heads * head_dim]; writes those of ``layer`` (from 0)."""
         heads = self._heads
@@ -366,7 +357,7 @@ class StaticBackend:
             with self._growing:  # else a thread that needs fewer could put back a shorter one
                 table = self._rotations.get(kind)
                 if table is None or table.shape[0] < columns:
-                    positions = torch.arange(rounded_up(columns, 1024), device=self._like.device)
+                    positions = torch.arange(round_up(columns, 1024), device=self._like.device)
                     table = self._angles(positions, kind)
                     self._rotations[kind] = table
         return table

@@ -43,9 +43,8 @@ class ExitAdapters(nn.Module):
 
     def save(self, folder: str | Path) -> None:
         """Write ``adapters.safetensors`` and ``adapters.json`` to ``folder``."""
-        tensors = {name: t.detach().cpu().contiguous() for name, t in self.state_dict().items()}
         facts = {"hidden_size": self.hidden_size, "layers": self.layers, "width": self.width}
-        write_trained(folder, NAME, tensors, facts)
+        write_trained(folder, NAME, self, facts)
 
     @classmethod
     def load(

@@ -44,7 +44,7 @@ _TAKEN = {"inputs_embeds", "position_ids", "attention_mask", "logits_to_keep"}
 
 
 def architecture_of(model_type: str) -> Architecture:
-    """Return what is known of a ``config.model_type``.
+    """Return the architecture of a ``config.model_type``.
 
     Any causal language model of transformers may run; ``check_eager`` decides at loading.
 
@@ -161,7 +161,7 @@ class LayerParts:
         down: the map out of it.
         norm_first: norms stand before the halves, else after their sums (OPT-350m).
         query_norm, key_norm: norms of each head, before it is rotated; None where there are none.
-        out_norm, down_norm: norms of what each half adds; None where there are none.
+        out_norm, down_norm: norms of the output of each half; None where there are none.
     """
 
     attention_norm: nn.Module

@@ -27,7 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from collab_llm_nodes.assets import shipped_model
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.errors import ModelError, translated
+from collab_llm_nodes.errors import ModelError, translate_errors
 from collab_llm_nodes.models.adapters import ExitAdapters, check_exit_layers
 from collab_llm_nodes.models.architectures import (
     ARCHITECTURES,
@@ -36,7 +36,7 @@ from collab_llm_nodes.models.architectures import (
     decoder_parts,
 )
 from collab_llm_nodes.models.checkpoint import match_tensors, quantisation_of, stored_tensors
-from collab_llm_nodes.models.devices import device_named, free_bytes, shares_host_memory
+from collab_llm_nodes.models.devices import find_device, free_bytes, shares_host_memory
 from collab_llm_nodes.models.footprint import check_fits, weight_bytes
 from collab_llm_nodes.models.prompt import begun_thought, takes_system, try_prompts
 from collab_llm_nodes.models.quantised import (
@@ -158,7 +158,7 @@ def load(config: ModelConfig) -> LoadedModel:
             quantisation that cannot be done here, adapters that do not fit, a prompt that cannot be
             encoded, or any other error of a library. ``field`` names the setting.
     """
-    device = device_named(config.device)
+    device = find_device(config.device)
     folder = model_folder(config)
     with load_errors(folder):
         loaded = _load(folder, config, device)
@@ -168,11 +168,11 @@ def load(config: ModelConfig) -> LoadedModel:
 
 def load_errors(folder: Path) -> AbstractContextManager[None]:
     """Turn all errors of loading the model in ``folder`` into a ModelError."""
-    return translated(
+    return translate_errors(
         ModelError,
         f"cannot load {folder}",
         field="path",
-        remedy="check the checkpoint's files, and install what they need",
+        remedy="check the checkpoint's files, and install the packages they need",
     )
 
 
@@ -231,7 +231,7 @@ def model_folder(config: ModelConfig, *, offline: bool = False) -> Path:
             field="path",
             remedy="give the folder of a checkpoint, or a hub id such as Qwen/Qwen2-VL-2B-Instruct",
         )
-    with translated(
+    with translate_errors(
         ModelError,
         f"{config.path!r} is no folder here and the hub did not give it",
         field="path",
@@ -253,7 +253,7 @@ def model_type_of(folder: Path) -> str:
     Raises:
         ModelError: it names none.
     """
-    with translated(
+    with translate_errors(
         ModelError,
         f"{folder} holds no readable config.json with a model_type",
         field="path",
@@ -269,7 +269,7 @@ def architecture_in(folder: Path) -> Any:
     Raises:
         ModelError: it cannot be read.
     """
-    with translated(
+    with translate_errors(
         ModelError,
         f"cannot read {folder / 'config.json'}",
         field="path",
@@ -289,7 +289,7 @@ def generation_in(folder: Path, architecture: Any) -> GenerationConfig:
     file = folder / "generation_config.json"
     if not file.exists():
         return GenerationConfig.from_model_config(architecture)
-    with translated(
+    with translate_errors(
         ModelError, f"cannot read {file}", field="path", remedy="copy or download it again"
     ):
         found = GenerationConfig.from_pretrained(folder, local_files_only=True)
@@ -305,7 +305,7 @@ def load_tokenizer(folder: Path, vision: bool) -> PreTrainedTokenizerBase:
     Raises:
         ModelError: there is none, or it has no chat template and the model sees images.
     """
-    with translated(
+    with translate_errors(
         ModelError,
         f"cannot load the tokenizer in {folder}",
         field="path",
@@ -327,7 +327,7 @@ def load_tokenizer(folder: Path, vision: bool) -> PreTrainedTokenizerBase:
 
 
 def _legacy_template(file: Path) -> str:
-    with translated(
+    with translate_errors(
         ModelError,
         f"cannot read {file}",
         field="path",
@@ -346,7 +346,7 @@ def load_image_processor(folder: Path) -> Qwen2VLImageProcessorPil:
         ModelError: there is none.
     """
     # Always the PIL variant: it needs no torchvision, so pixels are the same on every machine.
-    with translated(
+    with translate_errors(
         ModelError,
         f"cannot load the image processor in {folder}",
         field="path",
@@ -375,7 +375,7 @@ def warn_of_overflow(config: ModelConfig, model_type: str) -> None:
 def _check_memory(
     folder: Path, config: ModelConfig, device: torch.device, package: str | None
 ) -> None:
-    """Refuse what cannot fit before minutes are spent on reading it."""
+    """Refuse a model that cannot fit before minutes are spent on reading it."""
     dtype = DTYPES[config.dtype]
     # torchao quantises what the host has read, so memory that both share holds it unquantised.
     quantised = package == "bitsandbytes" or (package and not shares_host_memory(device))

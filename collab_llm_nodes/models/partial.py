@@ -41,7 +41,7 @@ from collab_llm_nodes.models.checkpoint import (
     readable,
     stored_tensors,
 )
-from collab_llm_nodes.models.devices import device_named
+from collab_llm_nodes.models.devices import find_device
 from collab_llm_nodes.models.fingerprint import checkpoint_fingerprint
 from collab_llm_nodes.models.loading import (
     DTYPES,
@@ -149,7 +149,7 @@ class CheckpointFacts:
 
 
 def read_facts(config: ModelConfig) -> CheckpointFacts:
-    """Read what a checkpoint's files say about it.
+    """Read the facts of a checkpoint from its files.
 
     Raises:
         ModelError: as ``load``; this architecture is not divided, or the checkpoint is quantised;
@@ -209,7 +209,7 @@ def load_layers(config: ModelConfig, first: int, last: int) -> tuple[LoadedModel
             remedy=f"0 <= first < last <= {facts.num_layers}",
         )
     warn_of_overflow(config, facts.architecture.model_type)
-    device = device_named(config.device)
+    device = find_device(config.device)
     with load_errors(model_folder(config)):
         model = _empty_model(facts.architecture, config)
         decoder = model.get_decoder()
@@ -246,7 +246,7 @@ def load_vision(facts: CheckpointFacts) -> tuple[LoadedModel, int]:
     loaded = facts.without_weights()
     if not facts.vision:
         return loaded, 0
-    model, device = loaded.model, device_named(facts.config.device)
+    model, device = loaded.model, find_device(facts.config.device)
     with load_errors(model_folder(facts.config)):
         size = _fill(model, lambda name: name.startswith(_VISION), facts.config, device)
         encoder = model.model.visual

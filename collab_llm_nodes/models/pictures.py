@@ -250,7 +250,7 @@ def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _bare_png(data: bytes) -> bytes:
-    """Return the PNG without what does not change its pixels: texts, profiles, animation.
+    """Return the PNG without chunks that leave its pixels alone: texts, profiles, animation.
 
     Compressed texts and profiles can be bombs; a second header would take the place of the first.
     """

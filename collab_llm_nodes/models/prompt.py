@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.errors import InvalidInput, ModelError, translated
+from collab_llm_nodes.errors import InvalidInput, ModelError, translate_errors
 from collab_llm_nodes.models.architectures import context_length
 from collab_llm_nodes.models.pictures import MAX_SCANS, Picture, decode
 from collab_llm_nodes.models.thoughts import is_thought_tag, opened_thought
@@ -122,7 +122,7 @@ def encode(
 ) -> EncodedPrompt:
     """Apply the chat template and the image processor of ``loaded``.
 
-    Raw text gets what the tokenizer itself adds, such as the token that begins OPT's texts.
+    Raw text gets the tokens that the tokenizer adds, such as the token that begins OPT's texts.
 
     Raises:
         InvalidInput: empty, oversized or forbidden text, text that the tokenizer cannot encode or
@@ -182,13 +182,13 @@ def try_prompts(loaded: LoadedModel) -> None:
     """
     folder = loaded.config.path
     own = "put the file that came with the model beside the weights"
-    with translated(
+    with translate_errors(
         ModelError, f"the tokenizer in {folder} cannot encode text", field="path", remedy=own
     ):
         ids = encode(Prompt(_SAMPLE, raw=True), loaded).ids
         loaded.tokenizer.decode(list(ids), skip_special_tokens=True)
     if loaded.tokenizer.chat_template:
-        with translated(
+        with translate_errors(
             ModelError,
             f"the chat template in {folder} does not take a question",
             field="path",
@@ -198,7 +198,7 @@ def try_prompts(loaded: LoadedModel) -> None:
     if loaded.image_processor is not None:
         file = io.BytesIO()
         Image.new("RGB", (56, 56)).save(file, "PNG")
-        with translated(
+        with translate_errors(
             ModelError,
             f"preprocessor_config.json or the chat template in {folder} does not take a picture",
             field="path",
@@ -347,7 +347,7 @@ def _ids(prompt: Prompt, grid: Tensor | None, loaded: LoadedModel) -> tuple[int,
     tokenizer = loaded.tokenizer
     # With a template, special tokens are its business, so the tokenizer adds none.
     text = prompt.text if prompt.raw else _chat(prompt, loaded)
-    with translated(
+    with translate_errors(
         InvalidInput,
         "the tokenizer cannot encode it",
         field="text",
@@ -425,7 +425,7 @@ def render(
     Raises:
         InvalidInput: the template refuses these turns (many refuse system turns), or fails.
     """
-    with translated(
+    with translate_errors(
         InvalidInput,
         "the model's chat template refuses them",
         field="turns",

@@ -1,4 +1,4 @@
-"""Weight-only quantisation: the package that can do it here, and what it needs.
+"""Weight-only quantisation: the package that can do it here, and its needs.
 
 | kind | package      | what it needs                                     | what is quantised     |
 | ---- | ------------ | ------------------------------------------------- | --------------------- |
@@ -49,7 +49,7 @@ def quantization_package(kind: str, dtype: torch.dtype, device: torch.device) ->
 
 
 def _torchao_lacks(kind: str, dtype: torch.dtype, device: torch.device) -> list[str]:
-    """Return what torchao needs for ``kind`` and does not have."""
+    """Return the needs of torchao for ``kind`` that are not met."""
     lacks = [] if _installed("torchao") else ["to be installed (pip install torchao)"]
     if kind == "int4":
         if dtype != torch.bfloat16:
@@ -74,7 +74,7 @@ def quantized_bytes(
 
 
 def bitsandbytes_options(kind: str, dtype: torch.dtype) -> BitsAndBytesConfig:
-    """Return what ``from_pretrained`` needs to quantise while it reads."""
+    """Return the options with which ``from_pretrained`` quantises while it reads."""
     return BitsAndBytesConfig(
         load_in_8bit=kind == "int8",
         load_in_4bit=kind == "int4",
@@ -113,7 +113,7 @@ def quantize_with_torchao(model: Any, kind: str, device: torch.device) -> None:
             field="quantization",
             remedy="use int8, or pip install bitsandbytes accelerate",
         ) from error
-    # torchao passes over what it cannot group: then the model is as large as it was.
+    # torchao passes over maps it cannot group: then the model is as large as it was.
     weights = [m.weight for m in layers.modules() if isinstance(m, nn.Linear)]
     if not any(isinstance(weight, TorchAOBaseTensor) for weight in weights):
         raise ModelError(

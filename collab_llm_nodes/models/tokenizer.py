@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -117,3 +118,12 @@ def token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
     number = tokenizer.convert_tokens_to_ids(token)
     assert isinstance(number, int), f"{token} is one token"
     return number
+
+
+def vision_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Return the special tokens that a Qwen-VL configuration names, by its names for them."""
+    names = ("image_pad", "video_pad", "vision_start", "vision_end")
+    return {
+        f"{name.removesuffix('_pad')}_token_id": token_id(tokenizer, f"<|{name}|>")
+        for name in names
+    }

@@ -34,7 +34,7 @@ from collab_llm_nodes.errors import (
     Replay,
     Unavailable,
 )
-from collab_llm_nodes.models.footprint import in_bytes
+from collab_llm_nodes.models.footprint import format_bytes
 from collab_llm_nodes.serving.figures import ComputeFigures
 from collab_llm_nodes.serving.scheduler import (
     BatchConfig,
@@ -287,8 +287,8 @@ class Compute:
         session = self._engine.cache_bytes(min(_SESSION_TOKENS, self._engine.context))
         if room < session:
             raise ModelError(
-                f"{in_bytes(room)} are left for KV caches beside the largest pass; a session of"
-                f" {_SESSION_TOKENS} tokens takes {in_bytes(session)}",
+                f"{format_bytes(room)} are left for KV caches beside the largest pass; a session of"
+                f" {_SESSION_TOKENS} tokens takes {format_bytes(session)}",
                 field="model",
                 remedy="set quantization, lower batch.max_batch or limits.max_image_pixels, or free"
                 " the device",
@@ -332,8 +332,8 @@ class Compute:
         if size > self._slots.room:
             job.close()
             raise InvalidInput(
-                f"a KV cache of {job.most_tokens} tokens takes {in_bytes(size)}, all sessions"
-                f" together have {in_bytes(self._slots.room)}",
+                f"a KV cache of {job.most_tokens} tokens takes {format_bytes(size)}, all sessions"
+                f" together have {format_bytes(self._slots.room)}",
                 field="max_tokens",
                 remedy="lower max_tokens or shorten the prompt",
             )
@@ -480,7 +480,7 @@ class Compute:
         session.job.close()
 
     def _all_taken(self) -> Unavailable:
-        count, held = len(self._slots), in_bytes(self._slots.held_bytes)
+        count, held = len(self._slots), format_bytes(self._slots.held_bytes)
         remedy = "try again later"
         if count >= self._max_sessions:
             taken = f"all {count} sessions are taken"

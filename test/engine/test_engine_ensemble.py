@@ -63,7 +63,7 @@ def test_a_feed_that_cannot_run_fails_alone() -> None:
 def test_only_models_of_one_shape_share_passes() -> None:
     assert can_share_passes(ENGINES)
     assert not can_share_passes([ENGINES[0], Engine(tiny_model("qwen2"))])
-    assert not can_share_passes([ENGINES[0], Engine(tiny_model("llama", 1), backend="eager")])
+    assert not can_share_passes([ENGINES[0], Engine(tiny_model("llama", 1), eager=True)])
     half = Engine(tiny_model("llama", 1))
     half._embedding = half._embedding.half()
     assert not can_share_passes([ENGINES[0], half])

@@ -76,7 +76,7 @@ def test_answers_equal_the_reference_across_rollbacks(name: str, tmp_path: Path)
     model, config, sizes = OTHERS[name]
     loaded = load(ModelConfig(str(written(tmp_path, model, config, **sizes)), exit_layers=(2,)))
     engine = Engine(loaded)
-    assert engine.backend == ("static" if name == "gemma3_text" else "eager")
+    assert engine.eager == (name != "gemma3_text")
     right = reference.generate(loaded, PROMPT, SamplingConfig(), TOKENS, frozenset())
     assert len(set(right)) > 3, "a constant answer proves nothing"
     exits: dict[int, torch.Tensor] = {}
@@ -110,7 +110,7 @@ def test_sessions_of_a_model_with_windows_share_passes(
         assert len(found) == 6, passes
         return found
 
-    right = logits(Engine(loaded, backend="eager"))
+    right = logits(Engine(loaded, eager=True))
     column_bytes = 2 * sizes["num_hidden_layers"] * sizes["head_dim"] * 4
     monkeypatch.setattr(attention, "GATHERED", columns * column_bytes)
     for found, expected in zip(logits(Engine(loaded)), right, strict=True):
@@ -142,7 +142,7 @@ def test_what_the_layer_loop_does_not_follow_is_left_to_transformers(
 ) -> None:
     model, config, sizes = OTHERS["gemma3_text"]
     folder = written(tmp_path, model, config, **{**sizes, **changed})
-    assert Engine(load(ModelConfig(str(folder)))).backend == "eager"
+    assert Engine(load(ModelConfig(str(folder)))).eager
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3_text"])

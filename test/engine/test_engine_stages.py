@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from sessions import near
 from tiny_models import tiny_folder, tiny_model, tiny_prompt
 
 from collab_llm_nodes.engine import attention
@@ -32,10 +33,6 @@ SEEING = ["qwen2_vl", "qwen2_5_vl"]
 def divided(architecture: str, cuts: list[int]) -> list[Stage]:
     config = ModelConfig(str(tiny_folder(architecture)))
     return [Stage(config, a, b) for a, b in zip([0, *cuts], [*cuts, 4], strict=True)]
-
-
-def near(found: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(found, expected, atol=5e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("architecture", TEXT)

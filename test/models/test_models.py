@@ -184,7 +184,7 @@ def test_what_is_trained_beside_a_model_is_no_part_of_it(tmp_path: Path) -> None
     shutil.copytree(tiny_folder("llama"), folder)
     weights, known = count_weights(folder), checkpoint_fingerprint(folder)
     for name in ("adapters", "medusa"):
-        write_trained(folder, name, {"weight": torch.ones(8, 8)}, {"hidden_size": 8})
+        write_trained(folder, name, torch.nn.Linear(8, 8), {"hidden_size": 8})
     assert count_weights(folder) == weights
     assert checkpoint_fingerprint(folder) == known
     (folder / "medusa.json").unlink()

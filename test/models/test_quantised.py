@@ -70,7 +70,7 @@ def test_what_is_missing_is_named_before_a_weight_is_read(
         raise AssertionError("weights are read")
 
     machine(monkeypatch, *installed, capability=capability)
-    monkeypatch.setattr(loading, "device_named", lambda name: device)
+    monkeypatch.setattr(loading, "find_device", lambda name: device)
     monkeypatch.setattr(loading, "_model", no_weights)
     config = ModelConfig(
         str(tiny_folder("llama")), dtype=str(dtype).removeprefix("torch."), quantization=kind

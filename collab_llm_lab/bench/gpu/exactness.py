@@ -36,7 +36,7 @@ TIMES_AS_FAR = 1.5
 
 
 def exact(lab: Lab) -> None:
-    """Compare what an engine does with transformers, in float32 without TF32."""
+    """Compare an engine with transformers, in float32 without TF32."""
     # Equal seeds, equal weights. The engine rearranges its own.
     peer = lab.build(lab.form.small, "float32")
     loaded = lab.held(lab.form.small, "float32")

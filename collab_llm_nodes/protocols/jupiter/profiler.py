@@ -23,7 +23,7 @@ from collab_llm_nodes.engine.stage import Stage
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
 from collab_llm_nodes.models import heads as medusa
 from collab_llm_nodes.models.architectures import architecture_of, context_length
-from collab_llm_nodes.models.devices import device_named, free_bytes
+from collab_llm_nodes.models.devices import find_device, free_bytes
 from collab_llm_nodes.models.footprint import column_bytes
 from collab_llm_nodes.models.loading import DTYPES, ModelConfig, architecture_in, model_folder
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig, time_messages
@@ -159,7 +159,7 @@ def measure(
     half = facts.context // 2
     lengths = _calibration((1, *config.lengths), half)
     befores = _calibration((0, *config.befores), half)
-    memory = int(config.memory_mb * 1e6) or free_memory(device_named(model.device))
+    memory = int(config.memory_mb * 1e6) or free_memory(find_device(model.device))
 
     found: list[DeviceProfile] = []
     while len(found) < _ATTEMPTS and not any(each.spread <= STEADY for each in found):
