@@ -36,7 +36,7 @@ CASES = [
 def quantised(
     folder: Path, package: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> LoadedModel:
-    monkeypatch.setattr(loading, "quantizer", lambda *facts: package)
+    monkeypatch.setattr(loading, "quantization_package", lambda *facts: package)
     return load(ModelConfig(str(folder), quantization=kind))
 
 
