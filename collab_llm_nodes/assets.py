@@ -31,7 +31,7 @@ def shipped_model(name: str) -> Path:
 
 
 def config_file(name: str) -> Path:
-    """A shipped configuration file.
+    """Return the path of a shipped configuration file.
 
     Raises:
         ConfigError: there is none of this name.

@@ -62,7 +62,7 @@ def setting(
     read_only: bool = False,
     per_request: Direction | None = None,
 ) -> Any:
-    """A dataclass field that knows its meaning and its range.
+    """Return a dataclass field with its meaning and its range.
 
     ``check_ranges`` enforces the range wherever the dataclass is built; a ROS node turns the same
     facts into parameter descriptors (``ros/parameters.py``), so a limit is written once.

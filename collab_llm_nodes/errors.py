@@ -1,4 +1,4 @@
-"""Typed errors with message, field and remedy."""
+"""Typed errors: each names the fault, the field it is about, and the remedy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ of characters, which cannot be written at all."""
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """Return what a stranger wrote, made harmless to terminals and logs.
+    """Return untrusted text made harmless to terminals and logs.
 
     Harmful characters become escapes that can be read, such as ``\\x1b``.
 
@@ -41,7 +41,7 @@ def printable(text: str, *, lines: bool = False) -> str:
 
 
 def quoted(value: object) -> str:
-    """Return what a caller gave, for an error's text: on one line, and no longer than a line."""
+    """Return a caller's value for an error's text: on one line, and no longer than a line."""
     if isinstance(value, str) and len(value) > _QUOTED:
         value = f"{value[:_QUOTED]}..."
     text = repr(value)
@@ -49,12 +49,12 @@ def quoted(value: object) -> str:
 
 
 class CollabError(Exception):
-    """Base of all errors of this package; its words may be a stranger's, and stay on one line.
+    """Base of all errors of this package; its message may quote untrusted text, on one line.
 
     Attributes:
         code: stable machine-readable name, sent over the wire and in ROS ``status`` strings.
         field: the input the error is about (``""`` when it is about no single one).
-        remedy: what the user can do about it.
+        remedy: an action that the user can take.
         attempts: times that a request was sent to a server before it ended in this error; 0 if
             it never was.
     """
@@ -157,7 +157,7 @@ class Busy(CollabError):
 
 
 class NotFound(CollabError):
-    """No document covers the question."""
+    """No document holds an answer to the question, and none must be made up."""
 
     code = "NOT_FOUND"
 
@@ -168,21 +168,39 @@ class Inactive(CollabError):
     code = "INACTIVE"
 
 
+# All above but ``Replay``, which stays between verifier and link.
 BY_CODE: dict[str, type[CollabError]] = {
-    cls.code: cls
-    for cls in (
-        CollabError,
-        ConfigError,
-        InvalidInput,
-        ModelError,
-        VocabularyMismatch,
-        ProtocolError,
-        Unauthenticated,
-        Unavailable,
-        DeadlineExceeded,
-        Cancelled,
-        Busy,
-        NotFound,
-        Inactive,
-    )
+    CollabError.code: CollabError,
+    **{kind.code: kind for kind in CollabError.__subclasses__()},
 }
+
+
+_LIBRARY_TEXT = 500
+"""Characters of a library's text that an error repeats."""
+
+
+@contextmanager
+def translate_errors(
+    kind: type[CollabError], message: str, *, field: str, remedy: str
+) -> Iterator[None]:
+    """Turn any error of a library inside into ``kind``; an error of that kind passes as it is.
+
+    For libraries that promise no list of their errors.
+
+    Args:
+        message: names the operation that failed; the library's own text follows.
+    """
+    try:
+        yield
+    except kind:
+        raise
+    except BaseException as error:
+        # A panic of tokenizers' Rust code is no Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        why = error.args[0] if isinstance(error, CollabError) else _described(error)
+        raise kind(f"{message}: {why[:_LIBRARY_TEXT]}", field=field, remedy=remedy) from error
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

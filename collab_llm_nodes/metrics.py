@@ -11,12 +11,12 @@ from typing import Any
 class GenerationMetrics:
     """Cost of one generation, or of several. Times in seconds, sizes in bytes.
 
-    A protocol that knows more derives its own record from this one and names the additional
-    figures in :meth:`figures`.
+    A protocol with more figures derives its own record from this one and names them in
+    :meth:`figures`.
 
     Attributes:
         rounds: rounds of the protocol, such as verifications by the target.
-        tokens: tokens of the answer; unverified: how many of them the target does not stand for.
+        tokens: tokens of the answer; unverified: those of them that the target has not verified.
         time_to_first_token_s, total_s: from the request.
         bytes_up, bytes_down: sent to, and received from, other machines.
     """
@@ -30,7 +30,7 @@ class GenerationMetrics:
     bytes_down: int = 0
 
     def figures(self) -> Mapping[str, float]:
-        """Return what only this protocol knows, by name."""
+        """Return the figures that only this protocol has, by name."""
         return {}
 
     def add(self, other: Any) -> None:

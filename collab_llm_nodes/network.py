@@ -6,9 +6,9 @@ import ipaddress
 
 
 def network_of(address: str) -> str:
-    """Return whom to hold responsible for ``address``: an IPv4 address, or the /64 of an IPv6 one.
+    """Return the network whose owner is limited: an IPv4 address, or the /64 of an IPv6 one.
 
-    One subscriber has a whole /64. "" stands for everything that is no address.
+    One subscriber has a whole /64. "" stands for text that is no address.
     """
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])

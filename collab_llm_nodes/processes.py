@@ -1,9 +1,10 @@
-"""Child processes: started with a log, checked, ended for certain; confined, where they need be."""
+"""Processes: children with a log, confined ones, and the garbage of long-lived ones."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import itertools
 import os
 import random
@@ -73,7 +74,7 @@ class Process:
                     raise
 
     def stop(self, timeout_s: float = 10.0) -> float:
-        """Send SIGTERM, and SIGKILL if that has no effect; return what its end took [s]."""
+        """Send SIGTERM, and SIGKILL if that has no effect; return the seconds its end took."""
         begun = time.monotonic()
         self._child.send_signal(signal.SIGTERM)
         try:
@@ -85,9 +86,9 @@ class Process:
 
 
 def _with_parent() -> list[str]:
-    """Has a command get SIGTERM when its parent is gone, even if that was killed; util-linux's.
+    """Return the command of util-linux that sends its program SIGTERM when the parent is gone.
 
-    Not if it was killed in the few milliseconds before `setpriv` has asked for it.
+    Nothing is sent if the parent is killed in the few milliseconds before `setpriv` has asked.
     """
     found = shutil.which("setpriv")
     return [found, "--pdeathsig", "TERM", "--"] if found else []
@@ -105,10 +106,10 @@ def run_process(name: str, command: Sequence[str]) -> Iterator[Process]:
 
 
 def free_port(count: int = 1) -> int:
-    """A TCP port nobody listens on just now, the first of ``count`` in a row.
+    """Return a TCP port nobody listens on just now, the first of ``count`` in a row.
 
-    Below the range that systems take for outgoing connections: one of those might get it while the
-    process that is to listen there starts.
+    It is below the range of outgoing connections: one of those might take it before the process
+    that is to listen there has started.
     """
     while True:
         ports = list(itertools.islice(_ports, count))
@@ -128,13 +129,13 @@ def module_environment() -> dict[str, str]:
 
 
 def confine(memory: int) -> None:
-    """Limit what this process may take, and have it end with its parent.
+    """Limit the memory of this process, and let it end with its parent.
 
-    For a process that works on strangers' data. SIGPROF ends it, so that a timer can. Linux ends it
-    as soon as the thread that started it ends: start it from one that lasts as long as the process.
+    For a process that reads untrusted data. SIGPROF ends it, so that a timer can. Linux ends it as
+    soon as the thread that started it ends: start it from one that lasts as long as the process.
 
     Args:
-        memory: address space beyond what it has now [bytes] (on Linux).
+        memory: address space beyond its present one [bytes] (on Linux).
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -142,8 +143,21 @@ def confine(memory: int) -> None:
             memory += int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.nice(10)  # verdicts come first
+    os.nice(10)  # passes of the model go first
     # Ctrl-C and systemd signal the whole group; the parent still needs its worker while it drains.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
+
+
+def freeze_startup_objects() -> None:
+    """Exclude all objects alive now from garbage collection.
+
+    Call it once everything long-lived is there: modules, models, nodes. Otherwise each full
+    collection walks all of these objects, which takes as long as several passes of a model. And it
+    runs rarely, only after the number of new objects reaches a quarter of the old ones, which are
+    the leftovers of thousands of answers.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.collect()  # resets the count of old objects, a quarter of which the collector waits for

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from collab_llm_lab.bench.cost import PROVIDERS, api_cost
-from collab_llm_lab.bench.emulation import PacedEngine, blur
+from collab_llm_lab.bench.emulation import blur, paced_draft
 from collab_llm_lab.bench.harness import save_plot, stolen_s, subplots
 from collab_llm_lab.bench.link import LinkProfile, LinkProxy
 from collab_llm_lab.bench.lossless.check import transformers_generate
@@ -284,7 +284,7 @@ class _Row:
     ) -> None:
         self._setup, self._point = setup, point
         t_p = point.t_p / setup.drafts if setup.side_by_side else point.t_p
-        draft, *others = (PacedEngine(each, t_p).as_engine() for each in drafts[: setup.drafts])
+        draft, *others = (paced_draft(each, t_p) for each in drafts[: setup.drafts])
         self._runner = RemoteRunner(
             draft,
             client,

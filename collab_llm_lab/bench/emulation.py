@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.interface import Feed
 from collab_llm_nodes.engine.session import Session
 from collab_llm_nodes.models.loading import LoadedModel
-from collab_llm_nodes.models.prompt import EncodedPrompt
 
 # Paper 003, Table 9: milliseconds of a pass of Vicuna-68M on a Jetson by batch size (but for 3 and
 # 4, which took less time than 2).
@@ -22,62 +22,37 @@ _CLIENT_MS = (7.76, 8.02, 8.97, 9.71, 10.63, 14.49)
 
 
 def batch_factor(tokens: int) -> float:
-    """Time of one pass of the draft model over ``tokens`` tokens, in passes over one."""
+    """Return the time of a draft model's pass over ``tokens`` tokens, in passes over one."""
     return float(np.interp(tokens, _BATCH, _CLIENT_MS)) / _CLIENT_MS[0]
 
 
-class PacedEngine:
-    """An engine whose passes take at least ``t_p_s`` times ``batch_factor``, but for prompts.
+class PacedEngine(Engine):
+    """An engine whose passes take the time of a larger model's, or their own if that is longer.
 
-    It has what a drafter uses of an engine.
+    Args:
+        pace: gives the least seconds of a pass over some feeds.
     """
 
-    def __init__(self, engine: Engine, t_p_s: float) -> None:
-        self._engine = engine
-        self.t_p_s = t_p_s
-        self.loaded = engine.loaded
-        self.eos = engine.eos
-        self.vocabulary = engine.vocabulary
-        self.vocab_size = engine.vocab_size
-        self.context = engine.context
-        self.decode = engine.decode
+    def __init__(self, engine: Engine, pace: Callable[[Sequence[Feed[Session]]], float]) -> None:
+        vars(self).update(vars(engine))
+        self._pace = pace
 
-    def open(self, prompt: EncodedPrompt) -> PacedSession:
-        """Open a session, like ``Engine.open``, whose passes take at least ``t_p_s``."""
-        return PacedSession(self._engine.open(prompt), self.t_p_s)
-
-    def as_engine(self) -> Engine:
-        """Return this engine under the type of the real one."""
-        return cast(Engine, self)
-
-
-class PacedSession:
-    """A session that answers as ``engine.session.Session`` does."""
-
-    def __init__(self, session: Session, t_p_s: float) -> None:
-        self._session = session
-        self._t_p_s = t_p_s
-        self.feed = session.feed
-        self.retain = session.retain
-        self.close = session.close
-
-    @property
-    def columns(self) -> int:
-        return self._session.columns
-
-    @property
-    def length(self) -> int:
-        return self._session.length
-
-    @length.setter
-    def length(self, n: int) -> None:
-        self._session.length = n
-
-    def grow(self, ids: Sequence[int], parents: Sequence[int]) -> Tensor:
-        due = time.perf_counter() + self._t_p_s * batch_factor(len(ids))
-        logits = self._session.grow(ids, parents)
+    def run(self, feeds: Sequence[Feed[Session]], **options: Any) -> list[Tensor | Exception]:
+        """Return the engine's results when the time is over."""
+        due = time.perf_counter() + self._pace(feeds)
+        results = super().run(feeds, **options)
         time.sleep(max(0.0, due - time.perf_counter()))
-        return logits
+        return results
+
+
+def paced_draft(engine: Engine, t_p_s: float) -> PacedEngine:
+    """Return a draft model whose passes over tree nodes take ``t_p_s`` times ``batch_factor``."""
+
+    def pace(feeds: Sequence[Feed[Session]]) -> float:
+        nodes = sum(len(feed.ids) for feed in feeds if feed.parents is not None)
+        return t_p_s * batch_factor(nodes) if nodes else 0.0
+
+    return PacedEngine(engine, pace)
 
 
 def blur(loaded: LoadedModel, noise: float, seed: int = 0) -> None:

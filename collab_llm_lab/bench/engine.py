@@ -1,6 +1,6 @@
 """``collab-llm bench engine``: the engine against transformers, one run, same models, same machine.
 
-Compared variants take turns, and medians are given, so that what else the machine does meets all of
+Compared variants take turns, and medians are given, so that other load of the machine meets all of
 them alike. Times include everything between the encoded prompt and the last token: images, prompt,
 decoding. The peer's models are loaded apart from the engine's, which rearranges weights.
 """
@@ -33,6 +33,7 @@ from transformers import (
 )
 
 from collab_llm_lab.bench.harness import medians, save_plot, subplots
+from collab_llm_lab.bench.lossless.check import generate_inputs
 from collab_llm_lab.bench.scenes import scene_prompts
 from collab_llm_nodes.decoding.sampling import (
     Distribution,
@@ -173,7 +174,7 @@ def _decoding(
 
 
 def greedy(engine: Engine, prompt: EncodedPrompt, eos: frozenset[int]) -> tuple[list[int], float]:
-    """The plainest loop; the answer, and the seconds until its first token."""
+    """Decode token by token; return the answer, and the seconds until its first token."""
     started = time.perf_counter()
     session = engine.open(prompt)
     answer = [int(session.feed(prompt.ids, last=1)[0].argmax())]
@@ -190,13 +191,8 @@ def transformers_greedy(
     eos: frozenset[int],
     assistant: LoadedModel | None = None,
 ) -> list[int]:
-    """``generate`` as its documentation shows it, with a draft model if one is given."""
-    ids = torch.tensor([prompt.ids], device=loaded.device)
-    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    if prompt.pixel_values is not None:
-        inputs["pixel_values"] = prompt.pixel_values
-        inputs["image_grid_thw"] = prompt.image_grid_thw
-        inputs["mm_token_type_ids"] = (ids == loaded.model.config.image_token_id).int()
+    """Decode with ``generate`` as its documentation shows it; ``assistant`` is a draft model."""
+    inputs = generate_inputs(loaded, prompt)
     if assistant is not None:
         inputs["assistant_model"] = assistant.model
     config = GenerationConfig(
@@ -206,7 +202,7 @@ def transformers_greedy(
         pad_token_id=loaded.tokenizer.pad_token_id,
     )
     output = loaded.model.generate(**inputs, generation_config=config)
-    answer: list[int] = output[0, ids.shape[1] :].tolist()
+    answer: list[int] = output[0, len(prompt.ids) :].tolist()
     return answer
 
 
@@ -449,7 +445,7 @@ def _long(engine: Engine, first: int = 0) -> Session:
 
 
 def _step(engine: Engine, sessions: Sequence[Session]) -> None:
-    """Read one token behind the prompt of each session, in one pass."""
+    """Read one token after the prompt of each session, in one pass."""
     for session in sessions:
         session.length = LANES[1]
     engine.run([Feed(session, [9]) for session in sessions])
@@ -523,7 +519,7 @@ def _preview(engine: Engine, sampling: SamplingConfig = SamplingConfig()) -> OnE
 
 
 def _verifying(engine: Engine, sampling: SamplingConfig = SamplingConfig()) -> VerifierSession:  # noqa: B008
-    """A session with a draft of ``GAMMA`` tokens under verification."""
+    """Return a session with a draft of ``GAMMA`` tokens under verification."""
     opened = Open("", (), sampling, MAX_TOKENS, vocabulary="")
     state = VerifierSession(opened, eos=engine.eos, vocab_size=engine.vocab_size)
     any_token = Distribution.from_dense(np.full(engine.vocab_size, 1 / engine.vocab_size))
@@ -535,7 +531,7 @@ def _verifying(engine: Engine, sampling: SamplingConfig = SamplingConfig()) -> V
 
 
 def _filled(engine: Engine, prompt: EncodedPrompt) -> Session:
-    """A session in the middle of an answer."""
+    """Return a session in the middle of an answer."""
     session = engine.open(prompt)
     session.feed([*prompt.ids, *range(10, 20)], last=0)
     return session
@@ -545,19 +541,19 @@ def _filled(engine: Engine, prompt: EncodedPrompt) -> Session:
 
 
 class _Models:
-    """Fresh models, run with so many threads; making one sets their number."""
+    """Fresh models for a number of threads, which each load sets."""
 
     def __init__(self, threads: int, seed: int) -> None:
         self._threads = threads
         self._seed = seed
 
     def shipped(self, name: str, exits: str | None = None) -> LoadedModel:
-        """One of the embedded pair."""
+        """Load one of the embedded pair."""
         torch.set_num_threads(self._threads)
         return load(ModelConfig(path=name, exits=exits))
 
     def text(self, context: int = 1024) -> LoadedModel:
-        """Random Llama-style model, 12 layers of width 384."""
+        """Return a random Llama-style model, 12 layers of width 384."""
         tokenizer = random_tokenizer()
         config = LlamaConfig(
             vocab_size=len(tokenizer),
@@ -574,7 +570,7 @@ class _Models:
         return self._random(LlamaForCausalLM, config, tokenizer)
 
     def paper_sized(self, layers: int) -> LoadedModel:
-        """Random model with the widths and the vocabulary of Qwen2-VL-2B's decoder."""
+        """Return a random model with the widths and the vocabulary of Qwen2-VL-2B's decoder."""
         rows = 151_936
         words = Tokenizer(WordLevel({str(i): i for i in range(rows)}, unk_token="0"))
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="1", pad_token="2")
@@ -601,7 +597,7 @@ class _Models:
 
 
 def with_adapters(loaded: LoadedModel, adapters: ExitAdapters) -> LoadedModel:
-    """The same model with other exits."""
+    """Return the same model with other exits."""
     return LoadedModel(
         loaded.model, loaded.tokenizer, loaded.image_processor, adapters, loaded.config
     )

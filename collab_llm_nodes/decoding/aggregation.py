@@ -11,11 +11,11 @@ is the mixture eta_d p_d + eta_c p_c (Eq. 4). Two laws draw the target token fro
 Both treat the sides as device and cloud, never as local and remote, and all randomness is keyed by
 position. So the answer does not depend on the side that aggregates.
 
-The weight of a side without a say is zero. The mixture is then the other side's own distribution,
-and the target token that side's draft: no draft of the first is needed.
+A side without a say (log weight -inf) has weight zero. The mixture is then the other side's own
+distribution, and the target token that side's draft: no draft of the first is needed.
 
 The printed rule rejects the draft of side s with eta_s (1 - p_other / p_s). The proof (A.2) needs
-eta_other there, which is what judging against the mixture gives. The printed rule draws from the
+eta_other there, as judging against the mixture gives. The printed rule draws from the
 mixture with the two shares swapped instead: ``paper_faithful`` does so.
 """
 
@@ -66,7 +66,7 @@ class Party(IntEnum):
 
 @dataclass(frozen=True)
 class AggregationConfig:
-    """The choice of the law, and what of a distribution is kept."""
+    """The law, and the part of a distribution that is kept."""
 
     law: str = setting(
         "shared",
@@ -147,7 +147,7 @@ Drafts = tuple[SideDraft, SideDraft]
 
 @dataclass(frozen=True)
 class Judgement:
-    """The target token, and what became of the two drafts.
+    """The target token, and whether the two drafts were accepted.
 
     Attributes:
         accepted: the draft of device, of cloud, is the target token.
@@ -187,7 +187,7 @@ class AggregationLaw:
         """Draw the draft of ``party`` for ``position`` from its distribution ``p`` [V].
 
         It is truncated, renormalised, rounded to fp16 and renormalised first: the draft is drawn
-        of exactly what is sent.
+        of exactly the distribution that is sent.
 
         Raises:
             ModelError: ``p`` is no distribution.
@@ -342,7 +342,7 @@ def shared_acceptance(q: Probabilities, target: Probabilities) -> float:
     place = np.empty(len(q), np.intp)
     place[order] = np.arange(len(order))
     at = place[both]
-    with np.errstate(over="ignore"):  # what hardly anyone picks is hardly ever agreed upon
+    with np.errstate(over="ignore"):  # rare picks hardly ever agree
         return float((1.0 / (above[at] / q[both] + below[at] / target[both])).sum())
 
 

@@ -1,4 +1,4 @@
-"""The laws of chain speculation: which draft tokens stand, and which token comes next.
+"""The laws of chain speculation: the accepted draft tokens, and the token after them.
 
 Words are vLLM's: accepted tokens, then one recovered (after a rejection) or bonus token. Both laws
 leave the output distributed exactly as the target alone (Leviathan et al. 2023, Theorem 3.5 for
@@ -28,7 +28,7 @@ class Outcome:
     """Result of judging one draft.
 
     Attributes:
-        accepted: draft tokens that stand.
+        accepted: number of accepted draft tokens.
         next_token: the recovered or bonus token; -1 iff the last accepted one is an end token.
     """
 
@@ -118,7 +118,7 @@ def verify_token(
     draws: Draws,
     purposes: tuple[str, str] = ("accept", "recover"),
 ) -> int:
-    """Return ``token`` if it stands, else the one recovered: distributed as ``p`` if it was as q.
+    """Return ``token`` if it is accepted, else a recovered one: distributed as ``p``.
 
     Args:
         p: the target's distribution.
@@ -138,11 +138,11 @@ def verify_token(
 
 
 def verify_own(tokens: Iterable[int], draft: Sequence[int], eos: frozenset[int]) -> Outcome:
-    """Judge ``draft`` by the target's own tokens: all there is to the greedy and the coupled law.
+    """Judge ``draft`` by the target's own tokens, as the greedy and the coupled law do.
 
     Args:
-        tokens: [gamma + 1], what the target alone emits after the prefix and after each draft
-            token; read only as far as the draft stands.
+        tokens: [gamma + 1], the target's own after the prefix and after each draft token; read
+            only as far as the draft is accepted.
     """
     for i, own in enumerate(tokens):
         if i == len(draft) or draft[i] != own:
@@ -170,7 +170,7 @@ def propose(
     max_support: int,
     draws: Draws | None = None,
 ) -> tuple[int, SparseDistribution | None]:
-    """Draw the draft token at ``position`` from ``q``, and what must be sent along with it.
+    """Draw the draft token at ``position`` from ``q``; return it with the distribution to send.
 
     Under the rejection law the token is drawn from the rounded distribution that is sent.
     """

@@ -1,6 +1,6 @@
 """The distribution that is sampled, made from logits, and its compact form for the wire.
 
-A distribution is kept as the few tokens that are possible, so that what follows (draws, verdicts,
+A distribution is kept as the few tokens that are possible, so that later work (draws, verdicts,
 predictions) costs nothing for a vocabulary of 150,000. The one pass over a whole row is made where
 the logits are: by torch on an accelerator, by numpy on a CPU, where it is several times as fast.
 """
@@ -139,7 +139,7 @@ def previews_of(
 ) -> list[tuple[list[Distribution] | ModelError, list[float]]]:
     """Return :func:`distributions_of`, and of each row its largest probability by softmax.
 
-    For early exits, which say how sure they are. Both come in one download.
+    For the confidence of early exits. Both come in one download.
     """
     import torch
 
@@ -156,13 +156,13 @@ def _on_host(parts: Sequence[Logits]) -> bool:
 
 
 def _sound(rows: Sequence[Distribution | None]) -> list[Distribution] | ModelError:
-    """Return the rows, or why they are not all to be had."""
+    """Return the rows, or the error if one is missing."""
     sound = [row for row in rows if row is not None]
     return sound if len(sound) == len(rows) else _not_finite()
 
 
 _FIRST = 256
-"""Number of likeliest tokens that are looked at first: they mostly hold the nucleus."""
+"""Number of likeliest tokens to try first: they mostly hold the nucleus."""
 
 
 def _of_rows(x: NDArray[np.floating[Any]], config: SamplingConfig) -> list[Distribution | None]:
@@ -349,7 +349,7 @@ def _cuts(config: SamplingConfig, size: int) -> bool:
 
 
 def _of_packed(row: NDArray[np.int32], config: SamplingConfig, size: int) -> Distribution | None:
-    """Return the distribution of one row as :func:`of_device` packs it; None: not to be had."""
+    """Return the distribution of one row as :func:`of_device` packs it; None: it is not there."""
     top = float(row[:1].view(np.float32)[0])
     if not math.isfinite(top):
         return None
@@ -360,14 +360,14 @@ def _of_packed(row: NDArray[np.int32], config: SamplingConfig, size: int) -> Dis
     total, (values, ids) = float(row[3:4].view(np.float32)[0]), np.split(row[4:], 2)
     x = values.view(np.float32)
     every = len(x) == size or x[-1] == -np.inf
-    known = x > (-np.inf if every else x[-1])  # what ties with the last may be missing
+    known = x > (-np.inf if every else x[-1])  # ties with the last may be missing
     order = np.argsort(ids[known])
     ids, x = ids[known][order], x[known][order]
     return _of_likeliest(ids, x, top, size, config, total, every=every)
 
 
 def most_likely(logits: Tensor) -> list[int]:
-    """The tokens [rows] that greedy sampling takes from ``logits`` [rows, V], the first in a tie.
+    """Return the tokens [rows] of greedy sampling from ``logits`` [rows, V], the first in a tie.
 
     Raises:
         ModelError: as :func:`distributions`.
@@ -456,8 +456,8 @@ class SparseDistribution:
 def to_wire(p: Distribution, max_support: int) -> SparseDistribution:
     """Truncate ``p`` to its ``max_support`` most probable tokens and round to fp16.
 
-    The draft must be drawn from the RESULT: then what the verifier divides by is what was sampled
-    from, and no rounding touches the output law. Of tokens that tie the lower ids are kept.
+    The draft must be drawn from the RESULT: then the verifier divides by the probabilities of the
+    draw, and no rounding touches the output law. Of tokens that tie the lower ids are kept.
     """
     if max_support < 1:
         raise ConfigError("must be >= 1", field="max_support")

@@ -1,4 +1,4 @@
-"""The weighted majority of several drafts (paper 002, section 3.2), and how it is judged.
+"""The weighted majority of several drafts (paper 002, section 3.2), and its verification.
 
 The drafts of one request are merged into a tree. A node weighs what the models weigh whose drafts
 pass through it, and the walk from the root always takes the heaviest child:
@@ -49,7 +49,7 @@ class Vote:
 def vote(drafts: Sequence[Draft | None], weights: Sequence[float]) -> Vote:
     """Return the weighted majority's path through the drafts of one request, in O(k s).
 
-    A path that ends early (with an end token) loses to any that goes on behind it.
+    A path that ends early (with an end token) loses to any that goes on after it.
 
     Args:
         drafts: [k] drafts of up to s token ids; None where a model gave none.

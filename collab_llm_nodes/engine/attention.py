@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from operator import attrgetter, itemgetter
 
@@ -14,10 +13,10 @@ from torch.nn import functional
 
 from collab_llm_nodes.engine.backend import Chunk
 from collab_llm_nodes.engine.blocks import Blocks
-from collab_llm_nodes.engine.cache import BLOCK, Copy, StaticCache, rounded_up
-from collab_llm_nodes.engine.upload import OnDevice, Upload
+from collab_llm_nodes.engine.cache import Copy, StaticCache, round_up
+from collab_llm_nodes.engine.device import OnDevice, Upload
+from collab_llm_nodes.engine.masks import SHORT, Masks
 
-SHORT = 16  # new tokens up to which sessions attend together, and masks are views of a table
 GATHERED = 2 << 20  # bytes of keys and values of one session up to which it is in a block
 TOGETHER = 32 << 20  # bytes of those of all sessions up to which they are in blocks
 PIECE = 8  # short sessions from which on they may attend apart from longer ones
@@ -41,164 +40,6 @@ class Heads:
     def shared(self) -> int:
         """Query heads per key-value head."""
         return self.query // self.key
-
-
-class Masks(ABC):
-    """Additive attention masks.
-
-    With grouped heads each row stands ``queries`` times, for the query heads of one key-value head.
-    What a pass needs of them is planned first, so that all of it travels in one upload.
-
-    Args:
-        window: last columns that a token sees in layers with a sliding window.
-
-    Attributes:
-        step: attention reads a multiple of so many columns; masks hide those behind a chunk's end.
-    """
-
-    step = 1
-
-    def __init__(self, context: int, queries: int, like: Tensor, window: int | None = None) -> None:
-        self._window = window
-        self._context = context
-        self._queries = queries
-        self._zero, self._hidden = like.new_zeros(()), like.new_full((), -torch.inf)
-
-    @staticmethod
-    def on(context: int, queries: int, like: Tensor, window: int | None = None) -> Masks:
-        """Return the masks that suit the device of ``like``."""
-        kind = TableMasks if like.device.type == "cpu" else ComputedMasks
-        return kind(context, queries, like, window)
-
-    def windowed(self, chunk: Chunk) -> Chunk:
-        """Return ``chunk`` as layers with a window see it; the same where they see all of it."""
-        if self._window is None or chunk.end <= self._window:
-            return chunk
-        seen = torch.ones(chunk.new, chunk.end, dtype=torch.bool).tril_(chunk.start)
-        return replace(chunk, mask=seen.triu_(chunk.start - self._window + 1))
-
-    def one(self, chunk: Chunk, width: int, upload: Upload) -> OnDevice | None:
-        """Return the mask [new * queries, width]; None where nothing is hidden.
-
-        Args:
-            width: columns that are read; at least ``chunk.end``.
-        """
-        if chunk.mask is not None:
-            return self._from(functional.pad(chunk.mask, (0, width - chunk.end)), upload)
-        if chunk.new == 1 and width == chunk.end:
-            return None
-        return lambda: self._causal(chunk.new, chunk.start, width)
-
-    def several(
-        self, chunks: Sequence[Chunk], new: int, skip: int, width: int, upload: Upload
-    ) -> OnDevice:
-        """Return the masks of chunks that begin side by side.
-
-        They broadcast to [chunks, 1, new * queries, width].
-
-        Args:
-            new: most new tokens of a chunk.
-            skip: first columns, which are left out.
-            width: columns that are read behind those; at least as many as any chunk has.
-        """
-        if any(chunk.mask is not None for chunk in chunks):
-            seen = torch.stack([_seen(chunk, new, skip, width) for chunk in chunks])
-            return self._from(seen[:, None], upload)
-        counts = upload.add(
-            [min(chunk.start - skip + token + 1, width) for chunk in chunks for token in range(new)]
-        )
-        return lambda: self._up_to(counts().view(len(chunks), 1, new), width)
-
-    def prefix(
-        self, chunks: Sequence[Chunk], new: int, columns: int, upload: Upload
-    ) -> OnDevice | None:
-        """Return the masks [chunks, 1, new * queries, columns] of the first columns.
-
-        None where no chunk hides any, as is usual: trees grow behind a prompt.
-        """
-        if all(chunk.mask is None or bool(chunk.mask[:, :columns].all()) for chunk in chunks):
-            return None
-        seen = torch.ones(len(chunks), 1, new, columns, dtype=torch.bool)
-        for row, chunk in zip(seen[:, 0], chunks, strict=True):
-            if chunk.mask is not None:
-                row[: chunk.new] = chunk.mask[:, :columns]
-        return self._from(seen, upload)
-
-    def _from(self, seen: Tensor, upload: Upload) -> OnDevice:
-        """Return the masks [..., rows * queries, columns] of bool [..., rows, columns]."""
-        columns = seen.shape[-1]
-        there = upload.add(functional.pad(seen, (0, rounded_up(columns, self.step) - columns)))
-        return lambda: self._by_query(torch.where(there(), self._zero, self._hidden))[..., :columns]
-
-    def _by_query(self, mask: Tensor) -> Tensor:
-        return mask if self._queries == 1 else mask.repeat_interleave(self._queries, dim=-2)
-
-    @abstractmethod
-    def _causal(self, new: int, start: int, width: int) -> Tensor:
-        """Return the mask [new * queries, width] of ``new`` tokens behind ``start`` columns."""
-
-    @abstractmethod
-    def _up_to(self, counts: Tensor, width: int) -> Tensor:
-        """Return masks [..., rows * queries, width] of rows that see ``counts`` [..., rows]."""
-
-
-class TableMasks(Masks):
-    """On CPUs: those of short causal chunks are views of tables, and nothing is computed."""
-
-    def __init__(self, context: int, queries: int, like: Tensor, window: int | None = None) -> None:
-        super().__init__(context, queries, like, window)
-        # Row i of the causal mask of new tokens behind s columns is 0 up to column s + i. The
-        # table holds these rows for s = context; for any other s they are a part of it.
-        self._table = torch.full((SHORT, context + SHORT), -torch.inf).triu_(context + 1)
-        self._table = self._table.repeat_interleave(queries, dim=0).to(like)
-        # A window that begins n columns before the middle shows n columns.
-        self._edge = torch.zeros(2 * (context + SHORT)).to(like)
-        self._edge[context + SHORT :] = -torch.inf
-
-    def _causal(self, new: int, start: int, width: int) -> Tensor:
-        if new <= SHORT:
-            first = self._context - start
-            return self._table[: new * self._queries, first : first + width]
-        mask = self._table.new_full((new, width), -torch.inf).triu_(start + 1)
-        return self._by_query(mask)
-
-    def _up_to(self, counts: Tensor, width: int) -> Tensor:
-        begins = len(self._edge) // 2 - counts
-        return self._by_query(self._edge.unfold(0, width, 1)[begins])
-
-
-class ComputedMasks(Masks):
-    """On accelerators: computed, with every row at an aligned address.
-
-    A view of a table begins anywhere, and the memory-efficient attention of torch raises where rows
-    are not at multiples of 16 bytes. Since widths are multiples of ``step``, the shapes that
-    attention meets while a session grows are few as well.
-    """
-
-    step = BLOCK
-
-    def __init__(self, context: int, queries: int, like: Tensor, window: int | None = None) -> None:
-        super().__init__(context, queries, like, window)
-        self._columns = torch.arange(rounded_up(context + SHORT, BLOCK) + BLOCK, device=like.device)
-
-    def _causal(self, new: int, start: int, width: int) -> Tensor:
-        return self._up_to(self._columns[start + 1 : start + 1 + new], width)
-
-    def _up_to(self, counts: Tensor, width: int) -> Tensor:
-        hidden = self._columns[: rounded_up(width, self.step)] >= counts[..., None]
-        mask = torch.where(hidden, self._hidden, self._zero)
-        return self._by_query(mask)[..., :width]
-
-
-def _seen(chunk: Chunk, new: int, skip: int, longest: int) -> Tensor:
-    """Return bool [new, longest]: the columns each place sees; the first places are the chunk's."""
-    seen = torch.zeros(new, longest, dtype=torch.bool)
-    seen[:, 0] = True  # of a place that nobody uses: no softmax over nothing
-    own = chunk.mask
-    if own is None:
-        own = torch.ones(chunk.new, chunk.end, dtype=torch.bool).tril_(chunk.start)
-    seen[: chunk.new, : chunk.end - skip] = own[:, skip:]
-    return seen
 
 
 def arrange(chunks: Sequence[Chunk], *, by_length: bool = True) -> list[int]:
@@ -247,7 +88,7 @@ def _group(chunk: Chunk) -> tuple[int, ...]:
     their prefix. The empty key is that of a chunk that attends alone.
 
     One call costs less than many: 16 short sessions of the embedded target need 1.7 times the time
-    one by one. Long ones gain nothing, for reading them is what takes the time: with one thread 4
+    one by one. Long ones gain nothing, since reading them takes the time: with one thread 4
     to 16 sessions of 2 to 3 MB take as long either way. And a block holds their columns twice.
     """
     cache: StaticCache = chunk.cache
@@ -257,7 +98,7 @@ def _group(chunk: Chunk) -> tuple[int, ...]:
     if end * cache.column_bytes <= GATHERED:
         return _SHORT
     if cache.shared and (end - cache.offset) * cache.column_bytes <= GATHERED:
-        last = cache.shared[-1]  # who shares it shares all before it
+        last = cache.shared[-1]  # sessions that share it share all before it
         return id(last.part), last.columns
     return ()
 
@@ -277,26 +118,28 @@ def _streams(chunk: Chunk, heads: Heads) -> bool:
     )
 
 
-def grouped(
+def group_chunks(
     chunks: Sequence[Chunk], heads: Heads, masks: Masks, blocks: Blocks, upload: Upload
-) -> list[Gathered | InPlace]:
+) -> list[GatheredAttention | InPlaceAttention]:
     """Divide the chunks of a pass, which ``arrange`` has ordered; their caches get room."""
     for chunk in chunks:
         chunk.cache.reserve(chunk.end)
     if len(chunks) == 1:
-        return [InPlace(chunks[0], 0, heads, masks, upload)]
-    groups: list[Gathered | InPlace] = []
+        return [InPlaceAttention(chunks[0], 0, heads, masks, upload)]
+    groups: list[GatheredAttention | InPlaceAttention] = []
     row, room = 0, TOGETHER
     for key, found in groupby(chunks, attrgetter("group")):
         several, forks = list(found), len(key) > 1
         count = _fitting(several, room, heads, forks=forks) if key else 0
         if count > 1:
-            together = Gathered(several[:count], row, heads, masks, blocks, upload, forks=forks)
+            together = GatheredAttention(
+                several[:count], row, heads, masks, blocks, upload, forks=forks
+            )
             groups.append(together)
             row, room = together.rows.stop, room - together.bytes
             del several[:count]
         for chunk in several:
-            groups.append(InPlace(chunk, row, heads, masks, upload))
+            groups.append(InPlaceAttention(chunk, row, heads, masks, upload))
             row += chunk.new
     return groups
 
@@ -321,7 +164,7 @@ def _fitting(chunks: Sequence[Chunk], room: int, heads: Heads, *, forks: bool) -
     return len(chunks)
 
 
-class InPlace:
+class InPlaceAttention:
     """One chunk that attends to its cache where it lies.
 
     Attributes:
@@ -339,7 +182,7 @@ class InPlace:
         offset: int = chunk.cache.offset
         width = chunk.end
         if not self._whole:  # ``reserve`` has made room for the multiple
-            width = offset + rounded_up(chunk.end - offset, masks.step)
+            width = offset + round_up(chunk.end - offset, masks.step)
         narrow = masks.windowed(chunk)
         full = None if self._whole else masks.one(chunk, width, upload)
         self._planned = (full,) if narrow is chunk else (full, masks.one(narrow, width, upload))
@@ -394,7 +237,7 @@ class InPlace:
         """Do nothing: no block is used."""
 
 
-class Gathered:
+class GatheredAttention:
     """Several chunks whose columns lie in a block, to attend in one call.
 
     Forks leave out the columns that they share: these are read in place, once for all.
@@ -413,7 +256,7 @@ class Gathered:
 
     Attributes:
         rows: those of all chunks, among those of the pass.
-        bytes: what the columns take.
+        bytes: of the columns.
     """
 
     def __init__(
@@ -434,7 +277,7 @@ class Gathered:
         self._skip = skip = first.offset if forks else 0
         self._prefix = _by_layer(first.parts(skip), heads) if forks else None
         self._new = new = max(chunk.new for chunk in chunks)
-        longest = rounded_up(max(chunk.end for chunk in chunks) - skip, masks.step)
+        longest = round_up(max(chunk.end for chunk in chunks) - skip, masks.step)
         rows = sum(chunk.new for chunk in chunks)
         self.rows = slice(first_row, first_row + rows)
         self._block = block = blocks.take(chunks, skip, longest)
@@ -500,14 +343,14 @@ class Gathered:
             output = functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
         else:
             shared_keys, shared_values = (by_layer[layer] for by_layer in self._prefix)
-            output = _behind_prefix(
+            output = _after_prefix(
                 query, shared_keys, shared_values, prefix_mask, keys, values, mask
             )
         output = _rows(output, new, heads)
         return output if self._places is None else output[self._places]
 
     def finish(self) -> None:
-        """Give every session what the pass has computed for it."""
+        """Copy the new columns of each session to its cache."""
         skip, columns = self._skip, self._block.columns.unbind(1)
         torch._foreach_copy_(
             [c.cache.written(c.start, c.end) for c in self._chunks],
@@ -520,7 +363,7 @@ class Gathered:
             chunk.cache.copy.columns = chunk.end
 
     def leave(self) -> None:
-        """Let other passes use the block; of a pass that was ended, it holds what came before."""
+        """Give the block back; after a failed pass it holds the columns before that pass."""
         self._blocks.give_back(self._block)
 
 
@@ -579,7 +422,7 @@ def _by_products(
     return output
 
 
-def _behind_prefix(
+def _after_prefix(
     query: Tensor,
     prefix_keys: Parts,
     prefix_values: Parts,
@@ -588,7 +431,7 @@ def _behind_prefix(
     values: Tensor,
     mask: Tensor,
 ) -> Tensor:
-    """Attend to a prefix that all chunks share, and to the columns of each behind it.
+    """Attend to a prefix that all chunks share, and to the columns of each after it.
 
     The queries of all chunks are the rows of one product with the prefix.
 

@@ -8,10 +8,34 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from collab_llm_nodes.engine.upload import Upload
+from collab_llm_nodes.engine.device import Upload
 
 AfterLayer = Callable[[int, Tensor], None]
 """(layers done, hidden states [rows, hidden_size]), valid only during the call."""
+
+
+class Cache(Protocol):
+    """Keys and values of one session, by column."""
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes that it holds alone."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes that it may share with forks."""
+
+    def move(self, kept: Sequence[int]) -> None:
+        """Move column ``kept[i]`` to column ``i``, and free the others."""
+
+    def cut(self, columns: int) -> None:
+        """Free the columns from ``columns`` on."""
+
+    def fork(self, columns: int, used: int) -> Cache:
+        """Return a cache that begins with the same ``columns`` of the ``used`` ones."""
+
+    def parts(self, columns: int) -> list[Tensor]:
+        """Return the first columns, [layers, 2 * kv_heads, some, head_dim] each, in order."""
 
 
 class Output(NamedTuple):
@@ -19,7 +43,7 @@ class Output(NamedTuple):
 
     Attributes:
         logits: [keep, vocabulary].
-        states: [keep, width], which the LM head has read: behind the final norm.
+        states: [keep, width], which the LM head has read: after the final norm.
     """
 
     logits: Tensor
@@ -33,12 +57,12 @@ class Chunk:
     Attributes:
         cache: the session's, from ``Backend.new_cache``; its columns before ``start`` are read,
             ``start`` to ``start + k`` are written.
-        new: k >= 1, how many there are.
+        new: their number, k >= 1.
         positions: of the first token, when the others follow it; or all, [k] or M-RoPE [3, k].
-        mask: bool [k, start + k] on the CPU, what each token attends to; None is causal.
-        keep: the last tokens that are wanted behind the last layer: their logits, or, for another
+        mask: bool [k, start + k] on the CPU, the columns each token attends to; None is causal.
+        keep: the last tokens that are wanted after the last layer: their logits, or, for another
             stage, their states.
-        end: first column behind the chunk.
+        end: first column after the chunk.
         group: key of the chunks that attend together, set by ``Backend.arrange``.
     """
 
@@ -67,37 +91,22 @@ class Backend(Protocol):
     def arrange(self, chunks: Sequence[Chunk]) -> list[int]:
         """Return the numbers of the chunks in the order in which a pass should take them."""
 
-    def new_cache(self, expected: int = 0) -> Any:
+    def new_cache(self, expected: int = 0) -> Cache:
         """Return an empty cache for one session, of ``expected`` columns at most if not 0."""
 
     def plan(self, chunks: Sequence[Chunk], upload: Upload) -> Any:
-        """Make room in the caches, and add to ``upload`` what the pass needs on the device."""
+        """Make room in the caches, and add the arrays of the pass to ``upload``."""
 
     def forward(self, plan: Any, embedded: Tensor, after_layer: AfterLayer | None) -> list[Output]:
-        """Run the pass of :meth:`plan` and return what each chunk wants of it.
+        """Run the pass of :meth:`plan` and return each chunk's last rows.
 
         ``embedded`` [rows, hidden_size] holds the new tokens of all chunks in order.
-        ``after_layer`` is called behind each layer but the last, with the rows of all chunks in
-        order; what it raises ends the pass. The caches then hold what they held before ``start``.
+        ``after_layer`` is called after each layer but the last, with the rows of all chunks in
+        order; an exception ends the pass. The caches then hold what they held before ``start``.
         """
 
-    def move(self, cache: Any, kept: Sequence[int]) -> None:
-        """Column ``kept[i]`` becomes column ``i``; the others are free."""
-
-    def cut(self, cache: Any, columns: int) -> None:
-        """Columns from ``columns`` on are free."""
-
-    def fork(self, cache: Any, columns: int, used: int) -> Any:
-        """Return a cache that begins with the same ``columns`` of the ``used`` ones."""
-
-    def parts(self, cache: Any, columns: int) -> list[Tensor]:
-        """Return the first columns, [layers, 2 * kv_heads, some, head_dim] each, in order."""
-
-    def filled(self, keys_values: Tensor) -> Any:
-        """Return a cache that holds columns as ``parts`` gives them."""
-
-    def sizes(self, cache: Any) -> tuple[int, int]:
-        """Return the bytes that a cache holds alone, and those it may share with forks."""
+    def filled(self, keys_values: Tensor) -> Cache:
+        """Return a cache that holds columns as ``Cache.parts`` gives them."""
 
     def close(self) -> None:
         """Leave the model as it was found."""

@@ -1,7 +1,7 @@
-"""Copies of short sessions' columns side by side, which are kept from one pass to the next.
+"""Copies of short sessions' columns side by side, kept from one pass to the next.
 
 Attention reads sessions in one call only if their columns lie in one tensor. To copy them there in
-every pass takes a third of its time. So a block stays, and a pass copies what the block lacks: all
+every pass takes a third of its time. So a block stays, and a pass copies only missing columns: all
 columns of a session that is new there, and nothing of one that merely goes on.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from collab_llm_nodes.engine.backend import Chunk
-from collab_llm_nodes.engine.cache import Copy, StaticCache, rounded_up
+from collab_llm_nodes.engine.cache import Copy, StaticCache, round_up
 
 KEPT_BYTES = 128 << 20
 """Bytes of idle blocks that a backend keeps: enough for the two batches of a pipeline."""
@@ -46,9 +46,9 @@ class Block:
     def __init__(self, like: StaticCache, slots: int, columns: int, skip: int) -> None:
         layers, heads, _, head_dim = like.own.shape
         step = max(1, min(_COLUMNS, _COLUMNS_BYTES // like.column_bytes))
-        columns = rounded_up(columns, step)
-        if rounded_up(slots, _SLOTS) * columns * like.column_bytes <= _SLOTS_BYTES:
-            slots = rounded_up(slots, _SLOTS)
+        columns = round_up(columns, step)
+        if round_up(slots, _SLOTS) * columns * like.column_bytes <= _SLOTS_BYTES:
+            slots = round_up(slots, _SLOTS)
         self.columns = like.own.new_zeros(layers, slots, heads, columns, head_dim)
         self.skip = skip
         self._held: list[Copy | None] = [None] * self.columns.shape[1]
@@ -105,7 +105,7 @@ class Block:
         sources: list[Tensor],
         stale: list[Tensor],
     ) -> None:
-        """Note what is to be copied for a chunk, and what another session has left behind it."""
+        """Collect the copies that a chunk needs, and the columns another session has left there."""
         own = self.columns[:, slot]
         column = max(self.skip, min(chunk.cache.copy.columns, chunk.start))
         for part in chunk.cache.parts(chunk.start, column):

@@ -1,13 +1,14 @@
 """Keys and values of one session in tensors of their own; a shared prefix is held once.
 
 A rollback, or the close of a session, gives memory back: if more than half of a tensor is unused,
-what is still read is copied, and the tensor is freed. That copies less than has been written, and
+the columns in use are copied, and the tensor is freed. That copies less than has been written, and
 a rollback by a few tokens copies nothing.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from weakref import WeakSet
@@ -18,17 +19,17 @@ from torch import Tensor
 BLOCK = 128  # columns by which a cache grows, and below which a fork copies instead of sharing
 
 
-def rounded_up(number: int, step: int) -> int:
+def round_up(number: int, step: int) -> int:
     """Return the next multiple of ``step``."""
     return -(-number // step) * step
 
 
 def _blocks(columns: int) -> int:
     """Return the columns that are allocated where ``columns`` are wanted."""
-    return rounded_up(columns, BLOCK)
+    return round_up(columns, BLOCK)
 
 
-def _fitted(columns: Tensor, used: int) -> Tensor:
+def _shrunk(columns: Tensor, used: int) -> Tensor:
     """Return the tensor; or a copy of its first ``used`` columns, if more than half are unused.
 
     Two blocks are never too many, so that a rollback to a shared prefix allocates nothing.
@@ -45,7 +46,7 @@ def _fitted(columns: Tensor, used: int) -> Tensor:
 def _resized(columns: Tensor, used: int, capacity: int) -> Tensor:
     """Return the first ``used`` columns in a tensor with room for ``capacity``."""
     layers, heads, _, head_dim = columns.shape
-    # Accelerators read whole blocks and hide what is not used: 0 times NaN would be NaN.
+    # Accelerators read whole blocks and hide unused columns: 0 times NaN would be NaN.
     make = columns.new_empty if columns.device.type == "cpu" else columns.new_zeros
     resized = make(layers, heads, capacity, head_dim)
     resized[:, :, :used] = columns[:, :, :used]
@@ -53,7 +54,7 @@ def _resized(columns: Tensor, used: int, capacity: int) -> Tensor:
 
 
 class Part:
-    """Columns that several sessions read and nobody writes.
+    """Columns that several sessions read and none writes.
 
     Attributes:
         columns: [layers, 2 * kv_heads, columns, head_dim]; a shorter copy takes their place when
@@ -73,10 +74,10 @@ class Part:
         return share
 
     def cut(self, share: Share, columns: int) -> None:
-        """Let ``share`` read ``columns`` columns only, 0 if it is left."""
+        """Shorten ``share`` to ``columns`` columns; 0 gives it up."""
         with self._lock:
             share.columns = columns
-            self.columns = _fitted(self.columns, max(s.columns for s in self._shares))
+            self.columns = _shrunk(self.columns, max(s.columns for s in self._shares))
 
 
 @dataclass(eq=False)
@@ -148,6 +149,11 @@ class StaticCache:
         return layers * heads * head_dim * self.own.itemsize
 
     @property
+    def own_bytes(self) -> int:
+        """Bytes that this session holds alone."""
+        return self.own.nbytes
+
+    @property
     def shared_bytes(self) -> int:
         """Bytes that other sessions may hold, too."""
         return sum(share.part.columns.nbytes for share in self.shared)
@@ -190,9 +196,9 @@ class StaticCache:
             last.part.cut(last, kept)
         if columns:  # else it is closed, and nothing is expected any more
             used = max(used, min(self.own.shape[2], self.expected - self.offset))
-        self.own = _fitted(self.own, used)
+        self.own = _shrunk(self.own, used)
 
-    def move(self, kept: list[int]) -> None:
+    def move(self, kept: Sequence[int]) -> None:
         """Make column ``kept[i]`` column ``i``; free the others."""
         first = next((i for i, column in enumerate(kept) if column != i), len(kept))
         if first == len(kept):

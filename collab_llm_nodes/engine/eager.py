@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Output
-from collab_llm_nodes.engine.upload import OnDevice, Upload
+from collab_llm_nodes.engine.device import OnDevice, Upload
 from collab_llm_nodes.models.architectures import cache_argument, decoder_parts
 from collab_llm_nodes.models.loading import LoadedModel
 
@@ -30,6 +30,47 @@ class Plan:
     chunk: Chunk
     mask: OnDevice | None
     positions: int | OnDevice
+
+
+@dataclass(frozen=True)
+class EagerCache:
+    """The cache of transformers as a ``backend.Cache``.
+
+    Attributes:
+        held: its tensors are never written to, so forks share them until they are fed.
+    """
+
+    held: DynamicCache
+    shared_bytes = 0
+
+    @property
+    def own_bytes(self) -> int:
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self._filled())
+
+    def move(self, kept: Sequence[int]) -> None:
+        self._pick(torch.tensor(kept))
+
+    def cut(self, columns: int) -> None:
+        self._pick(slice(columns))
+
+    def fork(self, columns: int, used: int) -> EagerCache:
+        twin = EagerCache(DynamicCache())
+        twin.held.layers = [copy.copy(layer) for layer in self.held.layers]
+        twin.cut(columns)
+        return twin
+
+    def parts(self, columns: int) -> list[Tensor]:
+        both = [torch.cat((layer.keys[0], layer.values[0])) for layer in self._filled()]
+        return [torch.stack(both)[:, :, :columns]] if both else []
+
+    def _filled(self) -> list[Any]:
+        """Return the layers that hold keys and values."""
+        return [layer for layer in self.held.layers if getattr(layer, "keys", None) is not None]
+
+    def _pick(self, columns: Tensor | slice) -> None:
+        for layer in self._filled():
+            layer.keys = layer.keys[..., columns, :]
+            layer.values = layer.values[..., columns, :]
 
 
 class EagerBackend:
@@ -53,10 +94,10 @@ class EagerBackend:
     def arrange(self, chunks: Sequence[Chunk]) -> list[int]:
         return list(range(len(chunks)))
 
-    def new_cache(self, expected: int = 0) -> DynamicCache:
+    def new_cache(self, expected: int = 0) -> EagerCache:
         # Without a config all layers keep all positions, also those with a sliding window (the
         # mask applies it), so every rollback is possible.
-        return DynamicCache()
+        return EagerCache(DynamicCache())
 
     def plan(self, chunks: Sequence[Chunk], upload: Upload) -> Plan:
         (chunk,) = chunks
@@ -65,8 +106,8 @@ class EagerBackend:
         return Plan(chunk, mask, positions if isinstance(positions, int) else upload.add(positions))
 
     def forward(self, plan: Plan, embedded: Tensor, after_layer: AfterLayer | None) -> list[Output]:
-        chunk = plan.chunk
-        before = [copy.copy(layer) for layer in chunk.cache.layers]  # tensors are never written to
+        chunk, held = plan.chunk, plan.chunk.cache.held
+        before = [copy.copy(layer) for layer in held.layers]  # tensors never change
         self._pass.after_layer = after_layer
         try:
             output = self._loaded.model(
@@ -75,42 +116,22 @@ class EagerBackend:
                 attention_mask=_mask(plan, embedded),
                 use_cache=True,
                 logits_to_keep=chunk.keep or 1,  # 0 would mean all
-                **{self._cache_argument: chunk.cache},
+                **{self._cache_argument: held},
             )
         except BaseException:  # whatever ends the pass, the cache is as it was before it
-            chunk.cache.layers = before
+            held.layers = before
             raise
         finally:
             self._pass.after_layer = None
         logits: Tensor = output.logits[0, : chunk.keep, : self._vocab_size]
         return [Output(logits, self._pass.states[0, : chunk.keep])]
 
-    def move(self, cache: DynamicCache, kept: Sequence[int]) -> None:
-        _pick(cache, torch.tensor(kept))
-
-    def cut(self, cache: DynamicCache, columns: int) -> None:
-        _pick(cache, slice(columns))
-
-    def fork(self, cache: DynamicCache, columns: int, used: int) -> DynamicCache:
-        """Fork as the backend does; the columns are held once until either side is fed."""
-        twin = self.new_cache()
-        twin.layers = [copy.copy(layer) for layer in cache.layers]
-        self.cut(twin, columns)
-        return twin
-
-    def parts(self, cache: DynamicCache, columns: int) -> list[Tensor]:
-        both = [torch.cat((layer.keys[0], layer.values[0])) for layer in _filled(cache)]
-        return [torch.stack(both)[:, :, :columns]] if both else []
-
-    def filled(self, keys_values: Tensor) -> DynamicCache:
+    def filled(self, keys_values: Tensor) -> EagerCache:
         cache = self.new_cache()
         for number, both in enumerate(keys_values.to(self._loaded.device)):
             keys, values = both[None].chunk(2, dim=1)
-            cache.update(keys, values, number)
+            cache.held.update(keys, values, number)
         return cache
-
-    def sizes(self, cache: DynamicCache) -> tuple[int, int]:
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in _filled(cache)), 0
 
     def close(self) -> None:
         """Take the hooks off the model, which others may go on using."""
@@ -131,7 +152,7 @@ class EagerBackend:
 
 
 def _mask(plan: Plan, like: Tensor) -> Tensor | None:
-    """Additive [1, 1, k, end]; None lets transformers make the causal one."""
+    """Return the additive mask [1, 1, k, end]; None: transformers makes the causal one."""
     if plan.mask is None:
         return None
     hidden = ~plan.mask()
@@ -140,19 +161,8 @@ def _mask(plan: Plan, like: Tensor) -> Tensor | None:
 
 
 def _positions(plan: Plan, device: torch.device) -> Tensor:
-    """[1, k], with M-RoPE [3, 1, k]."""
+    """Return the positions [1, k], with M-RoPE [3, 1, k]."""
     first = plan.positions
     if isinstance(first, int):
         return torch.arange(first, first + plan.chunk.new, device=device)[None]
     return first()[..., None, :]
-
-
-def _pick(cache: DynamicCache, columns: Tensor | slice) -> None:
-    for layer in _filled(cache):
-        layer.keys = layer.keys[..., columns, :]
-        layer.values = layer.values[..., columns, :]
-
-
-def _filled(cache: DynamicCache) -> list[Any]:
-    """Return the layers that hold keys and values."""
-    return [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]

@@ -1,4 +1,4 @@
-"""Runs a model for many sessions: feed tokens, read logits, roll back, grow token trees.
+"""A model in this process for many sessions: feed, read logits, roll back, grow token trees.
 
 An :class:`Engine` owns nothing per session and a :class:`Session` shares nothing with another, so
 several threads may each drive their own sessions on one engine.
@@ -19,16 +19,16 @@ from torch import Tensor
 from collab_llm_nodes.engine.attention import TOGETHER
 from collab_llm_nodes.engine.backend import Backend, Output
 from collab_llm_nodes.engine.blocks import KEPT_BYTES
-from collab_llm_nodes.engine.cache import BLOCK, rounded_up
+from collab_llm_nodes.engine.cache import BLOCK, round_up
+from collab_llm_nodes.engine.device import Upload, stopwatch, synchronize
 from collab_llm_nodes.engine.eager import EagerBackend
 from collab_llm_nodes.engine.exits import ExitScorer, PassExits
+from collab_llm_nodes.engine.interface import AfterExit, Check, Feed, OnExit
 from collab_llm_nodes.engine.kernels import Head
 from collab_llm_nodes.engine.saved import Fit, SavedSession
-from collab_llm_nodes.engine.session import AfterExit, Check, Feed, OnExit, Session, no_memory
+from collab_llm_nodes.engine.session import Session, begin_pass, mark, no_memory, undo
 from collab_llm_nodes.engine.static import StaticBackend
-from collab_llm_nodes.engine.streams import stopwatch, wait_for
-from collab_llm_nodes.engine.upload import Upload
-from collab_llm_nodes.errors import CollabError, ConfigError
+from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.architectures import (
     attention_windows,
     context_length,
@@ -42,10 +42,9 @@ from collab_llm_nodes.models.pictures import Picture
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode, scaled_size
 from collab_llm_nodes.models.vocabulary import end_tokens
 
-BACKENDS = ("auto", "static", "eager")
 _WARM_PROMPT = 64
 _WARM_ROWS = (1, 2, 5, 9)  # of drafts of 0, 1, 4 and 8 tokens
-_CACHES_SHARE = 0.9  # of what is free: memory comes in pieces, and others use the device as well
+_CACHES_SHARE = 0.9  # of the free memory, which comes in pieces, and others use the device as well
 
 
 class Engine:
@@ -55,8 +54,7 @@ class Engine:
         candidates: score exits only over candidates (see ``exits``), of which so many per position
             are kept from exit to exit; other logits are -inf. 0 scores the whole vocabulary. For
             large vocabularies, where the head costs more than the layers between two exits.
-        backend: "static" (the hand-written loop), "eager" (the transformers forward), or "auto":
-            static where it supports the model.
+        eager: run the transformers forward, also where the hand-written loop supports the model.
 
     Attributes:
         vocab_size: columns of all logits: the tokenizer's size, without padding rows, and without
@@ -65,15 +63,12 @@ class Engine:
         num_layers: decoder layers.
         context: tokens a session can hold.
         exit_layers: exits that fire, counted in layers done.
-        backend: the one in use, "static" or "eager".
+        eager: the transformers forward runs the model.
         windowed: some layers attend to the last tokens only; such a model grows no trees.
         device: the model's.
-
-    Raises:
-        ConfigError: an unknown backend, or a static one for a model it does not support.
     """
 
-    def __init__(self, loaded: LoadedModel, *, candidates: int = 0, backend: str = "auto") -> None:
+    def __init__(self, loaded: LoadedModel, *, candidates: int = 0, eager: bool = False) -> None:
         self.loaded = loaded
         self.vocab_size = loaded.vocab_size
         self.vocabulary = loaded.vocabulary
@@ -87,11 +82,9 @@ class Engine:
             ExitScorer(head, loaded.adapters, candidates) if loaded.adapters is not None else None
         )
         self.windowed = any(attention_windows(loaded.model))
-        self.backend = _choose(backend, loaded)
+        self.eager = eager or not StaticBackend.supports(loaded)
         self._backend: Backend = (
-            StaticBackend(loaded, head)
-            if self.backend == "static"
-            else EagerBackend(loaded, self.vocab_size)
+            EagerBackend(loaded, self.vocab_size) if self.eager else StaticBackend(loaded, head)
         )
         self._embedding: Tensor = loaded.model.get_input_embeddings().weight.detach()
         self.device = self._embedding.device
@@ -99,17 +92,12 @@ class Engine:
         self._column_bytes = column_bytes(text, self._embedding.dtype)
 
     def open(self, prompt: EncodedPrompt, expected: int = 0) -> Session:
-        """Start a session; nothing is computed before its first ``feed``.
-
-        Args:
-            expected: tokens that it will hold at most, if that is known: its KV cache then gets
-                all its memory at once, and never needs old and new memory together to grow.
-        """
+        """Start a session, see ``DecodingEngine.open``."""
         return Session(self, prompt, self._backend.new_cache(expected))
 
     @torch.inference_mode()
     def restore(self, file: str | Path) -> Session:
-        """Start a session with what ``Session.save`` has written.
+        """Start a session from a file of ``Session.save``.
 
         Raises:
             InvalidInput: the file is damaged, or its contents contradict each other.
@@ -140,13 +128,7 @@ class Engine:
         )
 
     def warm_up(self, on_exit: OnExit = lambda layer, logits: None) -> None:
-        """Run passes of the usual shapes: kernels are chosen and loaded when first used.
-
-        For the thread that will run the passes, since libraries keep their state by thread.
-
-        Args:
-            on_exit: is shown the logits of every exit, to do with them what will be done later.
-        """
+        """Run passes of the usual shapes, see ``ServingEngine.warm_up``."""
         sessions = [self.open(self._sample()) for _ in range(2)]
         first = list(sessions[0].prompt.ids) or [0] * _WARM_PROMPT
         passes = [[Feed(session, first, on_exit, 1) for session in sessions]]
@@ -162,7 +144,7 @@ class Engine:
             sessions[0].grow([0, 0, 0], [last, last, last + 1])
         for session in sessions:
             session.close()
-        wait_for(self.device)
+        synchronize(self.device)
 
     def _sample(self) -> EncodedPrompt:
         """Return a prompt with a camera's picture; an empty one for a model that sees none."""
@@ -176,18 +158,10 @@ class Engine:
 
     def cache_bytes(self, tokens: int) -> int:
         """Return the bytes that a session of so many tokens takes."""
-        return rounded_up(tokens, BLOCK) * self._column_bytes
+        return round_up(tokens, BLOCK) * self._column_bytes
 
     def cache_room(self, *, rows: int, logits: int, pixels: int) -> float:
-        """Return the bytes that are free for all sessions beside the largest pass.
-
-        Ask when no session is open and a first pass has been.
-
-        Args:
-            rows: tokens of that pass.
-            logits: those of them whose logits are wanted.
-            pixels: of the largest picture, which may be encoded at the same time.
-        """
+        """Return the bytes that are free for sessions, see ``ServingEngine.cache_room``."""
         config, dtype = self.loaded.model.config, self._embedding.dtype
         used = pass_bytes(
             config, dtype, rows=rows, logits=logits, columns=self.context, pixels=pixels
@@ -196,7 +170,7 @@ class Engine:
         return max(0.0, _CACHES_SHARE * (free_bytes(self.device) - used - blocks))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of ``tokens`` without special ones."""
+        """Return the text of ``tokens`` without special ones."""
         return str(self.loaded.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def close(self) -> None:
@@ -206,26 +180,26 @@ class Engine:
 
     def run(
         self,
-        feeds: Sequence[Feed],
+        feeds: Sequence[Feed[Session]],
         *,
         exits_until: float = math.inf,
         after_exit: AfterExit = lambda layer, took: None,
         check: Check | None = None,
     ) -> list[Tensor | Exception]:
-        """One forward pass over several sessions, of any lengths and numbers of new tokens.
+        """Run one forward pass over several sessions, of any lengths and numbers of new tokens.
 
         Args:
             exits_until: exits of deeper layers do not fire.
             after_exit: called as ``after_exit(layer, took)`` when every ``on_exit`` of the layer
-                has been; ``took()`` waits until their logits are there, and returns the seconds
-                that they have taken. What it raises ends the pass and is raised.
-            check: called between two layers. What it raises (``Cancelled``, say) ends the pass and
-                is raised. On an accelerator, layers that were given to it before still run.
+                has been called; ``took()`` waits until their logits are there, and returns the
+                seconds that they have taken. An exception it raises ends the pass and is raised.
+            check: called between two layers. An exception it raises (such as ``Cancelled``) ends
+                the pass and is raised. On an accelerator, layers queued before still run.
 
         Returns:
             For each feed, in order, its logits [last, V], or the exception that ended it: those of
-            ``Session.feed`` and ``Session.grow``, or what its ``on_exit`` or ``on_states`` raised.
-            Its session is then as it was (a feed behind the trunk drops all nodes, even so); the
+            ``Session.feed`` and ``Session.grow``, or one of its ``on_exit`` or ``on_states``.
+            Its session is then as it was (a feed after the trunk drops all nodes, even so); the
             other feeds are not disturbed. When none is left, the pass ends early. If the pass is
             ended as a whole, all its sessions are as they were, likewise.
 
@@ -246,13 +220,7 @@ class Engine:
                 running.append(number)
             else:
                 results[number] = torch.empty(0, self.vocab_size, device=self.device)
-        trees = {n: feeds[n].session._tree for n in running}
-        before = {n: (tree.length, tree.columns) for n, tree in trees.items()}
-
-        def undo(numbers: Sequence[int]) -> None:
-            for number in numbers:
-                feeds[number].session._undo(*before[number])
-
+        before = {number: mark(feeds[number].session) for number in running}
         waiting = [running] if self._backend.batches else [[number] for number in running]
         try:
             while waiting:
@@ -267,24 +235,36 @@ class Engine:
                     if not lacks_memory(error):
                         raise
                     lack = no_memory(error)
-                # Only now, when nothing refers to the failed pass any more, is its memory free.
-                gc.collect()
-                undo(group)
+                gc.collect()  # only now does nothing refer to the failed pass any more,
+                undo(
+                    before[n] for n in group
+                )  # and there is memory to shrink the caches that had grown for it
                 half = len(group) // 2
                 if half:
                     waiting[:0] = [group[:half], group[half:]]
                 else:
                     results[group[0]] = lack
-        except BaseException:  # whatever ends the pass, the sessions are as before it
-            undo(running)
+        except BaseException:  # whatever ends one pass undoes those before it, too
+            undo(before.values())
             raise
         return [results[number] for number in range(len(feeds))]
 
     @torch.inference_mode()
     def _pass(
-        self, feeds: Sequence[Feed], exits_until: float, after_exit: AfterExit, check: Check | None
+        self,
+        feeds: Sequence[Feed[Session]],
+        exits_until: float,
+        after_exit: AfterExit,
+        check: Check | None,
     ) -> list[Tensor | Exception]:
+        order, chunks = begin_pass(self._backend, feeds)
+        feeds = [feeds[i] for i in order]
+        upload = Upload(self.device)
+        ids = upload.add([token for feed in feeds for token in feed.ids])
+        plan = self._backend.plan(chunks, upload)
         watch: _Watch | None = None
+        if self._exits is not None and any(layer <= exits_until for layer in self.exit_layers):
+            watch = _Watch(feeds, self._exits, exits_until, after_exit, upload)
 
         def after_layer(layer: int, hidden: Tensor) -> None:
             if watch is not None and layer in self.exit_layers:
@@ -292,14 +272,6 @@ class Engine:
             if check is not None:
                 check()
 
-        chunks = [feed.session._begin(feed) for feed in feeds]
-        order = self._backend.arrange(chunks) if len(feeds) > 1 else [0]
-        feeds, chunks = [feeds[i] for i in order], [chunks[i] for i in order]
-        upload = Upload(self.device)
-        ids = upload.add([token for feed in feeds for token in feed.ids])
-        plan = self._backend.plan(chunks, upload)
-        if self._exits is not None and any(layer <= exits_until for layer in self.exit_layers):
-            watch = _Watch(feeds, self._exits, exits_until, after_exit, upload)
         embedded = self._embed(feeds, ids())
         row = 0
         for feed in feeds:
@@ -325,20 +297,20 @@ class Engine:
             results[order[i]] = failed.get(i, output.logits)
         return [results[i] for i in range(len(feeds))]
 
-    def _embed(self, feeds: Sequence[Feed], ids: Tensor) -> Tensor:
-        """[rows] of all feeds -> [rows, hidden]."""
-        if self.backend == "static":
+    def _embed(self, feeds: Sequence[Feed[Session]], ids: Tensor) -> Tensor:
+        """Return the embeddings [rows, hidden] of ids [rows] of all feeds."""
+        if not self.eager:
             return torch.embedding(self._embedding, ids)
         embedded: Tensor = self.loaded.model.get_input_embeddings()(ids)  # some scale them
         return embedded
 
 
 class _NoneLeft(Exception):
-    """No feed of the pass is wanted any more."""
+    """All feeds of the pass have failed."""
 
 
 class _Watch:
-    """Calls the feeds' ``on_exit`` during a pass and keeps what they raise.
+    """Calls the feeds' ``on_exit`` during a pass and keeps their exceptions.
 
     Attributes:
         listening: feeds whose ``on_exit`` is still called.
@@ -347,7 +319,7 @@ class _Watch:
 
     def __init__(
         self,
-        feeds: Sequence[Feed],
+        feeds: Sequence[Feed[Session]],
         scorer: ExitScorer,
         until: float,
         after_exit: AfterExit,
@@ -385,18 +357,3 @@ class _Watch:
         self._after_exit(layer, took())
         if len(self.failed) == len(self._feeds):
             raise _NoneLeft
-
-
-def _choose(backend: str, loaded: LoadedModel) -> str:
-    if backend not in BACKENDS:
-        raise ConfigError(
-            f"{backend!r} is unknown", field="backend", remedy=f"one of {', '.join(BACKENDS)}"
-        )
-    supported = StaticBackend.supports(loaded)
-    if backend == "static" and not supported:
-        raise ConfigError(
-            "the static backend does not run this model", field="backend", remedy="set it to auto"
-        )
-    if backend == "auto":
-        return "static" if supported else "eager"
-    return backend

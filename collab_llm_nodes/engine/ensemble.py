@@ -18,8 +18,9 @@ from collab_llm_nodes.engine import attention
 from collab_llm_nodes.engine.backend import Chunk
 from collab_llm_nodes.engine.blocks import Blocks
 from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.interface import Feed
 from collab_llm_nodes.engine.saved import Fit
-from collab_llm_nodes.engine.session import Feed, Session
+from collab_llm_nodes.engine.session import Session
 from collab_llm_nodes.engine.static import Layer, StaticBackend
 from collab_llm_nodes.errors import ProtocolError
 from collab_llm_nodes.models.prompt import EncodedPrompt
@@ -27,12 +28,12 @@ from collab_llm_nodes.models.prompt import EncodedPrompt
 _NAMES = ("_name_or_path", "architectures", "dtype", "transformers_version")
 
 
-def alike(engines: Sequence[Engine]) -> bool:
+def can_share_passes(engines: Sequence[Engine]) -> bool:
     """Return True if the models can share passes: they have one shape and one type of numbers.
 
     An engine of another kind, such as one that emulates a larger model, makes its own passes.
     """
-    if not all(type(engine) is Engine and engine.backend == "static" for engine in engines):
+    if not all(type(engine) is Engine and not engine.eager for engine in engines):
         return False
     shapes = []
     for engine in engines:
@@ -50,11 +51,11 @@ class Ensemble(Engine):
     Early exits do not fire, and sessions are neither saved nor restored.
 
     Args:
-        engines: of the models; :func:`alike` is true for them.
+        engines: of the models; :func:`can_share_passes` is true for them.
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
-        vars(self).update(vars(engines[0]))  # what is not the weights is the same for all
+        vars(self).update(vars(engines[0]))  # all but the weights is the same for all
         self._exits = None
         self._embeddings = [engine._embedding for engine in engines]
         members = [
@@ -72,13 +73,13 @@ class Ensemble(Engine):
         cache.member = member
         return Session(self, prompt, cache)
 
-    def _embed(self, feeds: Sequence[Feed], ids: Tensor) -> Tensor:
+    def _embed(self, feeds: Sequence[Feed[Session]], ids: Tensor) -> Tensor:
         rows = _rows_by_member([(feed.session._cache.member, len(feed.ids)) for feed in feeds])
         return torch.cat([torch.embedding(self._embeddings[m], ids[own]) for m, own in rows])
 
 
 class _Backend(StaticBackend):
-    """The layers of all models; masks and rotations are the first one's."""
+    """Layers of all models; masks and rotations are those of the first one."""
 
     def __init__(self, members: Sequence[StaticBackend]) -> None:
         vars(self).update(vars(members[0]))

@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from collab_llm_nodes.engine.kernels import Head, linear_of
-from collab_llm_nodes.engine.upload import OnDevice, Upload
+from collab_llm_nodes.engine.device import OnDevice, Upload
+from collab_llm_nodes.engine.kernels import Head, as_linear
 from collab_llm_nodes.models.adapters import ExitAdapters
 
 SHORTLIST = 8192
@@ -51,7 +51,7 @@ class ExitScorer:
         }
 
     def correct(self, layer: int, hidden: Tensor) -> Tensor:
-        """[rows, hidden_size] behind ``layer`` -> what the head's matrix takes."""
+        """[rows, hidden_size] after ``layer`` -> input of the head's matrix."""
         return self.head.norm(self._corrections[layer](hidden))
 
 
@@ -89,10 +89,10 @@ class PassExits:
         ] = {}  # by feed, after the first exit
 
     def logits(self, layer: int, hidden: Tensor, feeds: Sequence[int]) -> list[Tensor]:
-        """Exit logits [keep, vocabulary] of some ``feeds``, from the rows of all.
+        """Return exit logits [keep, vocabulary] of some ``feeds``, from the rows of all.
 
         Args:
-            hidden: [rows, hidden_size] behind ``layer``.
+            hidden: [rows, hidden_size] after ``layer``.
         """
         scorer, rows = self._scorer, [self._rows[feed] for feed in feeds]
         counts = [r.stop - r.start for r in rows]
@@ -117,7 +117,7 @@ class PassExits:
         scores = torch.cat([common, head.some(others)(states)], dim=1)
         ids = torch.cat([torch.arange(shortlist, device=states.device), others])
         best = ids[scores.topk(min(self._scorer.candidates, len(ids)), dim=-1).indices]
-        kept = torch.cat([best.flatten(), fed])  # some twice: to find those would be to wait
+        kept = torch.cat([best.flatten(), fed])  # some twice: finding them would be a wait
         self._candidates[feed] = kept, head.some(kept)
         return self._spread(scores, ids)
 
@@ -134,6 +134,6 @@ class PassExits:
 def _correction(adapter: nn.Module) -> Callable[[Tensor], Tensor]:
     """[rows, hidden_size] -> the same plus its correction."""
     if isinstance(adapter, nn.Linear):
-        linear = linear_of(adapter)
+        linear = as_linear(adapter)
         return lambda hidden: linear.add_to(hidden, hidden)
     return lambda hidden: hidden + adapter(hidden)

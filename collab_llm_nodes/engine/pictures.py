@@ -31,7 +31,7 @@ def encode_pictures(loaded: LoadedModel, prompt: EncodedPrompt, like: Tensor) ->
     if like.device.type != "cuda":
         return _encode(loaded, prompt, like)
     stream = _encoder_stream(like.device)
-    stream.wait_stream(torch.cuda.current_stream(like.device))  # weights may be on their way
+    stream.wait_stream(torch.cuda.current_stream(like.device))  # weights may still be uploading
     with torch.cuda.stream(stream):
         features = _encode(loaded, prompt, like)
         done = torch.cuda.Event(blocking=True)  # sleeps; else it would spin on a core
@@ -42,7 +42,7 @@ def encode_pictures(loaded: LoadedModel, prompt: EncodedPrompt, like: Tensor) ->
 
 @cache
 def _encoder_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=0)  # the lowest; passes have ``ahead_of_others``
+    return torch.cuda.Stream(device, priority=0)  # the lowest; passes have ``high_priority``
 
 
 def _encode(loaded: LoadedModel, prompt: EncodedPrompt, like: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def _encode(loaded: LoadedModel, prompt: EncodedPrompt, like: Tensor) -> Tensor:
 
 
 def _indices(encoder: Any, grid: Tensor, device: torch.device) -> dict[str, Tensor]:
-    """Return what the encoder would compute from the pictures' sizes, each where it is read.
+    """Return the encoder's indices, computed from the pictures' sizes, each where it is read.
 
     Sizes and lengths stay on the host: each of the encoder's layers reads them there, and would
     wait for the device three times.
@@ -84,7 +84,7 @@ def features_within(
 ) -> slice:
     """Return which features belong to the ``count`` tokens from index ``start`` of a prompt.
 
-    Tokens behind the prompt were generated. A placeholder among them is a token like any other.
+    Tokens after the prompt were generated. A placeholder among them is a token like any other.
     """
     if prompt.image_grid_thw is None or placeholder is None:
         return slice(0, 0)
@@ -92,7 +92,9 @@ def features_within(
     return slice(before, before + prompt.ids[start : start + count].count(placeholder))
 
 
-def show(features: Tensor, ids: Sequence[int], placeholder: int, embedded: Tensor) -> None:
+def insert_features(
+    features: Tensor, ids: Sequence[int], placeholder: int, embedded: Tensor
+) -> None:
     """Put features [k, width] into the rows of the first k placeholders among ``ids``.
 
     Args:

@@ -6,6 +6,7 @@ Slow on purpose. It shares no code with ``engine``: no KV cache, no hooks, no ro
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ def generate(
     """Decode up to ``max_tokens`` tokens of the answer; an end token is the last one.
 
     The answer's token ``t`` uses the random numbers of position ``t``. Under the greedy and the
-    coupled law this is what speculation must reproduce token for token; under the rejection law it
+    coupled law speculation must reproduce this token for token; under the rejection law it
     has the same distribution.
     """
     tokens: list[int] = []
@@ -41,23 +42,31 @@ def generate(
 
 @torch.inference_mode()
 def next_logits(loaded: LoadedModel, prompt: EncodedPrompt, answer: Sequence[int]) -> Tensor:
-    """Logits [V] after the prompt and ``answer``, in one pass over all of it."""
+    """Return the logits [V] after the prompt and ``answer``, in one pass over all of it."""
+    logits: Tensor = loaded.model(**inputs(loaded, prompt, answer), use_cache=False).logits
+    return logits[0, -1, : len(loaded.tokenizer)]
+
+
+def inputs(loaded: LoadedModel, prompt: EncodedPrompt, answer: Sequence[int]) -> dict[str, Any]:
+    """Return the arguments of transformers' forward for the prompt and ``answer``.
+
+    An image token in the answer stands for no image, so features and positions are computed here.
+    """
     model = loaded.model
     ids = torch.tensor([[*prompt.ids, *answer]], device=loaded.device)
-    options: dict[str, Tensor] = {"input_ids": ids}
     if prompt.pixel_values is not None and prompt.image_grid_thw is not None:
         grid = prompt.image_grid_thw.to(ids.device)
         kinds = (ids == model.config.image_token_id).int()
-        kinds[:, len(prompt.ids) :] = 0  # an image token in the answer stands for no image
+        kinds[:, len(prompt.ids) :] = 0
         features = model.get_image_features(prompt.pixel_values.to(ids.device), grid)
         embedded = model.get_input_embeddings()(ids)
-        options = {
+        return {
             "inputs_embeds": embedded.masked_scatter(
                 kinds.bool()[..., None], torch.cat(list(features.pooler_output)).to(embedded)
             ),
             "position_ids": model.model.get_rope_index(ids, kinds, image_grid_thw=grid)[0],
         }
-    elif loaded.image_processor is not None:
-        options["position_ids"] = torch.arange(ids.shape[1], device=ids.device).expand(3, 1, -1)
-    logits: Tensor = model(**options, use_cache=False).logits
-    return logits[0, -1, : len(loaded.tokenizer)]
+    found: dict[str, Any] = {"input_ids": ids}
+    if loaded.image_processor is not None:
+        found["position_ids"] = torch.arange(ids.shape[1], device=ids.device).expand(3, 1, -1)
+    return found

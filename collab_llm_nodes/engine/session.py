@@ -1,4 +1,4 @@
-"""One session of an engine: its tokens, columns and tree; feeding and rolling back.
+"""Sessions over a backend: tokens, columns and tree; feeding and rolling back.
 
 What a session asks of the model goes through its :class:`~collab_llm_nodes.engine.engine.Engine`,
 so that several can share a pass.
@@ -6,8 +6,8 @@ so that several can share a pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from collab_llm_nodes.engine.backend import Chunk
-from collab_llm_nodes.engine.pictures import encode_pictures, features_within, show
+from collab_llm_nodes.engine.backend import Backend, Chunk
+from collab_llm_nodes.engine.interface import Feed, OnExit
+from collab_llm_nodes.engine.pictures import encode_pictures, features_within, insert_features
 from collab_llm_nodes.engine.saved import SavedSession
 from collab_llm_nodes.engine.tree import TokenTree
 from collab_llm_nodes.errors import InvalidInput, ModelError, ProtocolError, Unavailable
@@ -26,64 +27,14 @@ from collab_llm_nodes.models.prompt import EncodedPrompt
 if TYPE_CHECKING:
     from collab_llm_nodes.engine.engine import Engine
 
-OnExit = Callable[[int, Tensor], None]
-AfterExit = Callable[[int, Callable[[], float]], None]
-OnStates = Callable[[Tensor], None]
-Check = Callable[[], None]
 
+class CachedSession:
+    """A trunk and a tree in a cache: the common part of sessions of whole models and of stages."""
 
-@dataclass(frozen=True)
-class Feed:
-    """New tokens for one session in a pass of several.
-
-    Attributes:
-        ids: token ids.
-        on_exit: called as ``on_exit(layer, logits [last, V])`` DURING the forward pass, at each of
-            the engine's exit layers.
-        last: logits are wanted after this many of the last tokens; None: after all; 0: the cache
-            is filled only.
-        parents: the tokens become nodes of the session's tree, each behind the column named here,
-            see ``Session.grow``. None: they follow the trunk.
-        on_states: called as ``on_states(states [last, width])`` when the pass is done, with the
-            hidden states that the LM head has read (behind the final norm).
-    """
-
-    session: Session
-    ids: Sequence[int]
-    on_exit: OnExit | None = None
-    last: int | None = None
-    parents: Sequence[int] | None = None
-    on_states: OnStates | None = None
-
-    @property
-    def keep(self) -> int:
-        """Rows of logits."""
-        return len(self.ids) if self.last is None else self.last
-
-
-class Session:
-    """One prompt's KV cache. Not for two threads at a time.
-
-    ``session.length = n`` is the only rollback: what was fed after the first n tokens is forgotten.
-    Tokens within the prompt's length must be the prompt's own (its images belong to them).
-
-    Several continuations can stand side by side as a tree: ``grow`` adds nodes behind the trunk,
-    ``retain`` makes the path to one of them the trunk. ``feed`` and ``length`` know the trunk only
-    and drop all nodes.
-    """
-
-    def __init__(self, engine: Engine, prompt: EncodedPrompt, cache: Any) -> None:
-        self._engine = engine
-        self._prompt = prompt
-        self._tree = TokenTree()
+    def __init__(self, cache: Any) -> None:
         self._cache = cache
+        self._tree = TokenTree()
         self._closed = False
-        self._image_features: Tensor | None = None
-
-    @property
-    def prompt(self) -> EncodedPrompt:
-        """The prompt that the session was opened with, or saved with."""
-        return self._prompt
 
     @property
     def length(self) -> int:
@@ -95,13 +46,130 @@ class Session:
         if not 0 <= n <= self._tree.length:
             raise ProtocolError(f"cannot roll back from {self._tree.length} to {n}", field="length")
         self._check_open()
-        self._engine._backend.cut(self._cache, n)
+        self._cache.cut(n)
         self._tree.cut(n)
 
     @property
     def columns(self) -> int:
         """Trunk and nodes."""
         return self._tree.columns
+
+    @torch.inference_mode()
+    def retain(self, column: int) -> dict[int, int]:
+        """Make the path to ``column`` the trunk, as ``DecodingSession.retain``."""
+        self._check_open()
+        later = [self._position(c) for c in range(column + 1, self.length)]
+        kept = self._tree.retain(column, later)
+        self._cache.move(kept)
+        return {old: new for new, old in enumerate(kept)}
+
+    def close(self) -> None:
+        """Free the KV cache, and shared columns that no other session reads."""
+        if self._closed:
+            return
+        self._cache.cut(0)
+        self._cache = None
+        self._closed = True
+        self._tree.cut(0)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ProtocolError("the session is closed", remedy="open a new one")
+
+    def _check_place(self, new: int, parents: Sequence[int] | None, context: int) -> None:
+        """Refuse ``new`` tokens that have no place after their parents, or in the context."""
+        tokens = self.length + new
+        if parents is not None:
+            if len(parents) != new:
+                raise InvalidInput(f"{new} tokens and {len(parents)} parents", field="parents")
+            self._tree.check(parents)
+            tokens = max(self._tree.depths(parents), default=0)  # of a path: columns may be more
+        if tokens > context:
+            raise InvalidInput(
+                f"{tokens} tokens, the model reads {context}",
+                field="ids",
+                remedy="lower max_tokens or shorten the prompt",
+            )
+
+    def _forked(self) -> Any:
+        """Return a cache with the same trunk, which is held once."""
+        self._check_open()
+        return self._cache.fork(self.length, self.columns)
+
+    def _begin(self, feed: Any) -> Chunk:
+        """Turn a (checked) feed into the backend's chunk; nodes are added to the tree."""
+        raise NotImplementedError
+
+    def _chunk(
+        self, new: int, keep: int, parents: Sequence[int] | None, positions: int | Tensor
+    ) -> Chunk:
+        """Return the chunk of ``new`` tokens; a tree's have positions of their own."""
+        if parents is None:
+            return Chunk(self._cache, self.length, new, positions, None, keep)
+        start = self.columns
+        grown = self._tree.positions(parents, self._position)
+        mask = torch.from_numpy(self._tree.grow(parents, grown))
+        return Chunk(self._cache, start, new, torch.tensor(grown), mask, keep)
+
+    def _drop_nodes(self) -> None:
+        if self._tree.columns > self._tree.length:
+            self._cache.cut(self._tree.length)
+            self._tree.cut(self._tree.length)
+
+    def _undo(self, length: int, columns: int) -> None:
+        """Go back to ``length`` tokens, or to the nodes before ``columns``: a pass has failed."""
+        if self._tree.length > length:
+            self._tree.cut(length)
+        else:
+            self._tree.shrink(columns)
+        self._cache.cut(self._tree.columns)
+
+    def _position(self, column: int) -> int:
+        """Return the position of a column."""
+        return column if column < self.length else self._tree.position(column)
+
+
+Mark = tuple[CachedSession, int, int]
+"""A session, its length and its columns before a pass."""
+
+
+def mark(session: CachedSession) -> Mark:
+    """Return the state of a session before a pass, for :func:`undo`."""
+    return session, session.length, session.columns
+
+
+def undo(marks: Iterable[Mark]) -> None:
+    """Put sessions back to their marks; nodes that a pass has dropped are not restored."""
+    for session, length, columns in marks:
+        session._undo(length, columns)
+
+
+def begin_pass(backend: Backend, feeds: Sequence[Any]) -> tuple[list[int], list[Chunk]]:
+    """Return the order in which a pass takes the feeds, and their chunks in that order.
+
+    Feeds that follow a trunk drop its nodes. If anything is raised, undo it.
+    """
+    chunks = [feed.session._begin(feed) for feed in feeds]
+    for feed in feeds:  # all have begun; only now is it known which columns they share
+        if feed.parents is None:
+            feed.session._drop_nodes()
+    order = backend.arrange(chunks) if len(chunks) > 1 else [0]
+    return order, [chunks[i] for i in order]
+
+
+class Session(CachedSession):
+    """A ``DecodingSession`` of an ``engine.Engine``, which can be forked and saved as well."""
+
+    def __init__(self, engine: Engine, prompt: EncodedPrompt, cache: Any) -> None:
+        super().__init__(cache)
+        self._engine = engine
+        self._prompt = prompt
+        self._image_features: Tensor | None = None
+
+    @property
+    def prompt(self) -> EncodedPrompt:
+        """The prompt that the session was opened with, or saved with."""
+        return self._prompt
 
     def keys_values(self) -> list[Tensor]:
         """Return views of the cached keys and values.
@@ -111,17 +179,17 @@ class Session:
             columns, the keys' heads first.
         """
         self._check_open()
-        return self._engine._backend.parts(self._cache, self.columns)
+        return self._cache.parts(self.columns)
 
     @property
     def own_bytes(self) -> int:
         """Bytes of the KV cache that this session holds alone."""
-        return 0 if self._closed else self._engine._backend.sizes(self._cache)[0]
+        return 0 if self._closed else self._cache.own_bytes
 
     @property
     def shared_bytes(self) -> int:
         """Bytes of the KV cache that are held once for this session and its forks."""
-        return 0 if self._closed else self._engine._backend.sizes(self._cache)[1]
+        return 0 if self._closed else self._cache.shared_bytes
 
     @torch.inference_mode()
     def fork(self) -> Session:
@@ -134,9 +202,7 @@ class Session:
         Raises:
             ProtocolError: the session is closed.
         """
-        self._check_open()
-        cache = self._engine._backend.fork(self._cache, self.length, self.columns)
-        twin = Session(self._engine, self._prompt, cache)
+        twin = Session(self._engine, self._prompt, self._forked())
         twin._image_features = self._image_features
         twin._tree.cut(self.length)
         return twin
@@ -154,66 +220,29 @@ class Session:
         self._check_open()
         if not self.length:
             raise InvalidInput("nothing has been fed", field="file", remedy="feed prompt.ids first")
-        self.encode_images()  # whoever feeds the prompt from an earlier length needs them
-        keys_values = torch.cat(self._engine._backend.parts(self._cache, self.length), dim=2)
+        self.encode_images()  # needed by a session that is restored and rolled back into the prompt
+        keys_values = torch.cat(self._cache.parts(self.length), dim=2)
         saved = SavedSession(keys_values, self._prompt, self._image_features)
         saved.write(file, self._engine._fit)
 
     def feed(
         self, ids: Sequence[int], on_exit: OnExit | None = None, last: int | None = None
     ) -> Tensor:
-        """Append ``ids`` and return the logits after each of the last ``last`` (default: all).
-
-        Args:
-            ids: token ids.
-            on_exit: as in :class:`Feed`. An exception it raises ends the pass.
-            last: 0 to only fill the cache.
-
-        Returns:
-            [last, V] logits. If anything raises, the trunk is as it was before.
-
-        Raises:
-            InvalidInput: ids outside the vocabulary, not the prompt's, or more than fit.
-            ProtocolError: the session is closed.
-        """
-        (result,) = self._engine.run([Feed(self, ids, on_exit, last)])
-        if isinstance(result, Exception):
-            raise result
-        return result
+        """Append ``ids`` in a pass of its own, see ``DecodingSession.feed``."""
+        return self._run(Feed(self, ids, on_exit, last))
 
     def grow(self, ids: Sequence[int], parents: Sequence[int]) -> Tensor:
-        """Append tree nodes in one pass and return the logits after each.
+        """Append tree nodes in a pass of its own, see ``DecodingSession.grow``."""
+        return self._run(Feed(self, ids, parents=parents))
 
-        A node attends to itself and its ancestors only, as if they alone had been fed.
-
-        Args:
-            ids: n token ids.
-            parents: for each the column it follows: one of the trunk, or an earlier node, also of
-                this call. New nodes are columns ``columns``, ``columns + 1``, ...
-
-        Returns:
-            [n, V] logits. If anything raises, the session is as it was before.
-
-        Raises:
-            InvalidInput: ids outside the vocabulary, bad parents, or more than fit.
-            ProtocolError: the session is closed, or its prompt has not been fed to its end.
-        """
-        (result,) = self._engine.run([Feed(self, ids, parents=parents)])
+    def _run(self, feed: Feed[Session]) -> Tensor:
+        (result,) = self._engine.run([feed])
         if isinstance(result, Exception):
             raise result
         return result
 
     def retain(self, column: int) -> dict[int, int]:
-        """Make the path from the root to ``column`` the trunk; its descendants stay as nodes.
-
-        Everything else is dropped.
-
-        Returns:
-            New columns by old ones, of all that is kept.
-
-        Raises:
-            ProtocolError: no such column, or its path leaves the prompt before the prompt's end.
-        """
+        """Make the path to ``column`` the trunk, see ``DecodingSession.retain``."""
         self._check_open()
         path = self._tree.path(column)
         common = min(len(path), len(self._prompt.ids))
@@ -221,41 +250,34 @@ class Session:
             raise ProtocolError(
                 f"column {column} does not continue the prompt",
                 field="column",
-                remedy="retain columns that branch off behind the prompt",
+                remedy="retain columns that branch off after the prompt",
             )
-        trunk_positions = [self._position(c) for c in range(column + 1, self.length)]
-        kept = self._tree.retain(column, trunk_positions)
-        with torch.inference_mode():
-            self._engine._backend.move(self._cache, kept)
-        return {old: new for new, old in enumerate(kept)}
+        return super().retain(column)
 
     def close(self) -> None:
-        """Free the KV cache, and of what forks share the columns that only this session reads."""
-        if self._closed:
-            return
-        self._engine._backend.cut(self._cache, 0)
-        self._cache = None
-        self._closed = True
+        super().close()
         self._image_features = None
-        self._tree.cut(0)
 
-    def _check(self, feed: Feed, engine: Engine, again: bool) -> None:
+    def _check(self, feed: Feed[Session], engine: Engine, again: bool) -> None:
         """Refuse a feed that cannot run; the session is not changed."""
         if self._engine is not engine or again:
             raise ProtocolError("a session takes part once in a pass of its own engine")
         self._check_open()
         if not 0 <= feed.keep <= len(feed.ids):
             raise ValueError(f"last={feed.last} of {len(feed.ids)} ids")
-        self._check_ids(feed.ids)
+        for token in feed.ids:
+            if not 0 <= token < engine.vocab_size:
+                raise InvalidInput(
+                    f"token {token} is outside the vocabulary of {engine.vocab_size}", field="ids"
+                )
         if feed.parents is not None:
-            self._check_growth(feed.ids, feed.parents)
-            return
-        self._check_room(self.length + len(feed.ids))
-        self._prompt.check_tokens(self.length, feed.ids)
+            self._check_trees()
+        self._check_place(len(feed.ids), feed.parents, engine.context)
+        if feed.parents is None:
+            self._prompt.check_tokens(self.length, feed.ids)
 
-    def _check_growth(self, ids: Sequence[int], parents: Sequence[int]) -> None:
-        if len(ids) != len(parents):
-            raise InvalidInput(f"{len(ids)} ids and {len(parents)} parents", field="parents")
+    def _check_trees(self) -> None:
+        """Refuse nodes before the prompt's end, and where layers have sliding windows."""
         if self._engine.windowed:
             raise ModelError(
                 "token trees with sliding-window attention", remedy="draft one continuation only"
@@ -266,56 +288,11 @@ class Session:
                 field="parents",
                 remedy="feed prompt.ids first",
             )
-        self._tree.check(parents)
-        if parents:
-            self._check_room(max(self._tree.depths(parents)))  # of a path: columns may be more
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ProtocolError("the session is closed", remedy="open a new one")
-
-    def _check_ids(self, ids: Sequence[int]) -> None:
-        for token in ids:
-            if not 0 <= token < self._engine.vocab_size:
-                raise InvalidInput(
-                    f"token {token} is outside the vocabulary of {self._engine.vocab_size}",
-                    field="ids",
-                )
-
-    def _check_room(self, tokens: int) -> None:
-        if tokens > self._engine.context:
-            raise InvalidInput(
-                f"{tokens} tokens, the model reads {self._engine.context}",
-                field="ids",
-                remedy="lower max_tokens or shorten the prompt",
-            )
-
-    def _begin(self, feed: Feed) -> Chunk:
-        """Turn a (checked) feed into the backend's chunk.
-
-        Behind the trunk it drops all nodes; nodes are added to the tree.
-        """
-        if feed.parents is not None:
-            return self._begin_growth(feed.parents, feed.keep)
-        start, new = self._tree.length, len(feed.ids)
-        if self._tree.columns > start:
-            self._engine._backend.cut(self._cache, start)
-            self._tree.cut(start)
-        return Chunk(self._cache, start, new, self._prompt.positions(start, new), None, feed.keep)
-
-    def _begin_growth(self, parents: Sequence[int], keep: int) -> Chunk:
-        before = self._tree.columns
-        positions = self._tree.positions(parents, self._position)
-        mask = torch.from_numpy(self._tree.grow(parents, positions))
-        return Chunk(self._cache, before, len(parents), torch.tensor(positions), mask, keep)
-
-    def _undo(self, length: int, columns: int) -> None:
-        """Go back to ``length`` tokens, or to the nodes before ``columns``: a pass has failed."""
-        if self._tree.length > length:
-            self._tree.cut(length)
-        else:
-            self._tree.shrink(columns)
-        self._engine._backend.cut(self._cache, self._tree.columns)
+    def _begin(self, feed: Feed[Session]) -> Chunk:
+        new = len(feed.ids)
+        positions = 0 if feed.parents is not None else self._prompt.positions(self.length, new)
+        return self._chunk(new, feed.keep, feed.parents, positions)
 
     def _position(self, column: int) -> int:
         """Return the position of a column, the largest of M-RoPE's three."""
@@ -334,13 +311,7 @@ class Session:
 
     @torch.inference_mode()
     def encode_images(self) -> None:
-        """Read the prompt's images now; else the first ``feed`` that comes to them does.
-
-        For a thread of its own beside the passes of other sessions.
-
-        Raises:
-            Unavailable: there is no memory for that.
-        """
+        """Read the prompt's images now, see ``DecodingSession.encode_images``."""
         try:
             self._encode_images()
         except Exception as error:
@@ -358,16 +329,17 @@ class Session:
     def _show_images(self, ids: Sequence[int], embedded: Tensor, row: int) -> None:
         """Put image features into the rows of ``ids``, from ``row``, of ``embedded`` [k, hidden].
 
-        The tokens stand behind the trunk.
+        The tokens stand after the trunk.
         """
         if self._prompt.image_grid_thw is None or self.length >= len(self._prompt.ids):
-            return  # nodes stand behind the whole prompt
+            return  # nodes stand after the whole prompt
         self._encode_images()
         assert self._image_features is not None
         placeholder: int = self._engine.loaded.model.config.image_token_id
         within = features_within(self._prompt, placeholder, self.length, len(ids))
-        features = self._image_features[within]
-        show(features, ids, placeholder, embedded[row : row + len(ids)])
+        insert_features(
+            self._image_features[within], ids, placeholder, embedded[row : row + len(ids)]
+        )
 
 
 def no_memory(error: Exception) -> Unavailable:

@@ -2,7 +2,8 @@
 
 A model too large for one device is divided into stages, each in a process of its own. Each loads
 only its own tensors and holds the keys and values of its own layers. No stage holds a vision
-encoder: whoever drives the stages has it, and gives the first one the features of pictures.
+encoder: the process that drives the stages has it, and gives the first one the features of
+pictures.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from collab_llm_nodes.engine.backend import Chunk
+from collab_llm_nodes.engine.device import Upload
+from collab_llm_nodes.engine.interface import OnStates
 from collab_llm_nodes.engine.kernels import Head
-from collab_llm_nodes.engine.pictures import show
-from collab_llm_nodes.engine.session import OnStates
+from collab_llm_nodes.engine.pictures import insert_features
+from collab_llm_nodes.engine.session import CachedSession, begin_pass, mark, undo
 from collab_llm_nodes.engine.static import StaticBackend
-from collab_llm_nodes.engine.tree import TokenTree
-from collab_llm_nodes.engine.upload import Upload
 from collab_llm_nodes.errors import InvalidInput, ModelError, ProtocolError
 from collab_llm_nodes.models.architectures import (
     attention_windows,
     context_length,
     decoder_parts,
 )
-from collab_llm_nodes.models.devices import device_named
+from collab_llm_nodes.models.devices import find_device
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig
 from collab_llm_nodes.models.partial import CheckpointFacts, load_layers
 
@@ -39,7 +40,7 @@ def check_stages(facts: CheckpointFacts) -> None:
     Raises:
         ModelError: as :class:`Stage`, or there is no such device.
     """
-    device_named(facts.config.device)
+    find_device(facts.config.device)
     _check_attention(facts.without_weights())
 
 
@@ -104,7 +105,7 @@ class Stage:
         Raises:
             InvalidInput: ids outside the vocabulary, states of another shape, or more than fit.
             ProtocolError: a session is closed, is here twice, or belongs to another stage. If
-                anything is raised, all sessions are as they were, but that a feed behind the trunk
+                anything is raised, all sessions are as they were, but that a feed after the trunk
                 drops all nodes as soon as layers run.
         """
         if len({id(feed.session) for feed in feeds}) < len(feeds):
@@ -113,14 +114,11 @@ class Stage:
             feed.session._check(feed, self)
         if not feeds:
             return []
-        before = [feed.session.columns for feed in feeds]
+        outputs: dict[int, Tensor] = {}
+        before = [mark(feed.session) for feed in feeds]
         try:
-            begun = [feed.session._begin(feed) for feed in feeds]
-            for feed in feeds:  # all have begun; and only now is it known what they share
-                if feed.parents is None:
-                    feed.session._drop_nodes()
-            order = self._backend.arrange(begun)
-            chunks, upload = [begun[i] for i in order], Upload(self.device)
+            order, chunks = begin_pass(self._backend, feeds)
+            upload = Upload(self.device)
             plan = self._backend.plan(chunks, upload)
             rows = self._rows([feeds[i] for i in order], upload)
             hidden = self._backend.hidden(plan, rows, None, enter=self.takes_ids)
@@ -130,21 +128,19 @@ class Stage:
                     on_states = feeds[i].on_states
                     if on_states is not None:
                         on_states(output.states)
-                outputs = [output.logits for output in found]
+                    outputs[i] = output.logits
             else:
-                outputs = list(hidden.split([chunk.new for chunk in chunks]))
+                outputs.update(zip(order, hidden.split([c.new for c in chunks]), strict=True))
         except BaseException:  # whatever ends the pass, the sessions are as before it
-            for feed, columns in zip(feeds, before, strict=True):
-                feed.session._undo(columns)
+            undo(before)
             raise
         for i, chunk in zip(order, chunks, strict=True):
             if feeds[i].parents is None:
                 feeds[i].session._tree.cut(chunk.end)
-        by_feed = dict(zip(order, outputs, strict=True))
-        return [by_feed[i] for i in range(len(feeds))]
+        return [outputs[i] for i in range(len(feeds))]
 
     def _rows(self, feeds: Sequence[StageFeed], upload: Upload) -> Tensor:
-        """Return what the layers read of all feeds [rows, width]."""
+        """Return the input of the layers for all feeds [rows, width]."""
         if not self.takes_ids:
             states = [feed.rows for feed in feeds if isinstance(feed.rows, Tensor)]
             return torch.cat(states).to(self.device, self._backend.dtype)
@@ -156,7 +152,7 @@ class Stage:
             if feed.features is not None and not isinstance(feed.rows, Tensor):
                 assert self.placeholder is not None
                 features = feed.features.to(self.device, self._backend.dtype)
-                show(features, feed.rows, self.placeholder, own)
+                insert_features(features, feed.rows, self.placeholder, own)
         return embedded
 
 
@@ -184,39 +180,19 @@ class StageFeed:
     features: Tensor | None = None
 
 
-class StageSession:
+class StageSession(CachedSession):
     """Keys and values of a stage's layers. Not for two threads at a time.
 
-    ``length``, trees and forks are as those of ``session.Session``: whoever drives the stages makes
-    the same calls on all of them.
+    ``length``, trees and forks are as those of ``session.Session``, so that the same calls can be
+    made on the sessions of all stages.
     """
 
     def __init__(self, stage: Stage, cache: Any) -> None:
+        super().__init__(cache)
         self._stage = stage
-        self._cache = cache
-        self._tree = TokenTree()
-        self._closed = False
-
-    @property
-    def length(self) -> int:
-        """Tokens of the trunk."""
-        return self._tree.length
-
-    @length.setter
-    def length(self, n: int) -> None:
-        self._check_open()
-        if not 0 <= n <= self._tree.length:
-            raise ProtocolError(f"cannot roll back from {self._tree.length} to {n}", field="length")
-        self._stage._backend.cut(self._cache, n)
-        self._tree.cut(n)
-
-    @property
-    def columns(self) -> int:
-        """Trunk and nodes."""
-        return self._tree.columns
 
     def feed(self, rows: Sequence[int] | Tensor, last: int | None = None) -> Tensor:
-        """Append tokens behind the trunk, see ``Stage.run``; nodes are dropped."""
+        """Append tokens to the trunk, see ``Stage.run``; nodes are dropped."""
         return self._stage.run([StageFeed(self, rows, last)])[0]
 
     def grow(self, rows: Sequence[int] | Tensor, parents: Sequence[int]) -> Tensor:
@@ -224,33 +200,11 @@ class StageSession:
         return self._stage.run([StageFeed(self, rows, None, parents)])[0]
 
     @torch.inference_mode()
-    def retain(self, column: int) -> None:
-        """Make the path to ``column`` the trunk; its descendants stay as nodes."""
-        self._check_open()
-        later = [self._position(c) for c in range(column + 1, self.length)]
-        self._stage._backend.move(self._cache, self._tree.retain(column, later))
-
-    @torch.inference_mode()
     def fork(self) -> StageSession:
         """Return a session with the same trunk, which is held once; nodes stay with this one."""
-        self._check_open()
-        cache = self._stage._backend.fork(self._cache, self.length, self.columns)
-        twin = StageSession(self._stage, cache)
+        twin = StageSession(self._stage, self._forked())
         twin._tree.cut(self.length)
         return twin
-
-    def close(self) -> None:
-        """Free the keys and values, as ``session.Session.close``."""
-        if self._closed:
-            return
-        self._stage._backend.cut(self._cache, 0)
-        self._cache = None
-        self._closed = True
-        self._tree.cut(0)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ProtocolError("the session is closed", remedy="open a new one")
 
     def _check(self, feed: StageFeed, stage: Stage) -> None:
         if self._stage is not stage:
@@ -258,26 +212,19 @@ class StageSession:
         self._check_open()
         rows, new = feed.rows, len(feed.rows)
         if not new or not 0 <= (new if feed.last is None else feed.last) <= new:
-            raise InvalidInput(f"{new} tokens, logits after {feed.last}", field="rows")
+            raise InvalidInput(f"{new} tokens, logits after {feed.last}", field="ids")
         if stage.takes_ids:
             if isinstance(rows, Tensor) or not all(0 <= i < stage.vocab_size for i in rows):
-                raise InvalidInput("the first stage takes ids of the vocabulary", field="rows")
+                raise InvalidInput("the first stage takes ids of the vocabulary", field="ids")
         elif not isinstance(rows, Tensor) or rows.shape != (new, stage.width):
-            raise InvalidInput(f"this stage takes states [new, {stage.width}]", field="rows")
+            raise InvalidInput(f"this stage takes states [new, {stage.width}]", field="states")
         if feed.features is not None:
             self._check_features(rows, feed.features, stage)
         if feed.positions is not None:
-            self._check_positions(feed.positions, new, stage)
-        deepest = self.length + new
-        if feed.parents is not None:
-            if feed.positions is not None:
+            if feed.parents is not None:
                 raise InvalidInput("a tree's positions are its columns", field="positions")
-            if len(feed.parents) != new:
-                raise InvalidInput(f"{new} rows and {len(feed.parents)} parents", field="parents")
-            self._tree.check(feed.parents)
-            deepest = max(self._tree.depths(feed.parents))
-        if deepest > stage.context:
-            raise InvalidInput(f"{deepest} tokens, the model reads {stage.context}", field="rows")
+            self._check_positions(feed.positions, new, stage)
+        self._check_place(new, feed.parents, stage.context)
 
     def _check_features(self, rows: Sequence[int] | Tensor, features: Tensor, stage: Stage) -> None:
         if isinstance(rows, Tensor) or stage.placeholder is None:
@@ -301,28 +248,9 @@ class StageSession:
         if not sound:
             raise InvalidInput(f"no positions of {new} tokens", field="positions")
 
-    def _position(self, column: int) -> int:
-        return column if column < self.length else self._tree.position(column)
-
     def _begin(self, feed: StageFeed) -> Chunk:
-        """Turn a (checked) feed into the backend's chunk; nodes are added to the tree."""
         new = len(feed.rows)
-        keep = new if feed.last is None else feed.last
-        if not self._stage.gives_logits:
-            keep = new  # the next stage reads all rows
-        if feed.parents is None:
-            positions = self.length if feed.positions is None else feed.positions
-            return Chunk(self._cache, self.length, new, positions, None, keep)
-        start = self.columns
-        depths = self._tree.positions(feed.parents, self._position)
-        mask = torch.from_numpy(self._tree.grow(feed.parents, depths))
-        return Chunk(self._cache, start, new, torch.tensor(depths), mask, keep)
-
-    def _drop_nodes(self) -> None:
-        self._stage._backend.cut(self._cache, self.length)
-        self._tree.cut(self.length)
-
-    def _undo(self, columns: int) -> None:
-        """Forget the columns from ``columns`` on: their pass has failed, or has never begun."""
-        self._tree.shrink(columns)
-        self._stage._backend.cut(self._cache, columns)
+        # All rows go on to the next stage; only the last one may leave some out.
+        keep = new if feed.last is None or not self._stage.gives_logits else feed.last
+        positions = self.length if feed.positions is None else feed.positions
+        return self._chunk(new, keep, feed.parents, positions)

@@ -13,7 +13,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class TokenTree:
-    """Columns 0..length-1 are the trunk, a chain; those behind it are nodes, each with a parent.
+    """Columns 0..length-1 are the trunk, a chain; those after it are nodes, each with a parent.
 
     A column sees itself and its ancestors. Columns are numbered in the order they were added, so a
     parent comes before its children.
@@ -25,7 +25,7 @@ class TokenTree:
     def __init__(self) -> None:
         self.length = 0
         self._parents: list[int] = []  # of the nodes
-        self._seen: list[Mask] = []  # of the nodes: [column + 1], what each attends to
+        self._seen: list[Mask] = []  # of the nodes: [column + 1], the columns each attends to
         self._positions: list[int] = []  # of the nodes
         self._depths: list[int] = []  # of the nodes: lengths of their paths
 
@@ -35,7 +35,7 @@ class TokenTree:
         return self.length + len(self._parents)
 
     def cut(self, length: int) -> None:
-        """Drop all nodes, and the trunk from ``length`` on; a longer one is an extended trunk."""
+        """Drop all nodes and set the trunk's length, which may also grow."""
         self.length = length
         if self._parents:
             self._parents, self._seen, self._positions, self._depths = [], [], [], []
@@ -61,7 +61,7 @@ class TokenTree:
         return self._one_more(parents, self._depths, lambda column: column + 1)
 
     def positions(self, parents: Sequence[int], of_trunk: Callable[[int], int]) -> list[int]:
-        """Return the positions of nodes that would follow (checked) parents, one behind each.
+        """Return the positions of nodes that would follow (checked) parents, one after each.
 
         Args:
             of_trunk: gives the position of a column of the trunk.
@@ -86,7 +86,7 @@ class TokenTree:
         """Append one node per (checked) parent; ``positions`` are kept for their children.
 
         Returns:
-            [n, columns]: what each new node attends to.
+            [n, columns]: the columns each new node attends to.
         """
         first = self.columns
         self._depths += self.depths(parents)
@@ -106,7 +106,7 @@ class TokenTree:
             del kept[count:]
 
     def seen(self, column: int) -> Mask:
-        """[column + 1]: the column itself and its ancestors."""
+        """Return [column + 1], true for the column itself and its ancestors."""
         if column < self.length:
             return np.ones(column + 1, dtype=np.bool_)
         return self._seen[column - self.length]
@@ -116,7 +116,7 @@ class TokenTree:
         return self._positions[node - self.length]
 
     def path(self, column: int) -> list[int]:
-        """Columns from the root to ``column``.
+        """Return the columns from the root to ``column``.
 
         Raises:
             ProtocolError: there is no such column.
@@ -130,7 +130,7 @@ class TokenTree:
         """Make the path to ``column`` the trunk, keep its descendants as nodes, drop the rest.
 
         Args:
-            trunk_positions: of the trunk's columns behind ``column``, which become nodes.
+            trunk_positions: of the trunk's columns after ``column``, which become nodes.
 
         Returns:
             The old columns that are kept, in their new order.

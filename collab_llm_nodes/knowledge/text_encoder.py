@@ -14,8 +14,7 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.errors import ModelError
-from collab_llm_nodes.models.failures import translated
+from collab_llm_nodes.errors import ModelError, translate_errors
 from collab_llm_nodes.models.fingerprint import fingerprint
 from collab_llm_nodes.models.loading import LOCAL
 from collab_llm_nodes.models.vocabulary import vocabulary_hash
@@ -46,7 +45,7 @@ class TextEncoder:
 
     def __init__(self, config: TextEncoderConfig) -> None:
         self._config = config
-        with translated(
+        with translate_errors(
             ModelError,
             f"cannot load the encoder {config.path!r}",
             field="encoder.path",

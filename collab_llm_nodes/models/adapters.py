@@ -23,7 +23,7 @@ class ExitAdapters(nn.Module):
 
     Args:
         hidden_size: width of the model between layers.
-        layers: exits, counted in decoder layers done: 1 is behind the first one.
+        layers: exits, counted in decoder layers done: 1 is after the first one.
         width: of the bottleneck; 0 is a single linear map.
     """
 
@@ -37,15 +37,14 @@ class ExitAdapters(nn.Module):
         )
 
     def forward(self, layer: int, hidden: Tensor) -> Tensor:
-        """[..., hidden_size] behind ``layer`` -> the same, corrected towards the last layer."""
+        """[..., hidden_size] after ``layer`` -> the same, corrected towards the last layer."""
         corrected: Tensor = hidden + self.corrections[str(layer)](hidden)
         return corrected
 
     def save(self, folder: str | Path) -> None:
         """Write ``adapters.safetensors`` and ``adapters.json`` to ``folder``."""
-        tensors = {name: t.detach().cpu().contiguous() for name, t in self.state_dict().items()}
         facts = {"hidden_size": self.hidden_size, "layers": self.layers, "width": self.width}
-        write_trained(folder, NAME, tensors, facts)
+        write_trained(folder, NAME, self, facts)
 
     @classmethod
     def load(
@@ -78,7 +77,7 @@ class ExitAdapters(nn.Module):
         return trained.restrict(layers) if layers else trained
 
     def restrict(self, layers: Sequence[int]) -> ExitAdapters:
-        """The same adapters at fewer exits."""
+        """Return the same adapters at fewer exits."""
         fewer = ExitAdapters(self.hidden_size, (), self.width)
         fewer.layers = tuple(sorted(layers))
         fewer.corrections = nn.ModuleDict({str(n): self.corrections[str(n)] for n in fewer.layers})

@@ -44,9 +44,9 @@ _TAKEN = {"inputs_embeds", "position_ids", "attention_mask", "logits_to_keep"}
 
 
 def architecture_of(model_type: str) -> Architecture:
-    """Return what is known of a ``config.model_type``.
+    """Return the architecture of a ``config.model_type``.
 
-    Any causal language model of transformers may do; ``check_other`` tells when it is loaded.
+    Any causal language model of transformers may run; ``check_eager`` decides at loading.
 
     Raises:
         ModelError: it is none of ``ARCHITECTURES`` and no causal language model.
@@ -64,11 +64,11 @@ def architecture_of(model_type: str) -> Architecture:
     return found
 
 
-def check_other(model: Any) -> None:
-    """Check that a model, of whatever architecture, has what the eager backend needs.
+def check_eager(model: Any) -> None:
+    """Check that a model of any architecture has the parts that the eager backend needs.
 
     Raises:
-        ModelError: its layers, cache or positions work in another way (as in Mamba or GPT-2).
+        ModelError: its layers, cache or positions work differently (as in Mamba or GPT-2).
     """
     decoder = model.get_decoder()
     lacks = sorted(
@@ -83,8 +83,8 @@ def check_other(model: Any) -> None:
         lacks.append("a linear LM head")
     if lacks:
         raise ModelError(
-            f"a model of type {model.config.model_type!r} is built in another way than those that"
-            f" run here: it lacks {', '.join(lacks)}",
+            f"a model of type {model.config.model_type!r} is built differently from those that run"
+            f" here: it lacks {', '.join(lacks)}",
             field="path",
             remedy=f"take one of {', '.join(ARCHITECTURES)}, or one built like them",
         )
@@ -120,7 +120,7 @@ class DecoderParts:
     Attributes:
         layers: the decoder layers; layer ``i`` (from 1) is done after ``layers[i - 1]``.
         hidden_size: width between the layers.
-        norm: final norm (and OPT's output projection), [..., hidden_size] -> what the head takes.
+        norm: final norm (and OPT's output projection), [..., hidden_size] -> input of the head.
         head: LM head.
     """
 
@@ -130,7 +130,7 @@ class DecoderParts:
     head: nn.Linear
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., hidden_size] behind any layer -> [..., rows of the head]."""
+        """[..., hidden_size] after any layer -> [..., rows of the head]."""
         logits: Tensor = self.head(self.norm(hidden))
         return logits
 
@@ -159,9 +159,9 @@ class LayerParts:
         up: the maps into the feed-forward part: (gate, up), or one where it has no gate.
         activation: of the gate, or of ``up`` where there is none.
         down: the map out of it.
-        norm_first: norms stand before the halves, else behind their sums (OPT-350m).
+        norm_first: norms stand before the halves, else after their sums (OPT-350m).
         query_norm, key_norm: norms of each head, before it is rotated; None where there are none.
-        out_norm, down_norm: norms of what each half adds; None where there are none.
+        out_norm, down_norm: norms of the output of each half; None where there are none.
     """
 
     attention_norm: nn.Module
@@ -212,7 +212,7 @@ def layer_parts(layer: Any) -> LayerParts:
 
 
 def attention_windows(model: Any) -> list[int | None]:
-    """The sliding window of each decoder layer, None where it attends to everything."""
+    """Return the sliding window of each decoder layer; None where it attends to everything."""
     layers = model.get_decoder().layers
     found = [getattr(layer.self_attn, "sliding_window", None) for layer in layers]
     if not any(found) and not architecture_of(model.config.model_type).known:

@@ -1,4 +1,4 @@
-"""Files of a checkpoint: which of them hold the model, and what their headers say."""
+"""Files of a checkpoint that hold the model, and the tensors in their headers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.quantizers import AutoHfQuantizer
 
-from collab_llm_nodes.errors import ModelError
-from collab_llm_nodes.models.failures import translated
+from collab_llm_nodes.errors import ModelError, translate_errors
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 """Types of numbers that are weights as they stand; others need scales that belong to them."""
@@ -48,7 +47,7 @@ def weight_files(folder: Path) -> list[Path]:
         return [single]
     if not index.is_file():
         return []
-    with translated(ModelError, f"cannot read {index}", field="path", remedy=_DAMAGED):
+    with translate_errors(ModelError, f"cannot read {index}", field="path", remedy=_DAMAGED):
         places = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
         return sorted({folder / name for name in places})
 
@@ -77,7 +76,7 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
 def readable(file: Path) -> AbstractContextManager[None]:
     """Raise ModelError where the safetensors file cannot be read."""
     message = f"{file} is not a readable safetensors file"
-    return translated(ModelError, message, field="path", remedy=_DAMAGED)
+    return translate_errors(ModelError, message, field="path", remedy=_DAMAGED)
 
 
 def quantisation_of(config: Any) -> Any:
@@ -92,7 +91,7 @@ def quantisation_of(config: Any) -> Any:
     )
     if not found:
         return None
-    with translated(
+    with translate_errors(
         ModelError,
         "cannot read quantization_config in config.json",
         field="path",

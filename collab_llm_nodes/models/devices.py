@@ -1,4 +1,4 @@
-"""Devices that models run on: their names, their free memory, and what CUDA needs first."""
+"""Devices that models run on: their names, their free memory, and the set-up of CUDA."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DEVICE_TREE = Path("/proc/device-tree/compatible")
 _MEMORY = Path("/proc/meminfo")
 
 
-def device_named(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
     """Return the device ``name``: cpu, cuda or cuda:N. CUDA is prepared (see ``prepare``).
 
     Raises:

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from collab_llm_nodes.errors import ModelError
+from collab_llm_nodes.errors import ModelError, translate_errors
 from collab_llm_nodes.models.checkpoint import weight_files
-from collab_llm_nodes.models.failures import translated
 
 # Facts of a configuration that change with the place or the library, not with the model.
 _PASSING = {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"}
@@ -61,7 +60,7 @@ def checkpoint_fingerprint(folder: Path) -> str:
     Raises:
         ModelError: a file cannot be read.
     """
-    with translated(
+    with translate_errors(
         ModelError,
         f"cannot read the checkpoint in {folder}",
         field="path",

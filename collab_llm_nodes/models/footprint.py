@@ -45,9 +45,10 @@ def check_fits(
     session = columns * column_bytes(text, dtype)
     if weights + largest_pass + session > free:
         raise ModelError(
-            f"too little memory on {device}: {in_bytes(weights)} for weights,"
-            f" {in_bytes(largest_pass)} for a pass of {_ROWS} tokens and {in_bytes(session)} for"
-            f" the keys and values of {columns} tokens are needed, {in_bytes(free)} are free",
+            f"too little memory on {device}: {format_bytes(weights)} for weights,"
+            f" {format_bytes(largest_pass)} for a pass of {_ROWS} tokens and"
+            f" {format_bytes(session)} for the keys and values of {columns} tokens are needed,"
+            f" {format_bytes(free)} are free",
             field="quantization",
             remedy="set quantization to int8 or int4, dtype to bfloat16, or take a smaller model",
         )
@@ -139,6 +140,6 @@ def weight_bytes(folder: Path, bytes_of: Callable[[str, int], float]) -> float:
     )
 
 
-def in_bytes(size: float) -> str:
+def format_bytes(size: float) -> str:
     """Return a size as text: 2.5 GiB, 12 MiB."""
     return f"{size / 2**30:.1f} GiB" if size >= 1 << 30 else f"{size / 2**20:.0f} MiB"

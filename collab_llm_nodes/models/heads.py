@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.architectures import DecoderParts
 from collab_llm_nodes.models.trained import read_trained, write_trained
 
@@ -23,9 +22,9 @@ HEADS = 5
 class MedusaHeads(nn.Module):
     """A residual block ``SiLU(W x) + x`` per head, then the model's own LM head.
 
-    ``x`` is what the LM head reads: the last layer's output behind the final norm. Head ``i``
+    ``x`` is the input of the LM head: the last layer's output after the final norm. Head ``i``
     guesses the token ``i + 2`` places after the one that was read, since the model itself says the
-    next. ``W`` begins at zero: an untrained head says what the model says.
+    next. ``W`` begins at zero: an untrained head predicts the model's token.
 
     Args:
         hidden_size: width of the model.
@@ -47,7 +46,7 @@ class MedusaHeads(nn.Module):
 
     @torch.no_grad()
     def draft(self, hidden: Tensor, head: nn.Linear) -> Tensor:
-        """Return each head's best token, int64 [..., heads], for ``hidden`` behind the final norm.
+        """Return each head's best token, int64 [..., heads], for ``hidden`` after the final norm.
 
         Args:
             head: the model's LM head.
@@ -57,13 +56,12 @@ class MedusaHeads(nn.Module):
 
     def save(self, folder: str | Path) -> None:
         """Write ``medusa.safetensors`` (float16) and ``medusa.json`` to ``folder``."""
-        weight = self.weight.detach().to("cpu", torch.float16).contiguous()
         facts = {
             "hidden_size": self.hidden_size,
             "heads": self.heads,
             "fingerprint": self.fingerprint,
         }
-        write_trained(folder, NAME, {"weight": weight}, facts)
+        write_trained(folder, NAME, self, facts, torch.float16)
 
     @classmethod
     def load(cls, folder: str | Path, parts: DecoderParts) -> MedusaHeads:
@@ -72,26 +70,19 @@ class MedusaHeads(nn.Module):
         Raises:
             ModelError: files absent or unreadable, or heads of another model.
         """
-        trained = read_trained(
+        return read_trained(
             folder,
             NAME,
             lambda facts: cls(facts["hidden_size"], facts["heads"], facts["fingerprint"]),
             parts.hidden_size,
             kind="Medusa heads",
             field="heads",
+            fingerprint=head_fingerprint(parts),
         )
-        own = head_fingerprint(parts)
-        if trained.fingerprint != own:
-            raise ModelError(
-                f"heads of model {str(trained.fingerprint)[:12]}, model {own[:12]}",
-                field="heads",
-                remedy="use the heads that were trained with this model",
-            )
-        return trained
 
 
 def head_fingerprint(parts: DecoderParts) -> str:
-    """Return the SHA-256 of the final norm and the LM head: what Medusa heads share with a model.
+    """Return the SHA-256 of the final norm and the LM head, which Medusa heads share with a model.
 
     It is taken of bfloat16 values, so a float16 checkpoint has one fingerprint in every precision.
     """

@@ -1,4 +1,4 @@
-"""Loading a model through transformers, with errors that say what to do."""
+"""Loading a model through transformers, with errors that name a remedy."""
 
 from __future__ import annotations
 
@@ -27,24 +27,23 @@ from transformers.utils import logging as transformers_logging
 
 from collab_llm_nodes.assets import shipped_model
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.errors import ModelError
+from collab_llm_nodes.errors import ModelError, translate_errors
 from collab_llm_nodes.models.adapters import ExitAdapters, check_exit_layers
 from collab_llm_nodes.models.architectures import (
     ARCHITECTURES,
     architecture_of,
-    check_other,
+    check_eager,
     decoder_parts,
 )
 from collab_llm_nodes.models.checkpoint import match_tensors, quantisation_of, stored_tensors
-from collab_llm_nodes.models.devices import device_named, free_bytes, shares_host_memory
-from collab_llm_nodes.models.failures import translated
+from collab_llm_nodes.models.devices import find_device, free_bytes, shares_host_memory
 from collab_llm_nodes.models.footprint import check_fits, weight_bytes
 from collab_llm_nodes.models.prompt import begun_thought, takes_system, try_prompts
 from collab_llm_nodes.models.quantised import (
     bitsandbytes_options,
+    quantization_package,
     quantize_with_torchao,
-    quantizer,
-    weight_size,
+    quantized_bytes,
 )
 from collab_llm_nodes.models.vocabulary import (
     check_rows,
@@ -58,13 +57,13 @@ log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 QUANTIZATIONS = ("none", "int8", "int4")
 
-# What a checkpoint brings is data: its code is not run, and nobody is asked about it.
+# A checkpoint is data: its code is not run, and nobody is asked whether to run it.
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The model to load, and the way to load it."""
+    """The model to load, and how to load it."""
 
     path: str = setting(
         "", "Folder of the checkpoint, its hub id, or the name of a shipped one.", read_only=True
@@ -87,7 +86,6 @@ class ModelConfig:
     exit_layers: tuple[int, ...] = setting(
         (), "Exits used, counted in layers done; empty: all that are trained.", read_only=True
     )
-    local_files_only: bool = setting(False, "Never ask the hub.", read_only=True)
     threads: int = setting(
         0,
         "CPU threads of this process's forward passes, set where the process begins; 0: one for a"
@@ -103,7 +101,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to run, with what its prompts need.
+    """A model ready to run, with tokenizer and image processor.
 
     Attributes:
         model: a ``PreTrainedModel`` (whose own attributes carry no types).
@@ -149,32 +147,32 @@ class LoadedModel:
 
 
 def load(config: ModelConfig) -> LoadedModel:
-    """Load what ``config`` names, and try once what requests need.
+    """Load the model that ``config`` names, and encode a small prompt of each kind.
 
-    Nothing process-wide changes (``threads.py`` sets threads), but how CUDA is set up where it is
-    used (``devices.prepare``).
+    Nothing process-wide changes (``threads.py`` sets threads), except for CUDA, which is set up
+    where it is used (``devices.prepare``).
 
     Raises:
         ModelError: not found or offline, unknown architecture, no safetensors, no chat template
             (of a model that sees), no image processor, too little memory, no such device,
             quantisation that cannot be done here, adapters that do not fit, a prompt that cannot be
-            encoded, or whatever a library raises. ``field`` names the setting.
+            encoded, or any other error of a library. ``field`` names the setting.
     """
-    device = device_named(config.device)
+    device = find_device(config.device)
     folder = model_folder(config)
-    with unloadable(folder):
+    with load_errors(folder):
         loaded = _load(folder, config, device)
         try_prompts(loaded)
     return loaded
 
 
-def unloadable(folder: Path) -> AbstractContextManager[None]:
-    """Raise a ModelError for whatever is raised while the model in ``folder`` is loaded."""
-    return translated(
+def load_errors(folder: Path) -> AbstractContextManager[None]:
+    """Turn all errors of loading the model in ``folder`` into a ModelError."""
+    return translate_errors(
         ModelError,
         f"cannot load {folder}",
         field="path",
-        remedy="check the checkpoint's files, and install what they need",
+        remedy="check the checkpoint's files, and install the packages they need",
     )
 
 
@@ -186,11 +184,11 @@ def _load(folder: Path, config: ModelConfig, device: torch.device) -> LoadedMode
     warn_of_overflow(config, model_type)
     package = None
     if config.quantization != "none":
-        package = quantizer(config.quantization, DTYPES[config.dtype], device)
+        package = quantization_package(config.quantization, DTYPES[config.dtype], device)
     quantised = quantisation_of(architecture_in(folder)) is not None
     _check_memory(folder, config, device, package)
     model = _model(folder, config, device, vision, package, quantised)
-    check_other(model)
+    check_eager(model)
     parts = decoder_parts(model)
     check_rows(tokenizer, parts.head.out_features)
     model.generation_config = generation_in(folder, model.config)
@@ -206,8 +204,11 @@ def _load(folder: Path, config: ModelConfig, device: torch.device) -> LoadedMode
     return LoadedModel(model, tokenizer, image_processor, adapters, config)
 
 
-def model_folder(config: ModelConfig) -> Path:
+def model_folder(config: ModelConfig, *, offline: bool = False) -> Path:
     """Return the checkpoint's folder; a hub id is downloaded to the hub's cache first.
+
+    Args:
+        offline: look for a hub id in the cache only.
 
     Raises:
         ModelError: no model is named, or it is not found.
@@ -230,7 +231,7 @@ def model_folder(config: ModelConfig) -> Path:
             field="path",
             remedy="give the folder of a checkpoint, or a hub id such as Qwen/Qwen2-VL-2B-Instruct",
         )
-    with translated(
+    with translate_errors(
         ModelError,
         f"{config.path!r} is no folder here and the hub did not give it",
         field="path",
@@ -241,7 +242,7 @@ def model_folder(config: ModelConfig) -> Path:
                 config.path,
                 allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"],
                 ignore_patterns=["*/*", "consolidated*"],  # the same weights in another form
-                local_files_only=config.local_files_only,
+                local_files_only=offline,
             )
         )
 
@@ -252,7 +253,7 @@ def model_type_of(folder: Path) -> str:
     Raises:
         ModelError: it names none.
     """
-    with translated(
+    with translate_errors(
         ModelError,
         f"{folder} holds no readable config.json with a model_type",
         field="path",
@@ -268,7 +269,7 @@ def architecture_in(folder: Path) -> Any:
     Raises:
         ModelError: it cannot be read.
     """
-    with translated(
+    with translate_errors(
         ModelError,
         f"cannot read {folder / 'config.json'}",
         field="path",
@@ -288,7 +289,7 @@ def generation_in(folder: Path, architecture: Any) -> GenerationConfig:
     file = folder / "generation_config.json"
     if not file.exists():
         return GenerationConfig.from_model_config(architecture)
-    with translated(
+    with translate_errors(
         ModelError, f"cannot read {file}", field="path", remedy="copy or download it again"
     ):
         found = GenerationConfig.from_pretrained(folder, local_files_only=True)
@@ -304,7 +305,7 @@ def load_tokenizer(folder: Path, vision: bool) -> PreTrainedTokenizerBase:
     Raises:
         ModelError: there is none, or it has no chat template and the model sees images.
     """
-    with translated(
+    with translate_errors(
         ModelError,
         f"cannot load the tokenizer in {folder}",
         field="path",
@@ -326,7 +327,7 @@ def load_tokenizer(folder: Path, vision: bool) -> PreTrainedTokenizerBase:
 
 
 def _legacy_template(file: Path) -> str:
-    with translated(
+    with translate_errors(
         ModelError,
         f"cannot read {file}",
         field="path",
@@ -345,7 +346,7 @@ def load_image_processor(folder: Path) -> Qwen2VLImageProcessorPil:
         ModelError: there is none.
     """
     # Always the PIL variant: it needs no torchvision, so pixels are the same on every machine.
-    with translated(
+    with translate_errors(
         ModelError,
         f"cannot load the image processor in {folder}",
         field="path",
@@ -374,7 +375,7 @@ def warn_of_overflow(config: ModelConfig, model_type: str) -> None:
 def _check_memory(
     folder: Path, config: ModelConfig, device: torch.device, package: str | None
 ) -> None:
-    """Refuse what cannot fit before minutes are spent on reading it."""
+    """Refuse a model that cannot fit before minutes are spent on reading it."""
     dtype = DTYPES[config.dtype]
     # torchao quantises what the host has read, so memory that both share holds it unquantised.
     quantised = package == "bitsandbytes" or (package and not shares_host_memory(device))
@@ -382,7 +383,7 @@ def _check_memory(
     def bytes_of(name: str, dimensions: int) -> float:
         if package is None or not quantised:
             return dtype.itemsize
-        return weight_size(config.quantization, package, name, dimensions, dtype)
+        return quantized_bytes(config.quantization, package, name, dimensions, dtype)
 
     facts = architecture_in(folder)
     check_fits(weight_bytes(folder, bytes_of), facts, dtype, device, free_bytes(device))
@@ -390,7 +391,7 @@ def _check_memory(
 
 @contextmanager
 def no_progress_bar() -> Iterator[None]:
-    """A bar per model spoils logs and tables; downloads (``snapshot_download``) keep theirs."""
+    """Hide transformers' progress bars while a model loads; downloads keep theirs."""
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.architectures import decoder_parts, layer_parts
 from collab_llm_nodes.models.heads import head_fingerprint
 from collab_llm_nodes.models.trained import read_trained, write_trained
@@ -58,16 +57,12 @@ class LowRank(nn.Module):
 
     def save(self, folder: str | Path, name: str) -> None:
         """Write ``<name>.safetensors`` (float16) and ``<name>.json`` to ``folder``."""
-        tensors = {
-            key: value.detach().to("cpu", torch.float16).contiguous()
-            for key, value in self.state_dict().items()
-        }
         facts = {
             "hidden_size": self.hidden_size,
             "rank": self.rank,
             "fingerprint": self.fingerprint,
         }
-        write_trained(folder, name, tensors, facts)
+        write_trained(folder, name, self, facts, torch.float16)
 
     @classmethod
     def load(cls, folder: str | Path, name: str, model: Any) -> LowRank:
@@ -77,22 +72,15 @@ class LowRank(nn.Module):
             ModelError: files absent or unreadable, or changes of another model.
         """
         parts = decoder_parts(model)
-        found = read_trained(
+        return read_trained(
             folder,
             name,
             lambda facts: cls(model, facts["rank"], facts["fingerprint"]),
             parts.hidden_size,
             kind="low-rank changes",
             field="role",
+            fingerprint=head_fingerprint(parts),
         )
-        own = head_fingerprint(parts)
-        if found.fingerprint != own:
-            raise ModelError(
-                f"changes of model {str(found.fingerprint)[:12]}, model {own[:12]}",
-                field="role",
-                remedy="use the changes that were trained with this model",
-            )
-        return found
 
 
 def _maps(model: Any) -> Iterator[nn.Linear]:

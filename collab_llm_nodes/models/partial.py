@@ -41,7 +41,7 @@ from collab_llm_nodes.models.checkpoint import (
     readable,
     stored_tensors,
 )
-from collab_llm_nodes.models.devices import device_named
+from collab_llm_nodes.models.devices import find_device
 from collab_llm_nodes.models.fingerprint import checkpoint_fingerprint
 from collab_llm_nodes.models.loading import (
     DTYPES,
@@ -49,11 +49,11 @@ from collab_llm_nodes.models.loading import (
     ModelConfig,
     architecture_in,
     generation_in,
+    load_errors,
     load_image_processor,
     load_tokenizer,
     model_folder,
     model_type_of,
-    unloadable,
     warn_of_overflow,
 )
 from collab_llm_nodes.models.prompt import try_prompts
@@ -131,7 +131,7 @@ class CheckpointFacts:
             ModelError: a file cannot be read, or its tensors are not understood here.
         """
         folder = model_folder(self.config)
-        with unloadable(folder):
+        with load_errors(folder):
             _places(_empty_model(self.architecture, self.config), folder)
         return f"{checkpoint_fingerprint(folder)} {self.config.dtype}"
 
@@ -141,7 +141,7 @@ class CheckpointFacts:
         Raises:
             ModelError: prompts for it cannot be encoded.
         """
-        with unloadable(model_folder(self.config)):
+        with load_errors(model_folder(self.config)):
             model = _empty_model(self.architecture, self.config)
             loaded = LoadedModel(model, self.tokenizer, self.image_processor, None, self.config)
             try_prompts(loaded)
@@ -149,7 +149,7 @@ class CheckpointFacts:
 
 
 def read_facts(config: ModelConfig) -> CheckpointFacts:
-    """Read what a checkpoint's files say about it.
+    """Read the facts of a checkpoint from its files.
 
     Raises:
         ModelError: as ``load``; this architecture is not divided, or the checkpoint is quantised;
@@ -162,7 +162,7 @@ def read_facts(config: ModelConfig) -> CheckpointFacts:
             remedy="leave quantization, exits and exit_layers as they are by default",
         )
     folder = model_folder(config)
-    with unloadable(folder):
+    with load_errors(folder):
         vision = _sees(folder)
         facts = architecture_in(folder)
         if quantisation_of(facts) is not None:
@@ -209,8 +209,8 @@ def load_layers(config: ModelConfig, first: int, last: int) -> tuple[LoadedModel
             remedy=f"0 <= first < last <= {facts.num_layers}",
         )
     warn_of_overflow(config, facts.architecture.model_type)
-    device = device_named(config.device)
-    with unloadable(model_folder(config)):
+    device = find_device(config.device)
+    with load_errors(model_folder(config)):
         model = _empty_model(facts.architecture, config)
         decoder = model.get_decoder()
         prefix = next(name for name, module in model.named_modules() if module is decoder)
@@ -246,8 +246,8 @@ def load_vision(facts: CheckpointFacts) -> tuple[LoadedModel, int]:
     loaded = facts.without_weights()
     if not facts.vision:
         return loaded, 0
-    model, device = loaded.model, device_named(facts.config.device)
-    with unloadable(model_folder(facts.config)):
+    model, device = loaded.model, find_device(facts.config.device)
+    with load_errors(model_folder(facts.config)):
         size = _fill(model, lambda name: name.startswith(_VISION), facts.config, device)
         encoder = model.model.visual
         rotary = type(encoder.rotary_pos_emb)(config=facts.architecture.vision_config)

@@ -3,8 +3,8 @@
 A few hundred bytes can claim a billion pixels, or have each of them decoded five hundred times. So
 the size is read from the header, and the scans are counted, before anything is decoded.
 
-Pixels are those that a person is shown: turned as the EXIF orientation says, on white where the
-picture is transparent, and with 8 of 16 bits.
+Pixels are those that viewers display: turned by the EXIF orientation, on white where the picture is
+transparent, and with 8 of 16 bits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_SCANS = 20
 _MAX_SEGMENTS = 4096
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8\xff"
-# A JPEG marker with a segment behind it: not 00 (data), FF (fill), 01 and D0 to D7 (stand alone).
+# A JPEG marker with a segment after it: not 00 (data), FF (fill), 01 and D0 to D7 (stand alone).
 _MARKER = re.compile(rb"\xff[\x02-\xcf\xd8-\xfe]")
 _SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15
@@ -61,7 +61,7 @@ class Picture:
         return cls(image.width, image.height, image.tobytes())
 
     def image(self) -> Image.Image:
-        """Return it as Pillow's."""
+        """Return the picture as an image of Pillow."""
         return Image.frombytes("RGB", (self.width, self.height), self.rgb)
 
 
@@ -74,7 +74,7 @@ class _Header:
 
 
 def measure(data: bytes, max_pixels: int, field: str = "image") -> tuple[int, int]:
-    """Return width and height of the upright picture as its header tells them.
+    """Return width and height of the upright picture, from its header.
 
     Takes microseconds, or milliseconds for a file that is made to cost time.
 
@@ -203,7 +203,7 @@ def _jpeg_header(data: bytes) -> _Header:
 
 
 def _orientation(exif: bytes) -> int:
-    """Return the orientation, 1 to 8; 1 where ``exif`` does not tell it."""
+    """Return the orientation, 1 to 8; 1 where ``exif`` has none."""
     little_endian = exif.startswith(b"II*\0")
     if not (little_endian or exif.startswith(b"MM\0*")):
         return 1
@@ -250,7 +250,7 @@ def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _bare_png(data: bytes) -> bytes:
-    """Return the PNG without what does not change its pixels: texts, profiles, animation.
+    """Return the PNG without chunks that leave its pixels alone: texts, profiles, animation.
 
     Compressed texts and profiles can be bombs; a second header would take the place of the first.
     """

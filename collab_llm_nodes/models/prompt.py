@@ -18,9 +18,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.errors import InvalidInput, ModelError
+from collab_llm_nodes.errors import InvalidInput, ModelError, translate_errors
 from collab_llm_nodes.models.architectures import context_length
-from collab_llm_nodes.models.failures import translated
 from collab_llm_nodes.models.pictures import MAX_SCANS, Picture, decode
 from collab_llm_nodes.models.thoughts import is_thought_tag, opened_thought
 from collab_llm_nodes.models.turns import MAX_TURNS, Turn, check_texts, fold_system, texts
@@ -43,7 +42,7 @@ class Prompt:
         text: the user turn; the chat template is applied by :func:`encode`.
         images: JPEG (or PNG) bytes, shown before the text.
         decoded: the same images, decoded elsewhere and of :func:`scaled_size`; empty: decode them.
-        turns: what was said before: a system turn or none, then user and assistant by turns.
+        turns: earlier ones: at most one system turn, then user and assistant alternately.
         raw: the model reads ``text`` as it is, without chat template and turns: base models.
     """
 
@@ -56,7 +55,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PromptLimits:
-    """Limits of a prompt; a verifier serves strangers."""
+    """Limits of a prompt, which may come from an untrusted client."""
 
     max_characters: int = setting(8192, "Longest text, all turns together.", low=1)
     max_images: int = setting(8, "Most images.", low=0)
@@ -91,7 +90,7 @@ class EncodedPrompt:
     position_delta: int = 0
 
     def positions(self, start: int, count: int) -> int | Tensor:
-        """Return the positions of ``count`` tokens from index ``start``, of the prompt or behind.
+        """Return the positions of ``count`` tokens from index ``start``, of the prompt or after.
 
         That is the first one, where the others follow it, or M-RoPE's int64 [3, count].
         """
@@ -123,7 +122,7 @@ def encode(
 ) -> EncodedPrompt:
     """Apply the chat template and the image processor of ``loaded``.
 
-    Raw text gets what the tokenizer itself adds, such as the token that begins OPT's texts.
+    Raw text gets the tokens that the tokenizer adds, such as the token that begins OPT's texts.
 
     Raises:
         InvalidInput: empty, oversized or forbidden text, text that the tokenizer cannot encode or
@@ -176,20 +175,20 @@ def begun_thought(loaded: LoadedModel) -> str:
 def try_prompts(loaded: LoadedModel) -> None:
     """Encode a small prompt of each kind that the model takes, and decode it.
 
-    What would fail in every request is refused when the model is loaded.
+    A model that would fail every request is refused at loading.
 
     Raises:
         ModelError: the tokenizer, the chat template or the image processor cannot do it.
     """
     folder = loaded.config.path
     own = "put the file that came with the model beside the weights"
-    with translated(
+    with translate_errors(
         ModelError, f"the tokenizer in {folder} cannot encode text", field="path", remedy=own
     ):
         ids = encode(Prompt(_SAMPLE, raw=True), loaded).ids
         loaded.tokenizer.decode(list(ids), skip_special_tokens=True)
     if loaded.tokenizer.chat_template:
-        with translated(
+        with translate_errors(
             ModelError,
             f"the chat template in {folder} does not take a question",
             field="path",
@@ -199,7 +198,7 @@ def try_prompts(loaded: LoadedModel) -> None:
     if loaded.image_processor is not None:
         file = io.BytesIO()
         Image.new("RGB", (56, 56)).save(file, "PNG")
-        with translated(
+        with translate_errors(
             ModelError,
             f"preprocessor_config.json or the chat template in {folder} does not take a picture",
             field="path",
@@ -249,7 +248,7 @@ def check_encoded(prompt: EncodedPrompt, loaded: LoadedModel, field: str) -> Non
 
 
 def check_prompt(prompt: Prompt, limits: PromptLimits, field: str = "text") -> None:
-    """Refuse what no model need be asked about; ``field`` names ``prompt.text`` in errors.
+    """Refuse a prompt that no model could take; ``field`` names ``prompt.text`` in errors.
 
     Raises:
         InvalidInput: as ``turns.check_texts``, or images with raw text.
@@ -271,7 +270,7 @@ def check_prompt(prompt: Prompt, limits: PromptLimits, field: str = "text") -> N
 
 
 def _refuse_control_tokens(prompt: Prompt, loaded: LoadedModel) -> None:
-    # Spelled out, these would end a turn, begin another's, or pose as image features. The tags of a
+    # In a text, these would end a turn, begin another one, or pose as image features. The tags of a
     # thought do none of that, and an earlier answer may mention them.
     answers = {f"turns[{i}].content" for i, t in enumerate(prompt.turns) if t.role == "assistant"}
     for token in loaded.control_tokens:
@@ -333,7 +332,7 @@ def _scaled(data: bytes, index: int, limits: PromptLimits, loaded: LoadedModel) 
 
 @cache
 def _qwen_fetch_image() -> Callable[[dict[str, Any], int], Image.Image] | None:
-    """qwen-vl-utils' resizing where its torchvision loads; Pillow's own is the same."""
+    """Return qwen-vl-utils' resizing where its torchvision loads; Pillow's own is the same."""
     try:
         from qwen_vl_utils import fetch_image
     except Exception as error:  # noqa: BLE001 - one of another torch fails in any way
@@ -348,7 +347,7 @@ def _ids(prompt: Prompt, grid: Tensor | None, loaded: LoadedModel) -> tuple[int,
     tokenizer = loaded.tokenizer
     # With a template, special tokens are its business, so the tokenizer adds none.
     text = prompt.text if prompt.raw else _chat(prompt, loaded)
-    with translated(
+    with translate_errors(
         InvalidInput,
         "the tokenizer cannot encode it",
         field="text",
@@ -390,7 +389,7 @@ def _chat(prompt: Prompt, loaded: LoadedModel) -> str:
 
 
 def takes_system(loaded: LoadedModel) -> bool:
-    """Tell whether the chat template has a place for system turns; many refuse or drop them."""
+    """Return True if the chat template keeps system turns; many refuse or drop them."""
     try:
         chat = _rendered((Turn("system", _MARK), Turn("user", _SAMPLE)), loaded)
     except InvalidInput:
@@ -421,12 +420,12 @@ def render(
 
     Args:
         chat: turns, each with ``role`` and ``content``.
-        open_end: an answer begins behind the last turn.
+        open_end: an answer begins after the last turn.
 
     Raises:
         InvalidInput: the template refuses these turns (many refuse system turns), or fails.
     """
-    with translated(
+    with translate_errors(
         InvalidInput,
         "the model's chat template refuses them",
         field="turns",
@@ -442,7 +441,7 @@ def render(
 def _positions(
     ids: tuple[int, ...], grid: Tensor | None, loaded: LoadedModel
 ) -> tuple[Tensor, int]:
-    """M-RoPE positions [3, n]. The model would keep the delta on itself, shared by all sessions."""
+    """Return M-RoPE positions [3, n] and the delta, which is kept by session, not by the model."""
     if grid is None:
         return torch.arange(len(ids)).expand(3, -1), 0
     tokens = torch.tensor([ids])

@@ -1,4 +1,4 @@
-"""Weight-only quantisation: the package that can do it here, and what it needs.
+"""Weight-only quantisation: the package that can do it here, and its needs.
 
 | kind | package      | what it needs                                     | what is quantised     |
 | ---- | ------------ | ------------------------------------------------- | --------------------- |
@@ -28,7 +28,7 @@ _BYTES = {"int8": 1.0, "int4": 0.6}
 _CAPABILITY = (8, 0)
 
 
-def quantizer(kind: str, dtype: torch.dtype, device: torch.device) -> str:
+def quantization_package(kind: str, dtype: torch.dtype, device: torch.device) -> str:
     """Return the package that quantises to ``kind`` here: "torchao" or "bitsandbytes".
 
     Raises:
@@ -49,7 +49,7 @@ def quantizer(kind: str, dtype: torch.dtype, device: torch.device) -> str:
 
 
 def _torchao_lacks(kind: str, dtype: torch.dtype, device: torch.device) -> list[str]:
-    """Return what torchao needs for ``kind`` and does not have."""
+    """Return the needs of torchao for ``kind`` that are not met."""
     lacks = [] if _installed("torchao") else ["to be installed (pip install torchao)"]
     if kind == "int4":
         if dtype != torch.bfloat16:
@@ -63,7 +63,9 @@ def _installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def weight_size(kind: str, package: str, name: str, dimensions: int, dtype: torch.dtype) -> float:
+def quantized_bytes(
+    kind: str, package: str, name: str, dimensions: int, dtype: torch.dtype
+) -> float:
     """Return the bytes of each number of a checkpoint's tensor once it is quantised."""
     layers = ("layers.",) if package == "torchao" else ("layers.", "blocks.")  # blocks: of vision
     if dimensions == 2 and any(part in name for part in layers):
@@ -72,7 +74,7 @@ def weight_size(kind: str, package: str, name: str, dimensions: int, dtype: torc
 
 
 def bitsandbytes_options(kind: str, dtype: torch.dtype) -> BitsAndBytesConfig:
-    """Return what ``from_pretrained`` needs to quantise while it reads."""
+    """Return the options with which ``from_pretrained`` quantises while it reads."""
     return BitsAndBytesConfig(
         load_in_8bit=kind == "int8",
         load_in_4bit=kind == "int4",
@@ -111,7 +113,7 @@ def quantize_with_torchao(model: Any, kind: str, device: torch.device) -> None:
             field="quantization",
             remedy="use int8, or pip install bitsandbytes accelerate",
         ) from error
-    # torchao passes over what it cannot group: then the model is as large as it was.
+    # torchao passes over maps it cannot group: then the model is as large as it was.
     weights = [m.weight for m in layers.modules() if isinstance(m, nn.Linear)]
     if not any(isinstance(weight, TorchAOBaseTensor) for weight in weights):
         raise ModelError(

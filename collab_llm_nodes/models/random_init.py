@@ -24,9 +24,9 @@ from transformers import (
 
 from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.loading import no_progress_bar
-from collab_llm_nodes.models.tokenizer import train_tokenizer
+from collab_llm_nodes.models.tokenizer import train_tokenizer, vision_tokens
 
-# Large enough that a random model has opinions: logits spread by about 2.
+# Large enough that the logits of a random model spread by about 2.
 SPREAD = 0.3
 
 SENTENCES = [
@@ -39,7 +39,7 @@ SENTENCES = [
 
 
 def random_tokenizer() -> PreTrainedTokenizerBase:
-    """A small tokenizer with Qwen2-VL's special tokens and chat form; always the same."""
+    """Return a small tokenizer with Qwen2-VL's special tokens and chat form; always the same."""
     return train_tokenizer(SENTENCES)
 
 
@@ -111,15 +111,6 @@ def _random_model(
         "num_key_value_heads": 1,
         "rms_norm_eps": 1e-6,
     }
-    special: dict[str, Any] = {
-        f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{token}|>")
-        for name, token in [
-            ("image", "image_pad"),
-            ("video", "video_pad"),
-            ("vision_start", "vision_start"),
-            ("vision_end", "vision_end"),
-        ]
-    }
     half = hidden_size // 4  # of a head's width; shared out over time, height and width
     mrope = {
         "rope_type": "default",
@@ -143,37 +134,19 @@ def _random_model(
                     word_embed_proj_dim=hidden_size,
                 )
             )
-        if architecture == "qwen2_vl":
-            vision: dict[str, Any] = {
-                "depth": 2,
-                "embed_dim": 32,
-                "hidden_size": hidden_size,
-                "num_heads": 2,
-            }
-            return Qwen2VLForConditionalGeneration(
-                Qwen2VLConfig(
-                    text_config=text,
-                    vision_config={**vision, "initializer_range": SPREAD},
-                    tie_word_embeddings=True,
-                    **special,
-                    **ids,
+        if architecture in ("qwen2_vl", "qwen2_5_vl"):
+            vision: dict[str, Any] = {"depth": 2, "num_heads": 2, "initializer_range": SPREAD}
+            shared: dict[str, Any] = {"text_config": text, "tie_word_embeddings": True}
+            shared |= {**vision_tokens(tokenizer), **ids}
+            if architecture == "qwen2_vl":
+                vision |= {"embed_dim": 32, "hidden_size": hidden_size}
+                return Qwen2VLForConditionalGeneration(
+                    Qwen2VLConfig(vision_config=vision, **shared)
                 )
-            )
-        if architecture == "qwen2_5_vl":
-            vision = {"depth": 2, "hidden_size": 32, "out_hidden_size": hidden_size, "num_heads": 2}
+            vision |= {"hidden_size": 32, "out_hidden_size": hidden_size}
+            vision |= {"intermediate_size": 64, "fullatt_block_indexes": [1]}
             return Qwen2_5_VLForConditionalGeneration(
-                Qwen2_5_VLConfig(
-                    text_config=text,
-                    vision_config={
-                        **vision,
-                        "intermediate_size": 64,
-                        "fullatt_block_indexes": [1],
-                        "initializer_range": SPREAD,
-                    },
-                    tie_word_embeddings=True,
-                    **special,
-                    **ids,
-                )
+                Qwen2_5_VLConfig(vision_config=vision, **shared)
             )
     finally:
         torch.set_rng_state(torch_state)

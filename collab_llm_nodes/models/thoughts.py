@@ -12,7 +12,7 @@ An answer may also quote or explain such markers. There are two readings, theref
 
 - :func:`answer_of` removes only the thoughts before the answer. An opening marker counts where the
   answer would begin, and no marker counts within a JSON string.
-- :func:`blank_thoughts` removes whatever may be a thought, for readers that move a robot.
+- :func:`blank_thoughts` removes all that may be a thought, for readers that move a robot.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _MARKER = re.compile(
 
 
 def answer_of(text: str) -> str:
-    """Return the answer in what a model has written, without the thoughts before it."""
+    """Return the answer in a model's text, without the thoughts before it."""
     seen = _NO_MARKER.sub(lambda found: "x" * len(found[0]), text)
     parts, last = [], 0
     for begin, end in find_thoughts(seen, skip_mentions=True):
@@ -87,7 +87,7 @@ def answer_of(text: str) -> str:
 
 
 def blank_thoughts(text: str) -> str:
-    """Return ``text`` with spaces for whatever may be a thought, so that indices stay valid."""
+    """Return ``text`` with spaces for all that may be a thought, so that indices stay valid."""
     parts, last = [], 0
     for begin, end in find_thoughts(text):
         parts += [text[last:begin], " " * (end - begin)]

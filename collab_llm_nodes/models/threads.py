@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from collab_llm_nodes.errors import ModelError
@@ -21,8 +19,8 @@ def set_threads(*models: ModelConfig) -> None:
     Loading a model changes nothing process-wide: a library must not decide for the process that
     uses it. Call this where a process begins, before models are loaded. The largest ``threads``
     counts; if none is given, one thread serves small models on the CPU, else torch chooses. A model
-    that cannot be looked at yet (not downloaded, or wrongly named) counts as large; loading it will
-    tell.
+    that is not here yet (not downloaded, or wrongly named) counts as large; loading it reports the
+    error.
     """
     threads = max(model.threads for model in models)
     if threads or all(model.device == "cpu" and _is_small(model) for model in models):
@@ -31,6 +29,6 @@ def set_threads(*models: ModelConfig) -> None:
 
 def _is_small(config: ModelConfig) -> bool:
     try:
-        return count_weights(model_folder(replace(config, local_files_only=True))) < SMALL
+        return count_weights(model_folder(config, offline=True)) < SMALL
     except ModelError:
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -44,7 +45,7 @@ JOINER = "\N{WORD JOINER}"
 """Stands in the text family's ids where a line or a quotation begins with a word or a number, and
 is followed by a space that is not in the text; decoding removes both."""
 OPENING = '\n"([|'
-"""Characters behind which a joiner may stand; it may stand at the beginning of a text too."""
+"""Characters after which a joiner may stand; it may stand at the beginning of a text too."""
 
 
 def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -59,7 +60,7 @@ def train_text_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTok
     """Train the text family's BPE over ``texts``; every digit is a token of its own.
 
     A word or a number has the same tokens wherever it stands: at the beginning of a line and in
-    quotes too it follows a space, behind a ``JOINER``. Small models find and copy a name only if
+    quotes too it follows a space, after a ``JOINER``. Small models find and copy a name only if
     its tokens are the same in question, text and answer.
 
     Args:
@@ -117,3 +118,12 @@ def token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
     number = tokenizer.convert_tokens_to_ids(token)
     assert isinstance(number, int), f"{token} is one token"
     return number
+
+
+def vision_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Return the special tokens that a Qwen-VL configuration names, by its names for them."""
+    names = ("image_pad", "video_pad", "vision_start", "vision_end")
+    return {
+        f"{name.removesuffix('_pad')}_token_id": token_id(tokenizer, f"<|{name}|>")
+        for name in names
+    }

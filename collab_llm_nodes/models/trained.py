@@ -1,4 +1,4 @@
-"""Files of what is trained beside a frozen model: its weights, and a description in JSON."""
+"""Files of a module trained beside a frozen model: weights, and a description in JSON."""
 
 from __future__ import annotations
 
@@ -7,20 +7,28 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
-from collab_llm_nodes.errors import ModelError
-from collab_llm_nodes.models.failures import translated
+from collab_llm_nodes.errors import ModelError, translate_errors
 
 M = TypeVar("M", bound=nn.Module)
 
 
 def write_trained(
-    folder: str | Path, name: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
+    folder: str | Path,
+    name: str,
+    module: nn.Module,
+    facts: Mapping[str, Any],
+    dtype: torch.dtype | None = None,
 ) -> None:
-    """Write ``<name>.safetensors`` and ``<name>.json`` to ``folder``."""
-    save_file(dict(tensors), Path(folder) / f"{name}.safetensors")
+    """Write ``<name>.safetensors``, in ``dtype`` if given, and ``<name>.json`` to ``folder``."""
+    tensors = {
+        key: value.detach().to("cpu", dtype).contiguous()
+        for key, value in module.state_dict().items()
+    }
+    save_file(tensors, Path(folder) / f"{name}.safetensors")
     text = json.dumps(dict(facts), indent=2) + "\n"
     (Path(folder) / f"{name}.json").write_text(text, encoding="utf-8")
 
@@ -33,21 +41,23 @@ def read_trained(
     *,
     kind: str,
     field: str,
+    fingerprint: str = "",
 ) -> M:
-    """Read what :func:`write_trained` wrote.
+    """Read the files of :func:`write_trained`.
 
     Args:
         make: builds the module, which has a ``hidden_size``, from its description.
         width: of the model it is wanted for.
         kind: name of the trained thing for people; its last word is the short one.
         field: of errors.
+        fingerprint: that the module must have, as its attribute; empty: it has none.
 
     Raises:
-        ModelError: files absent or unreadable, or made for a model of another width.
+        ModelError: files absent or unreadable, or made for another model.
     """
     folder, short = Path(folder), kind.split()[-1]
     weights, description = f"{name}.safetensors", f"{name}.json"
-    with translated(
+    with translate_errors(
         ModelError,
         f"cannot read the {kind} in {folder}",
         field=field,
@@ -58,6 +68,12 @@ def read_trained(
     if trained.hidden_size != width:
         raise ModelError(
             f"{short} of width {trained.hidden_size}, model of width {width}",
+            field=field,
+            remedy=f"use the {short} that were trained with this model",
+        )
+    if fingerprint and trained.fingerprint != fingerprint:
+        raise ModelError(
+            f"{short} of model {str(trained.fingerprint)[:12]}, model {fingerprint[:12]}",
             field=field,
             remedy=f"use the {short} that were trained with this model",
         )

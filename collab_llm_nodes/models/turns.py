@@ -57,8 +57,8 @@ def check_texts(
 ) -> None:
     """Check all that can be checked of a prompt's text without a model.
 
-    Chat templates know one order: at most one system turn, first; then user and assistant by
-    turns. ``text`` is the last user turn, so ``turns`` ends with an assistant's answer.
+    Chat templates know one order: at most one system turn, first; then user and assistant
+    alternately. ``text`` is the last user turn, so ``turns`` ends with an assistant's answer.
 
     Args:
         raw: ``text`` goes to the model as it is; then there are no turns.
@@ -98,7 +98,7 @@ def _check_order(turns: Sequence[Turn]) -> None:
             raise InvalidInput(
                 f"is {turn.role[:20]!r} where {expected!r} must be",
                 field=f"turns[{i}].role",
-                remedy="at most one system turn, first; then user and assistant by turns",
+                remedy="at most one system turn, first; then user and assistant alternately",
             )
     if (len(turns) - first) % 2:
         raise InvalidInput(

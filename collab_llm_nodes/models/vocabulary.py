@@ -1,4 +1,4 @@
-"""Do two models speak one vocabulary? Token ids may be exchanged only if they do."""
+"""Vocabularies of models: only models that share one may exchange token ids."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ NamedHash = tuple[str, str]
 
 
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase, rows: int | None = None) -> int:
-    """Number of ids that mean something: the highest token id + 1, at most ``rows``.
+    """Return the number of ids in use: the highest token id + 1, at most ``rows``.
 
     Logits may be wider: Qwen2-VL pads 151657 tokens to 151936 (2B) or 152064 (7B) rows. They may be
     narrower, too: the tokenizers of Llama 2 and Gemma 3 1B add a token that the model has no row
-    for. Whoever exchanges tokens clips to this.
+    for. Exchanged ids stay below it.
 
     Args:
         rows: of the model's LM head; None: of no model.
@@ -29,7 +29,7 @@ def vocabulary_size(tokenizer: PreTrainedTokenizerBase, rows: int | None = None)
 
 
 def vocabulary_hash(tokenizer: PreTrainedTokenizerBase, rows: int | None = None) -> str:
-    """SHA-256 over the tokens and their ids, which is what two models exchange.
+    """Return a SHA-256 over the tokens and their ids, by which two models compare them.
 
     Whether a token is marked special does not count: checkpoints of one family differ in it.
 
@@ -38,8 +38,8 @@ def vocabulary_hash(tokenizer: PreTrainedTokenizerBase, rows: int | None = None)
     """
     size = vocabulary_size(tokenizer, rows)
     tokens = sorted((index, token) for token, index in tokenizer.get_vocab().items())
-    told = json.dumps([each for each in tokens if each[0] < size])
-    return hashlib.sha256(told.encode()).hexdigest()
+    known = json.dumps([each for each in tokens if each[0] < size])
+    return hashlib.sha256(known.encode()).hexdigest()
 
 
 def check_rows(tokenizer: PreTrainedTokenizerBase, rows: int) -> None:
@@ -66,7 +66,7 @@ def check_rows(tokenizer: PreTrainedTokenizerBase, rows: int) -> None:
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase, rows: int | None = None) -> tuple[str, ...]:
-    """Return the tokens that no one else's text may spell out.
+    """Return the tokens that the text of a request may not contain.
 
     They end turns, begin them, or stand for images: special tokens, and those that the chat
     template writes. Gemma's vocabulary adds line feeds and HTML tags, too; these are mere text.

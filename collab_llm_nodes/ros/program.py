@@ -22,9 +22,9 @@ from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 from rclpy.utilities import remove_ros_args
 
-from collab_llm_nodes.collector import freeze_startup_objects
 from collab_llm_nodes.ending import EndRequest
 from collab_llm_nodes.errors import CollabError, ConfigError
+from collab_llm_nodes.processes import freeze_startup_objects
 from collab_llm_nodes.ros.logs import pass_on_logging
 from collab_llm_nodes.ros.managed_node import ManagedNode
 from collab_llm_nodes.ros.parameters import warn_of_misspelt_nodes

@@ -24,9 +24,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.engine.session import Feed, OnExit
-from collab_llm_nodes.engine.streams import ahead_of_others, wait_for
+from collab_llm_nodes.engine.device import high_priority, synchronize
+from collab_llm_nodes.engine.interface import Feed, OnExit, ServingEngine
 from collab_llm_nodes.errors import (
     Cancelled,
     CollabError,
@@ -35,7 +34,7 @@ from collab_llm_nodes.errors import (
     Replay,
     Unavailable,
 )
-from collab_llm_nodes.models.footprint import in_bytes
+from collab_llm_nodes.models.footprint import format_bytes
 from collab_llm_nodes.serving.metrics import ComputeMetrics
 from collab_llm_nodes.serving.scheduler import (
     BatchConfig,
@@ -195,7 +194,7 @@ class Compute:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ServingEngine,
         *,
         batch: BatchConfig,
         max_sessions: int,
@@ -261,7 +260,7 @@ class Compute:
 
     def _run(self) -> None:
         try:
-            with ahead_of_others(self._engine.device):
+            with high_priority(self._engine.device):
                 self._engine.warm_up(self._judge.warm_up)
                 self._slots.room = self._cache_room()
                 self._serve()
@@ -291,8 +290,8 @@ class Compute:
         session = self._engine.cache_bytes(min(_SESSION_TOKENS, self._engine.context))
         if room < session:
             raise ModelError(
-                f"{in_bytes(room)} are left for KV caches beside the largest pass; a session of"
-                f" {_SESSION_TOKENS} tokens takes {in_bytes(session)}",
+                f"{format_bytes(room)} are left for KV caches beside the largest pass; a session of"
+                f" {_SESSION_TOKENS} tokens takes {format_bytes(session)}",
                 field="model",
                 remedy="set quantization, lower batch.max_batch or limits.max_image_pixels, or free"
                 " the device",
@@ -336,8 +335,8 @@ class Compute:
         if size > self._slots.room:
             job.close()
             raise InvalidInput(
-                f"a KV cache of {job.most_tokens} tokens takes {in_bytes(size)}, all sessions"
-                f" together have {in_bytes(self._slots.room)}",
+                f"a KV cache of {job.most_tokens} tokens takes {format_bytes(size)}, all sessions"
+                f" together have {format_bytes(self._slots.room)}",
                 field="max_tokens",
                 remedy="lower max_tokens or shorten the prompt",
             )
@@ -413,7 +412,7 @@ class Compute:
             run.add(client, self._sessions[client].job.read_on(count))
         results = run.through(exits_until=spare * self._engine.num_layers)
         findings = self._find(run.parts[: len(batch.turns)], results)
-        wait_for(self._engine.device)
+        synchronize(self._engine.device)
         compute_s = time.monotonic() - run.started
         if batch.turns:
             # Exits' own time is left out, or they would make passes seem long enough for exits.
@@ -484,7 +483,7 @@ class Compute:
         session.job.close()
 
     def _all_taken(self) -> Unavailable:
-        count, held = len(self._slots), in_bytes(self._slots.held_bytes)
+        count, held = len(self._slots), format_bytes(self._slots.held_bytes)
         remedy = "try again later"
         if count >= self._max_sessions:
             taken = f"all {count} sessions are taken"
@@ -567,7 +566,7 @@ class _Pass:
         exits_s: their total duration, from the adapter to the message [s].
     """
 
-    def __init__(self, engine: Engine, judge: Judge, at_least_s: float) -> None:
+    def __init__(self, engine: ServingEngine, judge: Judge, at_least_s: float) -> None:
         self.parts: list[_Part] = []
         self.started = time.monotonic()
         self.exits = 0

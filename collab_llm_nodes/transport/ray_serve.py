@@ -29,9 +29,9 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
 
-from collab_llm_nodes.collector import freeze_startup_objects
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import ConfigError, Unauthenticated, Unavailable
+from collab_llm_nodes.processes import freeze_startup_objects
 from collab_llm_nodes.transport.admission import Peer
 from collab_llm_nodes.transport.logs import QUIET, set_up_logging
 from collab_llm_nodes.transport.settings import ServerConfig

@@ -30,8 +30,8 @@ WARM = SamplingConfig(temperature=1.0, top_p=0.9)
 ALONE = BatchConfig(max_batch=1, kept_tokens=0)
 
 
-def engine_of(architecture: str = "llama", backend: str = "auto") -> Engine:
-    return Engine(tiny_model(architecture), backend=backend)
+def engine_of(architecture: str = "llama", eager: bool = False) -> Engine:
+    return Engine(tiny_model(architecture), eager=eager)
 
 
 def prompt(engine: Engine, length: int, seed: int) -> list[int]:
@@ -88,12 +88,12 @@ def test_what_may_not_follow_in_a_quote_is_not_taken(sampling: SamplingConfig) -
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("backend", ["static", "eager"])
+@pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 def test_a_reply_is_that_of_its_prompt_alone(
-    architecture: str, backend: str, sampling: SamplingConfig
+    architecture: str, eager: bool, sampling: SamplingConfig
 ) -> None:
-    engine = engine_of(architecture, backend)
+    engine = engine_of(architecture, eager)
     try:
         prompts = [*chunks_and_tasks(engine, 2, 3), prompt(engine, 5, 55)]
         jobs = [

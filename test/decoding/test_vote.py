@@ -63,7 +63,7 @@ def test_the_papers_figure_5() -> None:
         pytest.param(
             [(1,), (1,), (2,)], [0.25, 0.25, 0.5], Vote((2,), 2), id="tie: the heaviest model's"
         ),
-        pytest.param([(1,), (1, 2)], [0.9, 0.1], Vote((1, 2), 1), id="goes on behind a short one"),
+        pytest.param([(1,), (1, 2)], [0.9, 0.1], Vote((1, 2), 1), id="goes on after a short one"),
         pytest.param([None, (3,)], [9.0, 0.1], Vote((3,), 1), id="a model failed"),
         pytest.param([(1,), (3,)], [0.0, 0.1], Vote((3,), 1), id="weight 0 has no say"),
         pytest.param([(), ()], [0.4, 0.6], Vote((), 1), id="empty drafts"),

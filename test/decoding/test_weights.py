@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from collab_llm_nodes.config import from_mapping
+from collab_llm_nodes.decoding import weights as rules
 from collab_llm_nodes.decoding.vote import vote
 from collab_llm_nodes.decoding.weights import (
     PER_REQUEST,
@@ -24,10 +25,9 @@ CONFIG = WeightsConfig()
 
 
 def test_a_rate_is_rewarded_punished_or_neither() -> None:
-    config = WeightsConfig(reward_factor=1.5, punish_factor=0.5, floor=0.01)
-    weights = Weights.equal(config, 4)
-    weights.update([config.reward_threshold, 0.6, config.punish_threshold, None])
-    assert weights.values == pytest.approx((1.0, 1 / 1.5, 0.5 / 1.5, 1 / 1.5))
+    weights = Weights.equal(CONFIG, 4)
+    weights.update([0.75, 0.6, 0.5, None])
+    assert weights.values == pytest.approx((1.0, 1 / 1.6, 0.5 / 1.6, 1 / 1.6))
 
 
 def test_the_floor_lets_a_model_come_back() -> None:
@@ -47,8 +47,11 @@ def test_weights_stay_finite_and_positive_for_ever() -> None:
     assert weights.values == (1.0, 1.0, CONFIG.floor)
 
 
-def test_an_ended_request_moves_the_weights_of_those_to_come() -> None:
-    shared = Weights.equal(replace(CONFIG, drift=0.5), 2)
+def test_an_ended_request_moves_the_weights_of_those_to_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rules, "DRIFT", 0.5)
+    shared = Weights.equal(CONFIG, 2)
     shared.drift(Weights(CONFIG, (0.25, 1.0)))
     assert shared.values == pytest.approx((0.5, 1.0))
 
@@ -90,16 +93,13 @@ def test_average_of_a_batch_is_equation_1() -> None:
     [
         ({"rule": "best"}, "rule"),
         ({"floor": 0.0}, "floor"),
-        ({"reward_factor": 0.5}, "reward_factor"),
-        ({"punish_factor": 1.5}, "punish_factor"),
-        ({"reward_threshold": 0.3}, "punish_threshold"),
         ({"reward": 2.0}, "reward"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(values: dict[str, object], field: str) -> None:
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as refused:
         from_mapping(WeightsConfig, values)
-    assert told.value.field == field
+    assert refused.value.field == field
 
 
 # ---------------------------------------------------------------- a simulated stream
@@ -158,10 +158,12 @@ def test_the_vote_beats_every_model_on_a_mixed_stream() -> None:
     assert vote_rate > best + 0.1
 
 
-def test_fixed_equal_weights_are_worse() -> None:
+def test_fixed_equal_weights_are_worse(monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights do something: without rewards and punishments the vote is worse at home."""
-    fixed = replace(CONFIG, reward_factor=1.0, punish_factor=1.0)
-    assert acceptance(fixed, [1] * 20)[0] < acceptance(CONFIG, [1] * 20)[0] - 0.02
+    ours, _ = acceptance(CONFIG, [1] * 20)
+    monkeypatch.setattr(rules, "REWARD", 1.0)
+    monkeypatch.setattr(rules, "PUNISHMENT", 1.0)
+    assert acceptance(CONFIG, [1] * 20)[0] < ours - 0.02
 
 
 def test_weights_per_request_beat_the_papers_on_a_mixed_stream() -> None:
@@ -173,17 +175,14 @@ def test_weights_per_request_beat_the_papers_on_a_mixed_stream() -> None:
 
 @pytest.mark.parametrize("thresholds", [(0.5, 0.3), (0.6, 0.4), (0.75, 0.5), (0.9, 0.7)])
 @pytest.mark.parametrize("factors", [(1.1, 0.9), (1.3, 0.8), (1.6, 0.5), (2.0, 0.5)])
-def test_the_defaults_are_as_good_as_any(
-    thresholds: tuple[float, float], factors: tuple[float, float]
+def test_other_values_are_no_better(
+    thresholds: tuple[float, float], factors: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sweep that the defaults come from; measured: 0.576 to 0.597, the defaults 0.595."""
+    """The sweep that the values come from; measured: 0.576 to 0.597, with ours 0.595."""
     mixed = [0, 1, 2] * 4
-    other = replace(
-        CONFIG,
-        reward_threshold=thresholds[0],
-        punish_threshold=thresholds[1],
-        reward_factor=factors[0],
-        punish_factor=factors[1],
-    )
-    assert acceptance(CONFIG, mixed)[0] - 0.025 < acceptance(other, mixed)[0]
-    assert acceptance(other, mixed)[0] < acceptance(CONFIG, mixed)[0] + 0.01
+    ours, _ = acceptance(CONFIG, mixed)
+    names = ("REWARD_FROM", "PUNISH_TO", "REWARD", "PUNISHMENT")
+    for name, value in zip(names, (*thresholds, *factors), strict=True):
+        monkeypatch.setattr(rules, name, value)
+    other, _ = acceptance(CONFIG, mixed)
+    assert ours - 0.025 < other < ours + 0.01

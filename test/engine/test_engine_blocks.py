@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tiny_models import tiny_model
 
 from collab_llm_nodes.engine import attention, blocks
-from collab_llm_nodes.engine.attention import SHORT
 from collab_llm_nodes.engine.blocks import Block, Blocks
 from collab_llm_nodes.engine.cache import StaticCache
 from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.masks import SHORT
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.models.prompt import EncodedPrompt
 
@@ -222,14 +222,14 @@ def test_a_pass_that_ends_early_leaves_no_trace(monkeypatch: pytest.MonkeyPatch)
 def test_short_sessions_of_unlike_lengths_attend_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """They would attend over columns that masks hide; where those are few, one call is better."""
     groups: list[int] = []
-    plain = attention.Gathered.attend
+    plain = attention.GatheredAttention.attend
 
     def noted(self: Any, layer: int, *others: Any) -> torch.Tensor:
         if not layer:
             groups.append(len(self._chunks))
         return plain(self, layer, *others)
 
-    monkeypatch.setattr(attention.Gathered, "attend", noted)
+    monkeypatch.setattr(attention.GatheredAttention, "attend", noted)
     rng = random.Random(3)
     sessions = [prompted(5 + 3 * i, seed=i) for i in range(17)]
     rng.shuffle(sessions)

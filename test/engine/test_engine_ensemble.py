@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import tiny_model
 
-from collab_llm_nodes.engine.attention import SHORT
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.engine.ensemble import Ensemble, alike
+from collab_llm_nodes.engine.ensemble import Ensemble, can_share_passes
+from collab_llm_nodes.engine.masks import SHORT
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.errors import ProtocolError
 from collab_llm_nodes.models.prompt import EncodedPrompt
@@ -26,7 +26,7 @@ NO_PROMPT = EncodedPrompt(())
 @given(st.integers(0, 2**32))
 @settings(max_examples=30, deadline=None)
 def test_a_session_gets_the_logits_of_its_model(seed: int) -> None:
-    """The others feed prompts, tokens behind rollbacks and forks, in any order."""
+    """The others feed prompts, tokens after rollbacks and forks, in any order."""
     rng = random.Random(seed)
     ensemble = Ensemble(ENGINES)
     known: list[tuple[Session, int, list[int]]] = []
@@ -61,19 +61,19 @@ def test_a_feed_that_cannot_run_fails_alone() -> None:
 
 
 def test_only_models_of_one_shape_share_passes() -> None:
-    assert alike(ENGINES)
-    assert not alike([ENGINES[0], Engine(tiny_model("qwen2"))])
-    assert not alike([ENGINES[0], Engine(tiny_model("llama", 1), backend="eager")])
+    assert can_share_passes(ENGINES)
+    assert not can_share_passes([ENGINES[0], Engine(tiny_model("qwen2"))])
+    assert not can_share_passes([ENGINES[0], Engine(tiny_model("llama", 1), eager=True)])
     half = Engine(tiny_model("llama", 1))
     half._embedding = half._embedding.half()
-    assert not alike([ENGINES[0], half])
+    assert not can_share_passes([ENGINES[0], half])
 
 
 def test_models_with_other_tokens_share_no_passes() -> None:
     other = Engine(tiny_model("llama", 1))
     other.vocabulary = "another"
-    assert not alike([ENGINES[0], other])
-    assert not alike([Engine(tiny_model("qwen2_vl", seed)) for seed in range(2)])
+    assert not can_share_passes([ENGINES[0], other])
+    assert not can_share_passes([Engine(tiny_model("qwen2_vl", seed)) for seed in range(2)])
 
 
 def test_sessions_of_an_ensemble_are_not_saved(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ class Paced(Engine):
 
 
 def test_an_engine_of_another_kind_makes_its_own_passes() -> None:
-    assert not alike([ENGINES[0], Paced(tiny_model("llama", 1))])
+    assert not can_share_passes([ENGINES[0], Paced(tiny_model("llama", 1))])
 
 
 def test_a_pass_that_ends_early_leaves_all_sessions_as_they_were() -> None:

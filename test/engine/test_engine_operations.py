@@ -15,7 +15,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import tiny_model, tiny_prompt
+from sessions import alone, near, opened
+from tiny_models import tiny_model
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -27,26 +28,7 @@ from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.engine.static import StaticBackend, _Layer
 from collab_llm_nodes.errors import Cancelled, ProtocolError
 from collab_llm_nodes.models.architectures import ARCHITECTURES, decoder_parts
-from collab_llm_nodes.models.prompt import EncodedPrompt, encode
-
-BACKENDS = ("static", "eager")
-
-
-def opened(engine: Engine, seed: int = 0) -> tuple[Session, EncodedPrompt]:
-    name = engine.loaded.model.config.model_type
-    prompt = encode(tiny_prompt(name, seed, images=1 + seed % 2), engine.loaded)
-    return engine.open(prompt), prompt
-
-
-def alone(engine: Engine, prompt: EncodedPrompt, answer: list[int]) -> torch.Tensor:
-    """Logits after the last of ``answer``, in a fresh session."""
-    return engine.open(prompt).feed([*prompt.ids, *answer], last=1)[0]
-
-
-def near(found: torch.Tensor | Exception, expected: torch.Tensor) -> None:
-    """Logits spread by about 2; float32 sums in another order differ by less than 5e-5."""
-    assert isinstance(found, torch.Tensor), found
-    torch.testing.assert_close(found, expected, atol=5e-5, rtol=1e-4)
+from collab_llm_nodes.models.prompt import EncodedPrompt
 
 
 @pytest.fixture(params=[1 << 20, 1 << 13, 0], ids=["gathered", "forks together", "in place"])
@@ -62,7 +44,7 @@ def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @dataclass
 class Model:
-    """The content that a session must have: tokens behind the prompt, and the path of each node."""
+    """The content that a session must have: tokens after the prompt, and the path of each node."""
 
     session: Session
     trunk: list[int] = field(default_factory=list)
@@ -70,12 +52,12 @@ class Model:
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("architecture", ["qwen2_vl", "llama"])
 def test_any_sequence_of_operations_equals_fresh_sessions(
-    architecture: str, backend: str, tmp_path: Path
+    architecture: str, eager: bool, tmp_path: Path
 ) -> None:
-    engine = Engine(tiny_model(architecture), backend=backend)
+    engine = Engine(tiny_model(architecture), eager=eager)
     tokens = st.integers(0, engine.vocab_size - 1)
     file = tmp_path / "session.safetensors"
 
@@ -247,12 +229,12 @@ def test_sessions_beyond_a_limit_attend_in_place(
         fork.feed([8, 8, 8, number], last=0)
     seen: list[tuple[int, int]] = []
 
-    class Seen(attention.Gathered):
+    class Seen(attention.GatheredAttention):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             seen.append((len(args[0]), self.bytes))
 
-    monkeypatch.setattr(attention, "Gathered", Seen)
+    monkeypatch.setattr(attention, "GatheredAttention", Seen)
     for room, expected in ((6, 6), (5, 5), (2, 2), (1, 0)):
         seen.clear()
         monkeypatch.setattr(attention, "TOGETHER", room * own * column)
@@ -393,10 +375,10 @@ def test_a_fork_of_a_closed_session_is_refused() -> None:
 # ---------------------------------------------------------------- one pass
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_states_are_what_the_head_reads(architecture: str, backend: str) -> None:
-    engine = Engine(tiny_model(architecture), backend=backend)
+def test_states_are_what_the_head_reads(architecture: str, eager: bool) -> None:
+    engine = Engine(tiny_model(architecture), eager=eager)
     head = decoder_parts(engine.loaded.model).head
     sessions = [opened(engine, i) for i in range(3)]
     heard: list[list[torch.Tensor]] = [[], [], []]
@@ -424,10 +406,10 @@ def test_what_a_head_raises_ends_its_feed_only() -> None:
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("after", [1, 2, 3])
-def test_a_pass_ended_between_layers_leaves_sessions_as_they_were(after: int, backend: str) -> None:
-    engine = Engine(tiny_model("qwen2"), backend=backend)
+def test_a_pass_ended_between_layers_leaves_sessions_as_they_were(after: int, eager: bool) -> None:
+    engine = Engine(tiny_model("qwen2"), eager=eager)
     sessions = [opened(engine, i) for i in range(2)]
     for session, prompt in sessions:
         session.feed([*prompt.ids, 20, 21, 22], last=0)
@@ -536,9 +518,9 @@ def test_parts_attend_as_one_tensor_does(dtype: torch.dtype) -> None:
     torch.testing.assert_close(found.double(), exact, atol=coarse, rtol=coarse)
 
 
-@pytest.mark.parametrize("backend", ["static", "eager"])
-def test_a_pass_that_is_ended_leaves_all_sessions_as_they_were(backend: str) -> None:
-    engine = Engine(tiny_model("llama"), backend=backend)
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_pass_that_is_ended_leaves_all_sessions_as_they_were(eager: bool) -> None:
+    engine = Engine(tiny_model("llama"), eager=eager)
     opened_ones = [opened(engine) for _ in range(3)]
     sessions = [session for session, _ in opened_ones]
     for session, prompt in opened_ones:
@@ -555,7 +537,7 @@ def test_a_pass_that_is_ended_leaves_all_sessions_as_they_were(backend: str) -> 
         if layers == 8:  # the eager backend has finished two passes by then
             raise RuntimeError("ended")
 
-    if backend == "eager":
+    if eager:
         with pytest.raises(RuntimeError, match="ended"):
             engine.run(feeds, check=check)
         assert [(s.length, s.columns) for s in sessions] == before

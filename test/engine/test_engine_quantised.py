@@ -36,7 +36,7 @@ CASES = [
 def quantised(
     folder: Path, package: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> LoadedModel:
-    monkeypatch.setattr(loading, "quantizer", lambda *facts: package)
+    monkeypatch.setattr(loading, "quantization_package", lambda *facts: package)
     return load(ModelConfig(str(folder), quantization=kind))
 
 
@@ -52,8 +52,8 @@ def test_both_backends_run_the_same_quantised_model(
     loaded, exact = quantised(folder, package, kind, monkeypatch), load(ModelConfig(str(folder)))
     prompt = encode(tiny_prompt(architecture), loaded)
     found = []
-    for model, backend in ((loaded, "static"), (loaded, "eager"), (exact, "static")):
-        session = Engine(model, backend=backend).open(prompt)
+    for model, eager in ((loaded, False), (loaded, True), (exact, False)):
+        session = Engine(model, eager=eager).open(prompt)
         session.feed(prompt.ids, last=0)
         found.append(session.feed([20, 21, 22]))
     torch.testing.assert_close(found[0], found[1], atol=1e-2, rtol=1e-2)
@@ -65,7 +65,7 @@ def test_both_backends_run_the_same_quantised_model(
 @pytest.mark.skipif(not find_spec("torchao"), reason="torchao is not installed")
 def test_trees_and_batches_of_a_quantised_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(quantised(tiny_folder("qwen2_vl"), "torchao", "int8", monkeypatch))
-    assert engine.backend == "static"
+    assert not engine.eager
     prompts = [encode(tiny_prompt("qwen2_vl", i), engine.loaded) for i in range(2)]
     a, b = (engine.open(p) for p in prompts)
     engine.run([Feed(s, p.ids, last=0) for s, p in zip((a, b), prompts, strict=True)])

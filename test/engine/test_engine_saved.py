@@ -11,40 +11,27 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tiny_models import VISION, tiny_folder, tiny_model, tiny_prompt
+from sessions import alone, opened
+from tiny_models import VISION, tiny_folder, tiny_model
 
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.saved import FORMAT, checksum_of
-from collab_llm_nodes.engine.session import Session
 from collab_llm_nodes.errors import InvalidInput, ModelError
 from collab_llm_nodes.models.architectures import ARCHITECTURES, decoder_parts
 from collab_llm_nodes.models.fingerprint import fingerprint
 from collab_llm_nodes.models.loading import ModelConfig, load
-from collab_llm_nodes.models.prompt import EncodedPrompt, encode
-
-BACKENDS = ("static", "eager")
-
-
-def opened(engine: Engine, images: int = 1) -> tuple[Session, EncodedPrompt]:
-    name = engine.loaded.model.config.model_type
-    prompt = encode(tiny_prompt(name, images=images), engine.loaded)
-    return engine.open(prompt), prompt
-
-
-def alone(engine: Engine, prompt: EncodedPrompt, answer: list[int]) -> torch.Tensor:
-    """Logits after the last of ``answer``, in a fresh session."""
-    return engine.open(prompt).feed([*prompt.ids, *answer], last=1)[0]
+from collab_llm_nodes.models.prompt import EncodedPrompt
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_sessions_go_from_one_backend_to_the_other(architecture: str, tmp_path: Path) -> None:
     file, loaded = tmp_path / "session", tiny_model(architecture)
-    for first, second in (BACKENDS, BACKENDS[::-1]):
-        session, prompt = opened(Engine(loaded, backend=first))
-        for held in (3, len(prompt.ids) + 2):  # within the prompt, before its images; behind it
+    for first, second in ((False, True), (True, False)):
+        session, prompt = opened(Engine(loaded, eager=first))
+        for held in (3, len(prompt.ids) + 2):  # within the prompt, before its images; after it
             session.feed([*prompt.ids, 20, 21][session.length : held], last=0)
             session.save(file)
-            engine = Engine(loaded, backend=second)
+            engine = Engine(loaded, eager=second)
             restored = engine.restore(file)
             assert restored.length == held
             rest = [*prompt.ids, 20, 21, 22][held:]
@@ -59,7 +46,7 @@ def test_sessions_go_from_one_backend_to_the_other(architecture: str, tmp_path: 
 
 def test_a_restored_session_is_the_saved_one_to_the_last_bit(tmp_path: Path) -> None:
     engine = Engine(tiny_model("qwen2"))
-    session, prompt = opened(engine)
+    session, prompt = opened(engine, images=1)
     session.feed([*prompt.ids, 5, 6], last=0)
     session.save(tmp_path / "s")
     assert engine.restore(tmp_path / "s").feed([8]).equal(session.feed([8]))
@@ -67,7 +54,7 @@ def test_a_restored_session_is_the_saved_one_to_the_last_bit(tmp_path: Path) -> 
 
 def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     engine, file = Engine(tiny_model("llama")), tmp_path / "session"
-    session, prompt = opened(engine)
+    session, prompt = opened(engine, images=1)
     with pytest.raises(InvalidInput, match="nothing has been fed"):
         session.save(file)
     session.feed(prompt.ids, last=0)
@@ -255,7 +242,7 @@ def test_images_of_a_model_that_reads_text_only_are_refused(
 def test_no_bytes_of_a_file_can_break_a_pass(tmp_path: Path) -> None:
     """Any change of one byte is refused by name, or leaves a session that can be fed."""
     engine, file = Engine(tiny_model("qwen2_vl")), tmp_path / "session"
-    session, prompt = opened(engine)
+    session, prompt = opened(engine, images=1)
     session.feed(prompt.ids[:3], last=0)
     session.save(file)
     whole = file.read_bytes()

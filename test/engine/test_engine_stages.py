@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from sessions import near
 from tiny_models import tiny_folder, tiny_model, tiny_prompt
 
 from collab_llm_nodes.engine import attention
@@ -32,10 +33,6 @@ SEEING = ["qwen2_vl", "qwen2_5_vl"]
 def divided(architecture: str, cuts: list[int]) -> list[Stage]:
     config = ModelConfig(str(tiny_folder(architecture)))
     return [Stage(config, a, b) for a, b in zip([0, *cuts], [*cuts, 4], strict=True)]
-
-
-def near(found: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(found, expected, atol=5e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("architecture", TEXT)
@@ -217,7 +214,7 @@ def test_nodes_inside_a_shared_prefix_are_dropped_before_a_pass_is_arranged(
         back, on = prefix.fork(), prefix.fork()
         back.feed([1], 0)
         on.feed([2, 3], 0)
-        back.retain(180)  # columns of the shared prefix behind it are nodes now
+        back.retain(180)  # columns of the shared prefix after it are nodes now
         return [on, back] if turned else [back, on]
 
     alone = [stage.run([StageFeed(session, [7], 1)])[0] for session in forks()]
@@ -230,7 +227,7 @@ def test_nodes_inside_a_shared_prefix_are_dropped_before_a_pass_is_arranged(
 def test_a_pass_of_a_stage_that_fails_leaves_all_sessions_as_they_were(
     fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sessions before and behind the one that cannot begin are as before."""
+    """The sessions before and after the one that cannot begin are as before."""
     stage = divided("llama", [])[0]
 
     def grown() -> tuple[StageSession, StageSession, StageSession]:

@@ -13,7 +13,7 @@ from tiny_models import VISION, tiny_folder, tiny_model, tiny_prompt
 from torch import Tensor
 
 from collab_llm_nodes.engine import pictures
-from collab_llm_nodes.engine.pictures import encode_pictures, show
+from collab_llm_nodes.engine.pictures import encode_pictures, insert_features
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import encode
 
@@ -105,6 +105,6 @@ def test_on_cuda_features_outlive_the_pass_that_reads_them(
     features = torch.ones(2, 3).as_subclass(Features)
     features.readers = []
     embedded = torch.zeros(3, 3)
-    show(features, [7, 5, 7], 7, embedded)
+    insert_features(features, [7, 5, 7], 7, embedded)
     assert features.readers == ["stream of cuda:0"]
     assert embedded[:, 0].tolist() == [1, 0, 1]

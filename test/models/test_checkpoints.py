@@ -51,7 +51,7 @@ def edit(folder: Path, **changes: Any) -> None:
 
 
 def whole(folder: Path) -> Tensor:
-    """Return the logits behind ``IDS`` of the model in one process."""
+    """Return the logits after ``IDS`` of the model in one process."""
     return Engine(load(ModelConfig(str(folder)))).open(EncodedPrompt(IDS)).feed(IDS, last=1)[0]
 
 
@@ -127,7 +127,7 @@ def sharded(folder: Path) -> None:
     index = {"metadata": {}, "weight_map": files}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     wrong = {n: torch.zeros_like(t) for n, t in tensors.items()}
-    for other in ("consolidated", "original"):  # one before, one behind the others by name
+    for other in ("consolidated", "original"):  # one before, one after the others by name
         store(folder, wrong, f"{other}.safetensors")
     (folder / "model.safetensors").unlink()
 

@@ -94,9 +94,9 @@ def test_this_machine_has_a_plausible_amount(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def cudnn(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """What cuDNN's attention is set to."""
-    told: list[bool] = []
-    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", told.append)
-    return told
+    calls: list[bool] = []
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", calls.append)
+    return calls
 
 
 def test_cuda_is_prepared_before_it_is_first_used(
@@ -109,7 +109,7 @@ def test_cuda_is_prepared_before_it_is_first_used(
         made.append((os.environ.get("PYTORCH_ALLOC_CONF"), cudnn.copy()))
 
     monkeypatch.setattr(torch, "empty", empty)
-    assert devices.device_named("cuda:0") == CUDA
+    assert devices.find_device("cuda:0") == CUDA
     assert made == [("expandable_segments:True", [False])]
 
 
@@ -134,7 +134,7 @@ def test_a_jetson_keeps_plain_segments(machine: Path, cudnn: list[bool]) -> None
 
 
 def test_without_cuda_nothing_is_prepared(cudnn: list[bool]) -> None:
-    assert devices.device_named("cpu") == CPU
+    assert devices.find_device("cpu") == CPU
     assert not os.environ.keys() & set(VARIABLES)
     assert cudnn == []
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import PACKAGE
+from folders import PACKAGE, ROOT
 from tiny_models import scene, tiny_folder, tiny_model
 
 from collab_llm_nodes.errors import InvalidInput, ModelError
@@ -115,7 +115,7 @@ def test_code_in_a_checkpoint_is_not_run_and_nobody_is_asked(
 def test_no_class_is_chosen_by_a_checkpoint_that_may_bring_code() -> None:
     """Every call of transformers' Auto classes says so itself: by default they ask."""
     calls = 0
-    for file in PACKAGE.rglob("*.py"):
+    for file in (*PACKAGE.rglob("*.py"), *(ROOT / "collab_llm_lab").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             called = getattr(node, "func", None)
             if not isinstance(node, ast.Call) or not isinstance(called, ast.Attribute):

@@ -54,9 +54,9 @@ def test_a_token_of_qwen2_vl_7b_takes_57_kb() -> None:
 def test_a_column_is_what_the_cache_holds_of_a_token(architecture: str) -> None:
     loaded = tiny_model(architecture)
     prompt = encode(tiny_prompt(architecture), loaded)
-    session = Engine(loaded, backend="eager").open(prompt)
+    session = Engine(loaded, eager=True).open(prompt)
     session.feed(prompt.ids, last=0)
-    held, _ = session._engine._backend.sizes(session._cache)
+    held = session.own_bytes
     text = loaded.model.config.get_text_config()
     assert held == len(prompt.ids) * column_bytes(text, torch.float32)
 

@@ -31,7 +31,7 @@ from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.architectures import ARCHITECTURES, decoder_parts
 from collab_llm_nodes.models.fingerprint import checkpoint_fingerprint
 from collab_llm_nodes.models.footprint import count_weights
-from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.loading import ModelConfig, load, model_folder
 from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.prompt import Prompt, PromptLimits, encode
 from collab_llm_nodes.models.trained import write_trained
@@ -175,7 +175,7 @@ def test_a_hub_id_that_is_not_here_is_a_typed_error(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match="copy the checkpoint here") as caught:
-        load(ModelConfig("nobody/no-such-model", local_files_only=True))
+        model_folder(ModelConfig("nobody/no-such-model"), offline=True)
     assert caught.value.field == "path"
 
 
@@ -184,7 +184,7 @@ def test_what_is_trained_beside_a_model_is_no_part_of_it(tmp_path: Path) -> None
     shutil.copytree(tiny_folder("llama"), folder)
     weights, known = count_weights(folder), checkpoint_fingerprint(folder)
     for name in ("adapters", "medusa"):
-        write_trained(folder, name, {"weight": torch.ones(8, 8)}, {"hidden_size": 8})
+        write_trained(folder, name, torch.nn.Linear(8, 8), {"hidden_size": 8})
     assert count_weights(folder) == weights
     assert checkpoint_fingerprint(folder) == known
     (folder / "medusa.json").unlink()
@@ -542,8 +542,8 @@ def test_qwen_vl_utils_gives_the_same_pixels(
     prompt._qwen_fetch_image.cache_clear()
     with caplog.at_level(logging.DEBUG, logger=prompt.log.name):
         plain = [encode(shown, loaded) for _ in range(2)]
-    told = [r for r in caplog.records if "Pillow scales" in r.message]
-    assert [r.levelname for r in told] == ["DEBUG"], "said once, and not to alarm: it is so meant"
+    records = [r for r in caplog.records if "Pillow scales" in r.message]
+    assert [r.levelname for r in records] == ["DEBUG"], "logged once, and as no warning"
 
     for name in ("torchvision", "torchvision.io", "torchvision.transforms"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))

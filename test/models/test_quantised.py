@@ -1,4 +1,4 @@
-"""Which package quantises, as told by facts of machines that are not here."""
+"""The package that quantises, by facts of machines that are not here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models import loading, quantised
 from collab_llm_nodes.models.footprint import weight_bytes
 from collab_llm_nodes.models.loading import ModelConfig, load
-from collab_llm_nodes.models.quantised import quantizer, weight_size
+from collab_llm_nodes.models.quantised import quantization_package, quantized_bytes
 
 BF16, F16 = torch.bfloat16, torch.float16
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
@@ -44,7 +44,7 @@ def test_the_package_that_can_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine(monkeypatch, *installed)
-    assert quantizer(kind, dtype, device) == package
+    assert quantization_package(kind, dtype, device) == package
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_what_is_missing_is_named_before_a_weight_is_read(
         raise AssertionError("weights are read")
 
     machine(monkeypatch, *installed, capability=capability)
-    monkeypatch.setattr(loading, "device_named", lambda name: device)
+    monkeypatch.setattr(loading, "find_device", lambda name: device)
     monkeypatch.setattr(loading, "_model", no_weights)
     config = ModelConfig(
         str(tiny_folder("llama")), dtype=str(dtype).removeprefix("torch."), quantization=kind
@@ -90,7 +90,7 @@ def test_only_maps_of_layers_become_smaller() -> None:
             ("model.embed_tokens.weight", 2),
             ("model.layers.0.input_layernorm.weight", 1),
         )
-        return [weight_size("int4", package, name, n, BF16) for name, n in names]
+        return [quantized_bytes("int4", package, name, n, BF16) for name, n in names]
 
     assert sizes("torchao") == [0.6, 2, 2, 2]
     assert sizes("bitsandbytes") == [0.6, 0.6, 2, 2]

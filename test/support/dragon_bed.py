@@ -27,8 +27,8 @@ TEXTS = {
 QUESTION = "Where in the kitchen is the red ball, and who has the key?"
 
 
-def engine_of(architecture: str = "llama", backend: str = "auto") -> Engine:
-    return Engine(tiny_model(architecture), backend=backend)
+def engine_of(architecture: str = "llama", eager: bool = False) -> Engine:
+    return Engine(tiny_model(architecture), eager=eager)
 
 
 def config_of(

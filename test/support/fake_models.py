@@ -11,15 +11,14 @@ import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from collab_llm_nodes.decoding.rejection import own_token
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
-from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.engine.session import AfterExit, Feed, OnExit, Session
+from collab_llm_nodes.engine.interface import AfterExit, Feed, OnExit, ServingEngine
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig
 from collab_llm_nodes.protocols.edge_cloud.verifier import Verifier
@@ -69,7 +68,7 @@ class FakeEngine:
         self.noise = noise
         self.exit_layers = tuple(exits)
         self.before_layer = before_layer
-        self.loaded = SimpleNamespace(
+        self.loaded: Any = SimpleNamespace(
             config=SimpleNamespace(path="/models/fake"), image_processor=None, begun_thought=""
         )
         self.alive = 0  # sessions with a cache
@@ -81,13 +80,13 @@ class FakeEngine:
 
     def run(
         self,
-        feeds: Sequence[Feed],
+        feeds: Sequence[Feed[FakeSession]],
         *,
         exits_until: float = math.inf,
         after_exit: AfterExit = lambda layer, took: None,
     ) -> list[Tensor | Exception]:
         failed: dict[int, Exception] = {}
-        fakes = [cast(FakeSession, feed.session) for feed in feeds]
+        fakes = [feed.session for feed in feeds]
         before = [session.length for session in fakes]
         for session, feed in zip(fakes, feeds, strict=True):
             session.append(feed.ids)
@@ -113,6 +112,9 @@ class FakeEngine:
         ]
 
     def warm_up(self, on_exit: OnExit) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
     def cache_bytes(self, tokens: int) -> int:
@@ -146,13 +148,13 @@ class FakeEngine:
         return tuple(tokens)
 
 
-def as_engine(fake: FakeEngine) -> Engine:
-    """The fake in the place of a real engine, of which it has what the protocol uses."""
-    return cast(Engine, fake)
+def as_engine(fake: FakeEngine) -> ServingEngine:
+    """Return the fake as what it stands for, which mypy checks."""
+    return fake
 
 
 class FakeSession:
-    """A stand-in for ``engine.session.Session``."""
+    """A session of the fake: ids in a list."""
 
     def __init__(self, engine: FakeEngine) -> None:
         self._engine = engine
@@ -211,8 +213,7 @@ class FakeSession:
     def feed(
         self, ids: Sequence[int], on_exit: OnExit | None = None, last: int | None = None
     ) -> Tensor:
-        own = cast(Session, self)
-        (result,) = self._engine.run([Feed(own, ids, on_exit, last)])
+        (result,) = self._engine.run([Feed(self, ids, on_exit, last)])
         if isinstance(result, Exception):
             raise result
         return result

@@ -8,16 +8,11 @@ for.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
-
-from torch import Tensor
 
 from collab_llm_lab.bench.collective.material import Family
+from collab_llm_lab.bench.emulation import PacedEngine
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.engine.session import Feed
 
 
 @dataclass(frozen=True)
@@ -42,27 +37,14 @@ DRAFT_PACE = Pace(0.003, 0.003 / 1000)
 """About a model of 160 M parameters there: bound by its launches."""
 
 
-class PacedEngine:
-    """An engine whose passes take the time of ``pace``, or their own if that is longer."""
-
-    def __init__(self, engine: Engine, pace: Pace) -> None:
-        self._engine, self._pace = engine, pace
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def run(self, feeds: Sequence[Feed]) -> list[Tensor | Exception]:
-        """Return what the engine returns, when the time is over."""
-        over = time.monotonic() + self._pace.seconds(sum(len(feed.ids) for feed in feeds))
-        results = self._engine.run(feeds)
-        time.sleep(max(0.0, over - time.monotonic()))
-        return results
-
-
 def paced(family: Family, target: Pace = TARGET_PACE, draft: Pace = DRAFT_PACE) -> Family:
     """Return ``family`` with the engines of larger models."""
     return replace(
         family,
-        target=cast(Engine, PacedEngine(family.target, target)),
-        drafts=tuple(cast(Engine, PacedEngine(each, draft)) for each in family.drafts),
+        target=_paced(family.target, target),
+        drafts=tuple(_paced(each, draft) for each in family.drafts),
     )
+
+
+def _paced(engine: Engine, pace: Pace) -> PacedEngine:
+    return PacedEngine(engine, lambda feeds: pace.seconds(sum(len(feed.ids) for feed in feeds)))

@@ -78,7 +78,7 @@ def load_family(folder: Path) -> Family:
         )
 
     def read(name: str) -> LoadedModel:
-        return load(ModelConfig(path=str(folder / name), local_files_only=True))
+        return load(ModelConfig(path=str(folder / name)))
 
     ours = {name: read(name) for name in names}
     target, *drafts, generalist = engines = [Engine(loaded) for loaded in ours.values()]

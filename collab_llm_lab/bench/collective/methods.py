@@ -231,7 +231,7 @@ class Collective:
             drafts = Drafts(chosen, eos, range(len(chosen)))
             return [LocalDraft(drafts, Inline(), proposed, failed)]
         folders = [str(self._family.folders[i]) for i in self._drafts]
-        models = [ModelConfig(path=path, local_files_only=True, threads=1) for path in folders]
+        models = [ModelConfig(path=path, threads=1) for path in folders]
         workers = [
             DraftProcess({i: models[i] for i in own}, eos, proposed, failed)
             for own in divide_models(len(models), 0)

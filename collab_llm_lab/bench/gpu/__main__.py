@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from collab_llm_lab.bench.gpu import environment, runner
-from collab_llm_lab.bench.gpu.steps import STEPS, Step
+from collab_llm_lab.bench.gpu.runner import STEPS, Step
 from collab_llm_lab.bench.gpu.worker import true_or_tiny
 
 
@@ -33,7 +33,7 @@ def main() -> int:
         type=Path,
         default=Path("out/gpu_check.json"),
         metavar="FILE",
-        help="what is found, written after each finding",
+        help="the results, written after each finding",
     )
     parser.add_argument("--needs", action="store_true", help="print the packages needed, and end")
     parser.add_argument(

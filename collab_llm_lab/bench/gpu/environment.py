@@ -64,7 +64,7 @@ def lacking() -> list[tuple[Need, str]]:
 
 
 def describe() -> dict[str, Any]:
-    """Return facts of this machine, and in ``warnings`` what will make steps fail."""
+    """Return facts of this machine, and in ``warnings`` the reasons for which steps will fail."""
     free_disk = shutil.disk_usage(tempfile.gettempdir()).free
     free_memory = _free_memory()
     warnings = [
@@ -87,7 +87,7 @@ def describe() -> dict[str, Any]:
 
 
 def print_needs() -> None:
-    """Print the packages, what is here, and the command that fetches the wheels to carry."""
+    """Print the packages, the versions here, and the command that fetches the wheels."""
     for need in NEEDS:
         found = _found(need)
         state = "ok" if _meets(need, found) else "MISSING"

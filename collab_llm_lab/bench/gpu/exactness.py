@@ -36,7 +36,7 @@ TIMES_AS_FAR = 1.5
 
 
 def exact(lab: Lab) -> None:
-    """Compare what an engine does with transformers, in float32 without TF32."""
+    """Compare an engine with transformers, in float32 without TF32."""
     # Equal seeds, equal weights. The engine rearranges its own.
     peer = lab.build(lab.form.small, "float32")
     loaded = lab.held(lab.form.small, "float32")
@@ -54,7 +54,7 @@ def exact(lab: Lab) -> None:
 
 
 def _answers(lab: Lab, name: str, engine: Engine, peer: LoadedModel, prompt: EncodedPrompt) -> None:
-    """Compare greedy answers, and the logits behind each of their tokens."""
+    """Compare greedy answers, and the logits after each of their tokens."""
     own = greedy(engine, prompt, lab.form.answer)
     other = generate(peer, prompt, lab.form.answer)
     right, _ = full_pass(peer, prompt, own, len(own) + 1)
@@ -93,7 +93,7 @@ def _continuations(
     session.feed(prompt.ids, last=0)
     root = session.length - 1
     first = session.columns
-    # a0 a1 a2 a3, and b1 b2 b3 behind a0
+    # a0 a1 a2 a3, and b1 b2 b3 after a0
     ids, parents = (*a, *b[1:]), [root, first, first + 1, first + 2, first, first + 4, first + 5]
     grown = session.grow(ids, parents)
     branch = (a[0], *b[1:])
@@ -102,9 +102,9 @@ def _continuations(
     lab.near(f"{name}: first branch of a tree", distance(grown[:4], right_a), LIMIT)
     lab.near(f"{name}: second branch of a tree", distance(grown[4:], right_b[1:]), LIMIT)
     session.retain(first + 6)
-    behind = session.feed(lab.ids(3, seed=3))
+    after = session.feed(lab.ids(3, seed=3))
     right, _ = full_pass(peer, prompt, (*branch, *lab.ids(3, seed=3)), 3)
-    lab.near(f"{name}: behind a retained branch", distance(behind, right), LIMIT)
+    lab.near(f"{name}: after a retained branch", distance(after, right), LIMIT)
     session.length = len(prompt.ids)
     twin = session.fork()
     lab.near(f"{name}: rolled back", distance(session.feed(a), right_a), LIMIT)
@@ -193,7 +193,7 @@ def stages(lab: Lab) -> None:
         lab.tidy()
         size = sum(file.stat().st_size for file in Path(folder).iterdir())
         lab.figure("checkpoint_gib", size / 2**30)
-        config = ModelConfig(path=folder, device=str(lab.device), local_files_only=True)
+        config = ModelConfig(path=folder, device=str(lab.device))
         whole = Engine(load(config))
         parts = Stage(config, 0, 2), Stage(config, 2, 4)
     prompt, ids = lab.text(48), lab.ids(5, seed=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 SPECIAL = (
     "<|endoftext|>",
@@ -79,34 +79,31 @@ class Form:
     opened: int
 
 
+# Qwen/Qwen2-VL-2B-Instruct and Qwen/Qwen2-VL-7B-Instruct, config.json
+_QWEN_2B = Sizes(
+    hidden=1536,
+    layers=28,
+    heads=12,
+    key_heads=2,
+    intermediate=8960,
+    rows=151_936,
+    tied=True,
+    rotary=(16, 24, 24),
+    vision_layers=32,
+    vision_width=1280,
+    vision_heads=16,
+    exits=(7, 14, 21),
+)
 TRUE = Form(
-    # Qwen/Qwen2-VL-2B-Instruct and Qwen/Qwen2-VL-7B-Instruct, config.json
-    small=Sizes(
-        hidden=1536,
-        layers=28,
-        heads=12,
-        key_heads=2,
-        intermediate=8960,
-        rows=151_936,
-        tied=True,
-        rotary=(16, 24, 24),
-        vision_layers=32,
-        vision_width=1280,
-        vision_heads=16,
-        exits=(7, 14, 21),
-    ),
-    large=Sizes(
+    small=_QWEN_2B,
+    large=replace(
+        _QWEN_2B,
         hidden=3584,
-        layers=28,
         heads=28,
         key_heads=4,
         intermediate=18_944,
         rows=152_064,
         tied=False,
-        rotary=(16, 24, 24),
-        vision_layers=32,
-        vision_width=1280,
-        vision_heads=16,
         exits=(4, 8, 12, 16, 20, 24),
     ),
     tokens=151_657,
@@ -123,36 +120,25 @@ TRUE = Form(
     opened=200,
 )
 
+_TINY = Sizes(
+    hidden=64,
+    layers=4,
+    heads=4,
+    key_heads=2,
+    intermediate=128,
+    rows=544,
+    tied=True,
+    rotary=(2, 3, 3),
+    vision_layers=2,
+    vision_width=32,
+    vision_heads=2,
+    exits=(1, 3),
+    spread=0.1,
+)
 TINY = Form(
-    small=Sizes(
-        hidden=64,
-        layers=4,
-        heads=4,
-        key_heads=2,
-        intermediate=128,
-        rows=544,
-        tied=True,
-        rotary=(2, 3, 3),
-        vision_layers=2,
-        vision_width=32,
-        vision_heads=2,
-        exits=(1, 3),
-        spread=0.1,
-    ),
-    large=Sizes(
-        hidden=96,
-        layers=4,
-        heads=6,
-        key_heads=2,
-        intermediate=192,
-        rows=576,
-        tied=False,
-        rotary=(2, 3, 3),
-        vision_layers=2,
-        vision_width=32,
-        vision_heads=2,
-        exits=(1, 2, 3),
-        spread=0.1,
+    small=_TINY,
+    large=replace(
+        _TINY, hidden=96, heads=6, intermediate=192, rows=576, tied=False, exits=(1, 2, 3)
     ),
     tokens=512,
     context=2048,

@@ -65,7 +65,7 @@ def _captured(loop: LayerLoop) -> Any:
 
 
 class LayerLoop:
-    """A decoder that reads fixed ids behind a fixed cache, over tensors that stay where they are.
+    """A decoder that reads fixed ids after a fixed cache, over tensors that stay where they are.
 
     Args:
         before: keys and values of the cache, [layers, 2 * key heads, columns, head width].

@@ -109,7 +109,7 @@ def worst(errors: Sequence[float]) -> float:
 
 
 def attention(lab: Lab) -> None:
-    """Verify drafts behind caches of 16 lengths, and ask each kernel alone what it makes of masks.
+    """Verify drafts after caches of 16 lengths, and try each kernel alone with masks.
 
     The engine runs two layers of the large model in bfloat16, as it is by default, and then with
     cuDNN's attention allowed and forbidden. Only the first must work.
@@ -145,7 +145,7 @@ def attention(lab: Lab) -> None:
 
 
 def _by_length(lab: Lab, engine: Engine, ids: tuple[int, ...]) -> dict[str, Any]:
-    """Verify behind each length twice: logits, what was raised, times of first and second calls."""
+    """Verify after each length twice: logits, errors, times of first and second calls."""
     logits: dict[int, Tensor] = {}
     raised: dict[int, str] = {}
     times: dict[str, list[float]] = {"first": [], "second": []}

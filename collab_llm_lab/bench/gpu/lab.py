@@ -28,7 +28,7 @@ from collab_llm_lab.bench.gpu.forms import SPECIAL, Form, Sizes
 from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.loading import DTYPES, LoadedModel, ModelConfig
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode
-from collab_llm_nodes.models.tokenizer import CHAT_TEMPLATE, token_id
+from collab_llm_nodes.models.tokenizer import CHAT_TEMPLATE, vision_tokens
 
 Send = Callable[[dict[str, Any]], None]
 PICTURE = (640, 480)
@@ -69,7 +69,7 @@ class Lab:
         self._send({"spoilt": True})
 
     def attempt(self, name: str, part: Callable[[], object]) -> None:
-        """Run a part of a step; what it raises is a verdict, and the step's other parts go on."""
+        """Run a part of a step; an error is a verdict, and the step's other parts go on."""
         try:
             part()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is reported
@@ -161,15 +161,6 @@ class Lab:
 
     def configuration(self, sizes: Sizes) -> Qwen2VLConfig:
         """Return the configuration of a model of these sizes."""
-        special: dict[str, Any] = {
-            f"{name}_token_id": token_id(self.tokenizer, f"<|{token}|>")
-            for name, token in [
-                ("image", "image_pad"),
-                ("video", "video_pad"),
-                ("vision_start", "vision_start"),
-                ("vision_end", "vision_end"),
-            ]
-        }
         ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
         text = {
             "hidden_size": sizes.hidden,
@@ -202,7 +193,7 @@ class Lab:
             text_config=text,
             vision_config=vision,
             tie_word_embeddings=sizes.tied,
-            **special,
+            **vision_tokens(self.tokenizer),
             **ends,
         )
 

@@ -1,6 +1,6 @@
 """Robots with scripted drafts against a verifier; a process of its own.
 
-Reads a job as JSON from standard input and writes what the robots saw to standard output.
+Reads a job as JSON from standard input and writes the robots' figures to standard output.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Script:
 
 @dataclass
 class Seen:
-    """Times of the rounds behind each answer's first one, in ms, and counts over all."""
+    """Times of the rounds after each answer's first one, in ms, and counts over all."""
 
     rounds_ms: list[float] = field(default_factory=list)
     compute_ms: list[float] = field(default_factory=list)
@@ -53,7 +53,7 @@ async def drive(job: dict[str, Any]) -> dict[str, float]:
     """Have all robots ask question after question for some seconds; the first one warms up."""
     scripts = [Script(s["text"], tuple(s["answer"])) for s in job["scripts"]]
     sampling, count = SamplingConfig(**job["sampling"]), int(job["robots"])
-    # An address each: a verifier limits what one may do.
+    # An address each: a verifier limits each.
     connections = [
         await connect(job["address"], source=f"127.0.{1 + n // 250}.{1 + n % 250}")
         for n in range(count)

@@ -1,4 +1,4 @@
-"""The parent: starts the worker, keeps limits, writes the JSON after each finding.
+"""The steps, and the parent process: it starts the worker and writes the JSON after each finding.
 
 A step that raises, dies or takes too long is recorded with the end of its log. The next one gets a
 new worker, since a device may be of no use after an error.
@@ -15,18 +15,59 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collab_llm_lab.bench.gpu.steps import Step
 from collab_llm_lab.bench.gpu.worker import Send, work
 
 OK, FAILED, SKIPPED = "ok", "FAILED", "skipped"
 _SLACK = 2.0
-"""A step may take so many times what is expected."""
+"""Times its expected seconds that a step may take."""
 _START_S = 60.0
 """A new worker may take so much longer: it imports torch from a cold disk, and starts CUDA."""
 _LOG_LINES = 40
+
+
+_PACKAGE = "collab_llm_lab.bench.gpu"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step.
+
+    Attributes:
+        function: ``module:name``; called with a ``lab.Lab``.
+        seconds: expected time on an H100. A step that takes twice as long is ended; one for which
+            the budget does not suffice is skipped.
+        shows: one line for the summary's readers.
+    """
+
+    name: str
+    function: str
+    seconds: float
+    shows: str
+
+
+def _step(name: str, module: str, seconds: float, shows: str) -> Step:
+    return Step(name, f"{_PACKAGE}.{module}:{name}", seconds, shows)
+
+
+# Correctness first, then costs.
+STEPS = (
+    _step("machine", "hardware", 25, "versions, bandwidth, products, cost of a launch"),
+    _step("attention", "hardware", 30, "kernels of attention at 16 lengths, cuDNN on and off"),
+    _step("exact", "exactness", 50, "2B float32: engine equals transformers"),
+    _step("stages", "exactness", 30, "2B widths float32: two stages equal the whole"),
+    _step("precision", "exactness", 60, "7B bfloat16: error against float32, argmax flips"),
+    _step("passes", "speed", 70, "7B: decode, verify, prefill, picture, sessions, exits"),
+    _step("graph", "graph", 40, "7B: a captured layer loop, the ceiling"),
+    _step("generation", "speed", 40, "7B: tokens/s beside transformers' generate"),
+    _step("serving", "serving", 60, "7B over gRPC: what a round costs beside the pass"),
+    _step("drafting", "speed", 35, "2B bfloat16: draft step, 16 branches, predictions"),
+    _step("memory", "upkeep", 20, "200 sessions opened and closed: memory given back"),
+    _step("launches", "upkeep", 20, "kernels, copies and waits of one pass"),
+)
 
 
 class Worker:
@@ -71,7 +112,7 @@ def run_steps(
     keep: Callable[[dict[str, Any]], None],
     say: Callable[[str], None] = print,
 ) -> None:
-    """Run the steps within the budget, and put into ``results["steps"]`` what each has found.
+    """Run the steps within the budget, and put the findings of each into ``results["steps"]``.
 
     Args:
         make_lab: as for ``worker.work``.
@@ -159,7 +200,7 @@ def write(file: Path, results: dict[str, Any]) -> None:
 
 
 def _plain(found: Any) -> Any:
-    """Return what JSON can hold: numbers of five digits; NaN and infinity as text."""
+    """Return values for JSON: numbers of five digits; NaN and infinity as text."""
     if isinstance(found, dict):
         return {str(key): _plain(value) for key, value in found.items()}
     if isinstance(found, (list, tuple)):
@@ -170,7 +211,7 @@ def _plain(found: Any) -> Any:
 
 
 def _line(step: Step, record: dict[str, Any]) -> str:
-    """Return what is said of one step when it is over: of one that failed, the end of its log."""
+    """Return the line printed after a step; with the end of its log if it failed."""
     wrong = [name for name, verdict in record["verdicts"].items() if not verdict["ok"]]
     facts = [record["error"]] if "error" in record else []
     facts += [f"wrong: {', '.join(wrong)}"] if wrong else []

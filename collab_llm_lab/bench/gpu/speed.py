@@ -1,4 +1,4 @@
-"""Times of passes: decoding, verification, prompts, pictures, sessions, exits, whole answers."""
+"""Times of passes: decoding, verification, prompts, pictures, sessions, exits, answers, drafts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,23 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig, previews_of
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, OnExit, Session
 from collab_llm_nodes.models.loading import LoadedModel
+from collab_llm_nodes.protocols.edge_cloud.client import DraftJob
+from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter
 
 VERIFIED = (1, 5, 9)
 """Rows of a pass: the last confirmed token, and drafts of 0, 4 and 8."""
 DRAFTED = 5
 CANDIDATES = 64
 """``exit_candidates`` of ``config/verifier_qwen2_vl_7b.yaml``."""
+
+GAMMA = 4
+BRANCHES = (1, 16)
+PREDICTED = 16
+LAWS = {
+    "greedy": SamplingConfig(),
+    # With random weights the likeliest tokens are many; here they are as few as with trained ones.
+    "sampled": SamplingConfig(temperature=0.1, top_p=0.9, seed=1),
+}
 
 
 def passes(lab: Lab) -> None:
@@ -145,7 +156,7 @@ def filled(lab: Lab, engine: Engine, seed: int = 0) -> Session:
 def again(
     session: Session, ids: tuple[int, ...], on_exit: OnExit | None = None, last: int | None = None
 ) -> Callable[[], Tensor]:
-    """Return a call that reads ``ids`` behind what the session holds now."""
+    """Return a call that reads ``ids`` after the tokens that the session holds now."""
     length = session.length
 
     def read() -> Tensor:
@@ -153,3 +164,37 @@ def again(
         return session.feed(ids, on_exit, last)
 
     return read
+
+
+def drafting(lab: Lab) -> None:
+    """Draft with the small model in bfloat16: passes, laws, draws and bookkeeping together."""
+    engine = Engine(lab.held(lab.form.small, "bfloat16"))
+    engine.eos = frozenset()  # drafts of one length
+    repeats = max(3, lab.form.repeats // 4)
+    for name, sampling in LAWS.items():
+        drafter = Drafter(engine, lab.text(lab.form.filled), sampling)
+        for branches in BRANCHES:
+            found = timed(lab.device, _drafts(lab, drafter, branches), repeats, warm_up=1)
+            step_ms = found["ms"] / GAMMA
+            lab.figure(f"{name}, {branches} branches", {"step_ms": step_ms, **found})
+        job = DraftJob(2, lab.ids(2, seed=3), GAMMA)
+        draft = drafter.draft(job)
+        assert draft is not None
+        lab.verdict(f"{name}: drafts are whole", len(draft.tokens) == GAMMA)
+        drafter.predict(job, draft, PREDICTED)  # reads the draft's last token
+        predict = timed(lab.device, lambda: drafter.predict(job, draft, PREDICTED), repeats)  # noqa: B023
+        lab.figure(f"{name}, predict", predict)
+        drafter.close()
+
+
+def _drafts(lab: Lab, drafter: Drafter, branches: int) -> Callable[[], None]:
+    """Return a call that makes drafts after so many different tokens, side by side."""
+    starts = lab.ids(branches, seed=1)
+
+    def draft() -> None:
+        drafter.advance(lab.ids(1, seed=2))  # no branch begins so: all are forgotten
+        lines = [drafter.begin(DraftJob(1, (start,), GAMMA)) for start in starts]
+        while unfinished := [line for line in lines if line.draft is None]:
+            drafter.step(unfinished)
+
+    return draft

@@ -1,4 +1,4 @@
-"""Times of what runs on a device: medians after warm-up, and the bandwidth that limits them."""
+"""Times of work on a device: medians after warm-up, and the bandwidth that limits them."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ _COPIES = ("memcpy", "Memcpy", "_to_copy", "aten::copy_")
 
 
 def memory(lab: Lab) -> None:
-    """Open, fill and close many sessions; allocated memory must be what it was before."""
+    """Open, fill and close many sessions; allocated memory must be the same after."""
     engine = Engine(lab.held(lab.form.large, "bfloat16"))
-    _come_and_go(lab, engine, lab.form.opened)  # the engine keeps what the longest one needs
+    _come_and_go(lab, engine, lab.form.opened)  # the engine keeps the memory of the longest one
     before = _held(lab)
     for extra in range(lab.form.opened):
         _come_and_go(lab, engine, extra)
@@ -59,7 +59,7 @@ def _held(lab: Lab) -> dict[str, int]:
 
 
 def launches(lab: Lab) -> None:
-    """Count what passes of 1 and 5 rows ask of the device: operators on a CPU."""
+    """Count kernels, copies and waits of passes of 1 and 5 rows; operators on a CPU."""
     engine = Engine(lab.held(lab.form.large, "bfloat16"))
     session = filled(lab, engine)
     for rows in (1, DRAFTED):

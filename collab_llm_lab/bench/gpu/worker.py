@@ -25,7 +25,7 @@ def work(connection: Connection, log: Path, make_lab: Callable[[Send], Any]) -> 
     """Run the steps whose functions the parent names, until it closes the connection.
 
     Args:
-        make_lab: makes what each step is handed, which reports by the function that this is given.
+        make_lab: makes the argument of each step, given the function that reports findings.
 
     Messages in: (function, seconds). Messages out: findings of ``lab.Lab``, then {"done": seconds},
     or {"raised": message, "hopeless": bool} of a step that raised something, or could not begin.
@@ -34,7 +34,7 @@ def work(connection: Connection, log: Path, make_lab: Callable[[Send], Any]) -> 
     with log.open("wb", buffering=0) as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
-    tempfile.tempdir = str(log.parent)  # the parent removes what a step that is ended leaves there
+    tempfile.tempdir = str(log.parent)  # the parent removes the files of a killed step
     faulthandler.enable()
     lab: Any = None
     while True:
@@ -66,9 +66,9 @@ def true_or_tiny(form: str, device: str, send: Send) -> Any:
 
     from collab_llm_lab.bench.gpu.forms import TINY, TRUE
     from collab_llm_lab.bench.gpu.lab import Lab
-    from collab_llm_nodes.models.devices import device_named
+    from collab_llm_nodes.models.devices import find_device
 
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    chosen = device_named(f"{device}:0" if device == "cuda" else device)  # as ``load`` prepares it
+    chosen = find_device(f"{device}:0" if device == "cuda" else device)  # as ``load`` prepares it
     return Lab(TINY if form == "tiny" else TRUE, chosen, send)

@@ -1,4 +1,4 @@
-"""Is the edge-cloud path lossless? It is compared with ``transformers`` generate on the target.
+"""The edge-cloud path compared with ``transformers`` generate on the target: is it lossless?
 
 Greedy and coupled sampling must agree token for token: for the coupled law, generate runs with
 transformers' own warpers and a logits processor that adds the keyed Gumbel noise. The rejection
@@ -128,7 +128,7 @@ def check_distribution(
     samples: int = 400,
     length: int = 2,
 ) -> float:
-    """p-value of a chi-square test: do answers of ``length`` tokens follow the target's law?
+    """Return the p-value of a chi-square test of answers of ``length`` tokens.
 
     The law is computed exactly from the target alone, so ``sampling`` should keep few tokens
     (top_k). Answer ``i`` uses seed ``sampling.seed + i``.
@@ -225,7 +225,7 @@ def check_lossless(
 
 
 def random_pair(architecture: str, work_dir: Path, seed: int) -> tuple[Engine, dict[str, Engine]]:
-    """A random target and drafts for it: "same", "unrelated" (smaller), "noisy" (LM head)."""
+    """Return a random target and its drafts: "same", "unrelated" (smaller), "noisy" (LM head)."""
     folders = [
         write_random_model(work_dir / f"{architecture}-{n}", architecture, seed=n, layers=layers)
         for n, layers in ((seed, 4), (seed + 1, 2))
@@ -245,7 +245,7 @@ def transformers_generate(
     max_tokens: int,
     eos: frozenset[int],
 ) -> tuple[list[int], list[Tensor]]:
-    """The peer: ``generate`` with its own loop, cache and positions.
+    """Decode with ``generate``: its own loop, cache and positions.
 
     Returns:
         Tokens, and for each the scores [V] (log p plus noise; logits when greedy) it maximises.
@@ -258,12 +258,6 @@ def transformers_generate(
         if sampling.top_p < 1:
             processors.append(TopPLogitsWarper(sampling.top_p))
         processors.append(_KeyedGumbel(sampling.seed, len(prompt.ids)))
-    ids = torch.tensor([prompt.ids], device=loaded.device)
-    inputs: dict[str, Tensor] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    if prompt.pixel_values is not None and prompt.image_grid_thw is not None:
-        inputs["pixel_values"] = prompt.pixel_values.to(ids.device)
-        inputs["image_grid_thw"] = prompt.image_grid_thw.to(ids.device)
-        inputs["mm_token_type_ids"] = (ids == loaded.model.config.image_token_id).int()
     config = GenerationConfig(
         max_new_tokens=max_tokens,
         do_sample=False,
@@ -274,14 +268,27 @@ def transformers_generate(
     )
     with _no_defaults(loaded.model):
         output = loaded.model.generate(
-            **inputs, generation_config=config, logits_processor=LogitsProcessorList(processors)
+            **generate_inputs(loaded, prompt),
+            generation_config=config,
+            logits_processor=LogitsProcessorList(processors),
         )
     return output.sequences[0, len(prompt.ids) :].tolist(), [s[0] for s in output.scores]
 
 
+def generate_inputs(loaded: LoadedModel, prompt: EncodedPrompt) -> dict[str, Any]:
+    """Return the prompt as ``generate`` takes it."""
+    ids = torch.tensor([prompt.ids], device=loaded.device)
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if prompt.pixel_values is not None and prompt.image_grid_thw is not None:
+        inputs["pixel_values"] = prompt.pixel_values.to(ids.device)
+        inputs["image_grid_thw"] = prompt.image_grid_thw.to(ids.device)
+        inputs["mm_token_type_ids"] = (ids == loaded.model.config.image_token_id).int()
+    return inputs
+
+
 @contextmanager
 def _no_defaults(model: Any) -> Iterator[None]:
-    """Hide what the checkpoint prescribes (Qwen's repetition penalty, for one)."""
+    """Hide the checkpoint's own settings, such as Qwen's repetition penalty."""
     own = model.generation_config
     model.generation_config = GenerationConfig()
     try:
@@ -359,7 +366,7 @@ def rounding(logits: Tensor) -> float:
 def _law(
     target: Engine, prompt: EncodedPrompt, sampling: SamplingConfig, length: int
 ) -> dict[tuple[int, ...], float]:
-    """Exact law of the first ``length`` tokens of the target's answer."""
+    """Return the exact law of the first ``length`` tokens of the target's answer."""
     law: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
         longer: dict[tuple[int, ...], float] = {}

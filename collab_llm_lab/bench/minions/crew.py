@@ -96,7 +96,7 @@ def read(folder: Path) -> LoadedModel:
             field="--models",
             remedy=f"name the folder that holds {WORKER} and {TARGET}",
         )
-    return load(ModelConfig(path=str(folder), local_files_only=True))
+    return load(ModelConfig(path=str(folder)))
 
 
 class Desk:
@@ -130,7 +130,7 @@ def _open(staff: Staff) -> Models:
     if staff.shown is not None:
         local = shown_examples(local, staff.shown, plain=plain)
     if staff.trained:
-        target = ModelConfig(path=str(staff.family / TARGET), local_files_only=True)
+        target = ModelConfig(path=str(staff.family / TARGET))
         remote: ChatModel = open_planner(target, PRICED_AS, _LIMITS)
     else:
         remote = Oracle(PRICED_AS, counter.chat)

@@ -104,7 +104,7 @@ def read(folder: Path, device: torch.device) -> Any:
 
 def engine_of(folder: Path, device: torch.device) -> Engine:
     """Return the model in ``folder``, to answer with."""
-    return Engine(load(ModelConfig(path=str(folder), device=str(device), local_files_only=True)))
+    return Engine(load(ModelConfig(path=str(folder), device=str(device))))
 
 
 def answers(

@@ -15,11 +15,11 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from collab_llm_nodes.collector import freeze_startup_objects
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.threads import set_threads
+from collab_llm_nodes.processes import freeze_startup_objects
 from collab_llm_nodes.protocols.collective.messages import Ask
 from collab_llm_nodes.protocols.collective.models import Drafts
 from collab_llm_nodes.protocols.collective.wire import asks_from_json, line, proposals_to_json

@@ -27,8 +27,8 @@ from collab_llm_nodes.decoding.sampling import (
 )
 from collab_llm_nodes.decoding.vote import proposes_likeliest
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.engine.ensemble import Ensemble, alike
-from collab_llm_nodes.engine.session import Feed, Session
+from collab_llm_nodes.engine.ensemble import Ensemble, can_share_passes
+from collab_llm_nodes.engine.interface import DecodingSession, Feed, ServingEngine
 from collab_llm_nodes.errors import CollabError, ModelError
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.collective.messages import Ask, Claim, Ids, Proposal, Verdict
@@ -68,7 +68,7 @@ class _Held:
         bytes: its size after the last pass.
     """
 
-    session: Session
+    session: DecodingSession
     read: Ids = ()
     bytes: int = 0
 
@@ -81,7 +81,7 @@ class Sessions:
         peak_bytes: the most that they have been.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: ServingEngine) -> None:
         self._engine = engine
         self._held: dict[tuple[str, int], _Held] = {}
         self.held_bytes = self.peak_bytes = 0
@@ -117,14 +117,14 @@ class Sessions:
             self._held[key] = _Held(self._open(context))
         return self._held[key]
 
-    def _feed(self, held: _Held, text: Ids, wanted: int) -> Feed:
+    def _feed(self, held: _Held, text: Ids, wanted: int) -> Feed[DecodingSession]:
         """Roll the cache back to its common prefix with ``text``; return the rest as a feed."""
         keep = min(common_length(held.read, text), len(text) - wanted)
         held.session.length = keep
         held.read = text[:keep]
         return Feed(held.session, text[keep:], last=wanted)
 
-    def _open(self, context: Context) -> Session:
+    def _open(self, context: Context) -> DecodingSession:
         prompt = EncodedPrompt(context.prompt)
         if isinstance(self._engine, Ensemble):
             return self._engine.open(prompt, member=context.member)
@@ -160,7 +160,7 @@ class DraftModel:
             its own.
     """
 
-    def __init__(self, engine: Engine, eos: frozenset[int], *indices: int) -> None:
+    def __init__(self, engine: ServingEngine, eos: frozenset[int], *indices: int) -> None:
         self.sessions = Sessions(engine)
         self.indices = indices
         self._eos = eos
@@ -278,7 +278,7 @@ class Drafts:
         self, engines: Sequence[Engine], eos: frozenset[int], indices: Sequence[int]
     ) -> None:
         self.indices = tuple(indices)
-        if len(engines) > 1 and alike(engines):
+        if len(engines) > 1 and can_share_passes(engines):
             self._groups = [DraftModel(Ensemble(engines), eos, *indices)]
         else:
             pairs = zip(engines, indices, strict=True)
@@ -310,7 +310,7 @@ class Drafts:
 class Target:
     """The target model."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: ServingEngine) -> None:
         self.sessions = Sessions(engine)
         self._eos = engine.eos
 

@@ -23,7 +23,6 @@ class DraftsConfig:
     )
     dtype: str = setting("float32", "Type of the weights.", choices=tuple(DTYPES), read_only=True)
     device: str = setting("cpu", "cpu, cuda or cuda:N.", read_only=True)
-    local_files_only: bool = setting(False, "Never ask the hub.", read_only=True)
     workers: int = setting(
         0,
         "Processes or threads that share the draft models; 0: one for each core beside the"
@@ -50,14 +49,7 @@ class DraftsConfig:
     def models(self) -> list[ModelConfig]:
         """Return the configuration of each model."""
         return [
-            ModelConfig(
-                path,
-                self.dtype,
-                self.device,
-                local_files_only=self.local_files_only,
-                threads=self.threads,
-            )
-            for path in self.paths
+            ModelConfig(path, self.dtype, self.device, threads=self.threads) for path in self.paths
         ]
 
 

@@ -8,10 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from collab_llm_nodes.collector import freeze_startup_objects
 from collab_llm_nodes.ending import ended_at_once
 from collab_llm_nodes.models.threads import set_threads
-from collab_llm_nodes.processes import Process, run_process
+from collab_llm_nodes.processes import Process, freeze_startup_objects, run_process
 from collab_llm_nodes.protocols.dragon.client import DragonClient
 from collab_llm_nodes.protocols.dragon.service import DragonService
 from collab_llm_nodes.protocols.dragon.settings import DragonCloudConfig

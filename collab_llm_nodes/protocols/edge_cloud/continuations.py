@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from collab_llm_nodes.decoding.sampling import Distribution
-from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.interface import DecodingEngine
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.contexts import common_length
@@ -64,7 +64,7 @@ class Continuations:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: DecodingEngine,
         prompt: EncodedPrompt,
         laws: Laws,
         own: OwnToken | None = None,

@@ -23,7 +23,7 @@ from collab_llm_nodes.decoding.sampling import (
 )
 from collab_llm_nodes.decoding.vote import proposal, proposes_likeliest, vote
 from collab_llm_nodes.decoding.weights import Weights, WeightsConfig, hit_rate
-from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.interface import DecodingEngine
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.contexts import common_length
@@ -83,10 +83,10 @@ class Drafter:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: DecodingEngine,
         prompt: EncodedPrompt,
         sampling: SamplingConfig,
-        others: Sequence[tuple[Engine, EncodedPrompt]] = (),
+        others: Sequence[tuple[DecodingEngine, EncodedPrompt]] = (),
     ) -> None:
         own = self._own if others else None
         self.between_pieces: Callable[[], None] = _nothing

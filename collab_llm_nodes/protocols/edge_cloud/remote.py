@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.interface import DecodingEngine
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Control, Request, Resources
@@ -41,7 +41,7 @@ class RemoteRunner:
 
     def __init__(
         self,
-        draft: Engine,
+        draft: DecodingEngine,
         verifier: VerifierClient,
         *,
         gamma: int = 4,
@@ -49,7 +49,7 @@ class RemoteRunner:
         ahead: AheadConfig | None = None,
         planner: PlannerConfig | None = None,
         encode: Callable[[Prompt], EncodedPrompt] | None = None,
-        others: Sequence[Engine] = (),
+        others: Sequence[DecodingEngine] = (),
     ) -> None:
         self._config = EdgeCloudConfig(
             client=EdgeClientConfig(gamma),

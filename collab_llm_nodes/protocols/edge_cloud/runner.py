@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.interface import DecodingEngine
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.client import EdgeClient, EdgeClientConfig, Source
@@ -45,14 +45,14 @@ class InProcessRunner:
 
     def __init__(
         self,
-        draft: Engine,
-        target: Engine,
+        draft: DecodingEngine,
+        target: DecodingEngine,
         *,
         gamma: int = 4,
         predraft: PreDraftConfig | None = None,
         ahead: AheadConfig | None = None,
         exits: ExitConfig | None = None,
-        others: Sequence[Engine] = (),
+        others: Sequence[DecodingEngine] = (),
     ) -> None:
         self._draft = draft
         self._others = others

@@ -16,6 +16,7 @@ import torch
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.interface import DecodingEngine
 from collab_llm_nodes.errors import (
     CollabError,
     ConfigError,
@@ -126,11 +127,11 @@ class EdgeCloud:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: DecodingEngine,
         config: EdgeCloudConfig,
         resources: Resources,
         encode: Callable[[Prompt], EncodedPrompt] | None = None,
-        others: Sequence[Engine] = (),
+        others: Sequence[DecodingEngine] = (),
     ) -> None:
         own, *further = ((e.loaded.config.path, e.vocabulary) for e in (engine, *others))
         check_one_vocabulary(own, further, "drafts[{}]")

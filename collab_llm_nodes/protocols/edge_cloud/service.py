@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
 
-from collab_llm_nodes.collector import freeze_startup_objects
 from collab_llm_nodes.ending import ended_at_once
 from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.interface import ServingEngine
 from collab_llm_nodes.models.loading import load
 from collab_llm_nodes.models.prompt import PromptLimits, encode
 from collab_llm_nodes.models.threads import set_threads
+from collab_llm_nodes.processes import freeze_startup_objects
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.settings import VerifierConfig, load_config
 from collab_llm_nodes.protocols.edge_cloud.verifier import Encode, Verifier
@@ -27,7 +27,7 @@ __all__ = ["VerifierConfig", "load_config", "make_verifier", "serve", "start_ser
 
 
 def start_server(
-    config: VerifierConfig, engine: Engine | None = None, encode: Encode | None = None
+    config: VerifierConfig, engine: ServingEngine | None = None, encode: Encode | None = None
 ) -> ServerHandle[Verifier]:
     """Run a verifier in the background; return once it listens.
 
@@ -73,14 +73,13 @@ def make_verifier(config: VerifierConfig) -> Verifier:
     return Verifier(config, engine, prompt_encoder(engine, config.limits))
 
 
-def load_engine(config: VerifierConfig) -> Engine:
+def load_engine(config: VerifierConfig) -> ServingEngine:
     if config.stages.workers:
-        staged = StagedEngine(config.model, config.stages, sessions=config.limits.max_sessions)
-        return cast(Engine, staged)  # it has all that a verifier uses of an engine
+        return StagedEngine(config.model, config.stages, sessions=config.limits.max_sessions)
     return Engine(load(config.model), candidates=config.exit_candidates)
 
 
-def prompt_encoder(engine: Engine, limits: Limits) -> Encode:
+def prompt_encoder(engine: ServingEngine, limits: Limits) -> Encode:
     allowed = PromptLimits(
         max_characters=limits.max_prompt_chars,
         max_images=limits.max_images,

@@ -16,8 +16,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distributions_of, previews_of
-from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.engine.session import Feed, OnExit
+from collab_llm_nodes.engine.interface import DecodingEngine, Feed, OnExit
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Open, Opened, Verdict
@@ -42,7 +41,11 @@ class TargetSession:
     """
 
     def __init__(
-        self, engine: Engine, prompt: EncodedPrompt, opened: Open, exits: ExitConfig | None = None
+        self,
+        engine: DecodingEngine,
+        prompt: EncodedPrompt,
+        opened: Open,
+        exits: ExitConfig | None = None,
     ) -> None:
         self._prompt_ids = tuple(prompt.ids)
         room = engine.context - len(prompt.ids)

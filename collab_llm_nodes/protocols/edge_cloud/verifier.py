@@ -20,7 +20,7 @@ from prometheus_client import Counter as PrometheusCounter
 
 from collab_llm_nodes.assets import version
 from collab_llm_nodes.config import check_max_tokens
-from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.interface import ServingEngine
 from collab_llm_nodes.errors import CollabError, ProtocolError, Unavailable
 from collab_llm_nodes.models.pictures import Picture
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, pixel_limit
@@ -67,7 +67,7 @@ class Verifier(StreamService[Reply]):
     full_name = codec.SERVICE
     metrics: VerifierMetrics
 
-    def __init__(self, config: VerifierConfig, engine: Engine, encode: Encode) -> None:
+    def __init__(self, config: VerifierConfig, engine: ServingEngine, encode: Encode) -> None:
         super().__init__(config, VerifierMetrics(self.name))
         self.config = config
         self.model = Path(engine.loaded.config.path).name

@@ -18,11 +18,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.engine.device import synchronize
 from collab_llm_nodes.engine.stage import Stage
-from collab_llm_nodes.engine.streams import wait_for
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
 from collab_llm_nodes.models.architectures import architecture_of, context_length
-from collab_llm_nodes.models.devices import device_named, free_bytes
+from collab_llm_nodes.models.devices import find_device, free_bytes
 from collab_llm_nodes.models.footprint import column_bytes
 from collab_llm_nodes.models.heads import NAME as HEADS_NAME
 from collab_llm_nodes.models.heads import count_heads
@@ -151,7 +151,7 @@ def measure(
     half = facts.context // 2
     lengths = _calibration((1, *config.lengths), half)
     befores = _calibration((0, *config.befores), half)
-    memory = int(config.memory_mb * 1e6) or free_memory(device_named(model.device))
+    memory = int(config.memory_mb * 1e6) or free_memory(find_device(model.device))
 
     found: list[DeviceProfile] = []
     while len(found) < _ATTEMPTS and not any(each.spread <= STEADY for each in found):
@@ -226,10 +226,10 @@ class _Measurement:
 
         def timed(session: Any, length: int) -> float:
             fed, before = tokens(length), session.length
-            wait_for(stage.device)
+            synchronize(stage.device)
             begun = self.clock()
             session.feed(fed, length if rows else 0)
-            wait_for(stage.device)
+            synchronize(stage.device)
             seconds = self.clock() - begun
             session.length = before
             return seconds

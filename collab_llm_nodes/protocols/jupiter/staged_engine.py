@@ -1,8 +1,8 @@
-"""A model over stage workers, with the interface of an ``engine.Engine`` that servers use.
+"""A model over stage workers: a ``ServingEngine`` whose sessions are lanes of a pipeline.
 
-A verifier's target may be too large for one machine. Its sessions are then lanes of a pipeline, and
-a pass over several sessions is one pass through the stages. When a worker is lost, the sessions are
-fed again to the next chain, within the pass that detects the loss.
+A verifier's target may be too large for one machine. A pass over several sessions is one pass
+through the stages. When a worker is lost, the sessions are fed again on the chain that takes its
+place, within the pass that noticed the loss.
 
 Of a vision model, this process holds the vision encoder, and no worker does. It encodes the
 pictures of each prompt once. Their features go to the first worker with their placeholders:
@@ -17,15 +17,20 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from collab_llm_nodes.engine.interface import AfterExit, Feed, OnExit
 from collab_llm_nodes.engine.pictures import encode_pictures, features_within
-from collab_llm_nodes.engine.session import AfterExit, Feed, OnExit
-from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, ProtocolError
+from collab_llm_nodes.errors import (
+    CollabError,
+    ConfigError,
+    InvalidInput,
+    ModelError,
+    ProtocolError,
+)
 from collab_llm_nodes.models.loading import DTYPES, ModelConfig
 from collab_llm_nodes.models.partial import CheckpointFacts, load_vision, read_facts
 from collab_llm_nodes.models.prompt import EncodedPrompt
@@ -108,28 +113,30 @@ class StagedEngine:
 
     def run(
         self,
-        feeds: Sequence[Feed],
+        feeds: Sequence[Feed[StagedSession]],
         *,
         exits_until: float = math.inf,
         after_exit: AfterExit = lambda layer, took: None,
     ) -> list[Tensor | Exception]:
         """Run one pass over several sessions, as ``Engine.run``; there are no exits."""
         results: dict[int, Tensor | Exception] = {}
-        running: dict[int, tuple[StagedSession, Feed]] = {}
+        running: dict[int, Feed[StagedSession]] = {}
         for number, feed in enumerate(feeds):
-            session = cast(StagedSession, feed.session)  # the only ones opened here
             try:
-                session._check(feed)
-                running[number] = (session, feed)
+                feed.session._check(feed)
+                running[number] = feed
             except CollabError as error:
                 results[number] = error
-        fed = list(running.values())
-        for number, outcome in zip(running, self._pass(fed).outcomes, strict=True):
-            session, feed = running[number]
-            session._ids += feed.ids
+        outcomes = self._pass(list(running.values())).outcomes
+        for (number, feed), outcome in zip(running.items(), outcomes, strict=True):
+            feed.session._ids += feed.ids
             rows = np.frombuffer(outcome.logits, "<f4").reshape(-1, self.vocab_size)
             results[number] = torch.from_numpy(rows.copy())
         return [results[number] for number in range(len(feeds))]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of ``tokens`` without special ones."""
+        return str(self.loaded.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def close(self) -> None:
         """Release the workers."""
@@ -153,19 +160,19 @@ class StagedEngine:
             remedy="copy the workers' checkpoint here: its vision encoder belongs to their layers",
         )
 
-    def _pass(self, fed: Sequence[tuple[StagedSession, Feed]]) -> Result:
-        """Run a pass, on another chain after a loss."""
-        if not fed:
+    def _pass(self, feeds: Sequence[Feed[StagedSession]]) -> Result:
+        """Run a pass; a chain that is lost is replaced."""
+        if not feeds:
             return Result(0, ())
         due = time.monotonic() + _PASS_S
         losses = 0
         while True:
             chain = self.pipeline.chain(due)
             try:
-                for session, _ in fed:
-                    session._feed_again(chain, due)
+                for feed in feeds:
+                    feed.session._feed_again(chain, due)
                 parts = [
-                    session._part(session.length, feed.ids, feed.keep) for session, feed in fed
+                    feed.session._part(feed.session.length, feed.ids, feed.keep) for feed in feeds
                 ]
                 return self._through(chain, parts, due)
             except WorkerLost:
@@ -203,7 +210,9 @@ def _check_settings(model: ModelConfig, stages: PipelineConfig, sessions: int) -
 
 
 class StagedSession:
-    """One prompt's lane, with the interface of an ``engine.session.Session`` that servers use."""
+    """One prompt's lane: a ``DecodingSession`` without trees."""
+
+    own_bytes = 0  # the workers hold the caches
 
     def __init__(self, engine: StagedEngine, prompt: EncodedPrompt) -> None:
         self._engine = engine
@@ -225,14 +234,27 @@ class StagedSession:
             raise ProtocolError(f"cannot roll back from {len(self._ids)} to {n}", field="length")
         del self._ids[n:]  # the stages roll back with the next pass
 
+    @property
+    def columns(self) -> int:
+        """Return ``length``: there are no nodes."""
+        return len(self._ids)
+
     def feed(
         self, ids: Sequence[int], on_exit: OnExit | None = None, last: int | None = None
     ) -> Tensor:
-        """Append ``ids`` in a pass of their own, as ``Session.feed``."""
-        (result,) = self._engine.run([Feed(self, ids, None, last)])  # type: ignore[arg-type]
+        """Append ``ids`` in a pass of its own, as ``Session.feed``."""
+        (result,) = self._engine.run([Feed(self, ids, None, last)])
         if isinstance(result, Exception):
             raise result
         return result
+
+    def grow(self, ids: Sequence[int], parents: Sequence[int]) -> Tensor:
+        """Raise ModelError: lanes of servers grow no trees."""
+        raise ModelError("token trees over stages", remedy="draft one continuation only")
+
+    def retain(self, column: int) -> dict[int, int]:
+        """Raise ModelError: there are no nodes."""
+        raise ModelError("token trees over stages", remedy="draft one continuation only")
 
     @torch.inference_mode()
     def encode_images(self) -> None:
@@ -261,8 +283,8 @@ class StagedSession:
         if lane is not None:
             self._engine.pipeline.release_lanes([lane])
 
-    def _check(self, feed: Feed) -> None:
-        """Refuse an invalid feed; for a valid one, take a lane and encode the pictures."""
+    def _check(self, feed: Feed[StagedSession]) -> None:
+        """Refuse a feed that cannot run; take a lane for one that can, and read its pictures."""
         if self._closed:
             raise ProtocolError("the session is closed", remedy="open a new one")
         engine = self._engine

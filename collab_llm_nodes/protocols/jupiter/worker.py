@@ -28,10 +28,9 @@ import torch
 from torch import Tensor
 
 from collab_llm_nodes.assets import version
-from collab_llm_nodes.collector import freeze_startup_objects
 from collab_llm_nodes.ending import ended_at_once
+from collab_llm_nodes.engine.device import synchronize
 from collab_llm_nodes.engine.stage import Stage, check_stages
-from collab_llm_nodes.engine.streams import wait_for
 from collab_llm_nodes.errors import (
     Busy,
     CollabError,
@@ -46,6 +45,7 @@ from collab_llm_nodes.models.heads import MedusaHeads, count_heads
 from collab_llm_nodes.models.loading import model_folder
 from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.threads import set_threads
+from collab_llm_nodes.processes import freeze_startup_objects
 from collab_llm_nodes.protocols.jupiter import codec
 from collab_llm_nodes.protocols.jupiter.gloo import GlooPath, MeetingPlace
 from collab_llm_nodes.protocols.jupiter.link import StageLink
@@ -437,7 +437,7 @@ class StageWorker(StreamService[Answer]):
             states, outcomes = self._compute_pass(chain, order)
             packed = b"" if last else pack(states, chain.load.states)
             # The last stage has not synchronised if no step wants a result.
-            wait_for(torch.device(self.config.model.device))
+            synchronize(torch.device(self.config.model.device))
         except Exception as error:  # noqa: BLE001 - lanes now differ between the stages
             self._fail(chain, error)
             return

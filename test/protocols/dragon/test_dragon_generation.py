@@ -44,10 +44,10 @@ def same(found: tuple[np.ndarray, float], wanted: tuple[np.ndarray, float]) -> N
     assert log_weight == pytest.approx(wanted[1], abs=1e-3)
 
 
-@pytest.mark.parametrize("backend", ["static", "eager"])
+@pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(map(str, rule.values())))
-def test_the_mixture_is_that_of_documents_read_apart(rule: dict[str, Any], backend: str) -> None:
-    engine, config = engine_of(backend=backend), config_of(**rule)
+def test_the_mixture_is_that_of_documents_read_apart(rule: dict[str, Any], eager: bool) -> None:
+    engine, config = engine_of(eager=eager), config_of(**rule)
     side = side_with(TEXTS, engine, config)
     wanted = reference(side, engine, config)
     decoder = side.decoder(QUESTION, 20)

@@ -14,12 +14,12 @@ from tiny_models import tiny_model, tiny_prompt
 from torch import Tensor
 
 from collab_llm_lab.bench.cost import PROVIDERS, api_cost
-from collab_llm_lab.bench.emulation import PacedEngine, batch_factor
+from collab_llm_lab.bench.emulation import batch_factor, paced_draft
 from collab_llm_nodes.decoding.rejection import propose, verify_chain, verify_own
 from collab_llm_nodes.decoding.sampling import Distribution, SamplingConfig, distributions, to_wire
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
-from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
 from collab_llm_nodes.models.prompt import encode as encode_for_model
 from collab_llm_nodes.protocols.edge_cloud.ahead import MAX_AHEAD_ENTRIES, AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.client import DraftJob, EdgeClient, EdgeClientConfig
@@ -552,9 +552,11 @@ def test_a_pass_over_more_tokens_takes_longer_as_in_table_9() -> None:
 
 
 def test_a_paced_engine_takes_its_time_and_changes_nothing() -> None:
-    engine = FakeEngine(1, noise=0.5)
-    paced = Drafter(PacedEngine(as_engine(engine), 0.01).as_engine(), encode(PROMPT), GREEDY)
+    engine, prompt = Engine(tiny_model("llama")), EncodedPrompt((3, 1, 2))
+    engine.eos = frozenset()
     job = DraftJob(0, (), 3)
+    expected = Drafter(engine, prompt, GREEDY).draft(job)
+    paced = Drafter(paced_draft(engine, 0.01), prompt, GREEDY)
     started = time.perf_counter()
-    assert paced.draft(job) == fresh(GREEDY).draft(job)
+    assert paced.draft(job) == expected
     assert time.perf_counter() - started >= 0.02, "its first token comes of the prompt's pass"

@@ -114,13 +114,13 @@ def test_a_stages_time_lasts_until_its_device_is_done(
     """Also of the last stage, which reads nothing from the device if nothing is wanted."""
     done: list[float] = []
 
-    def wait_for(device: torch.device) -> None:
+    def synchronize(device: torch.device) -> None:
         assert device == torch.device("cpu")
         done.append(time.monotonic())
 
     with pipeline(2) as made:
         made.chain(control().due)  # the workers have computed something before
-        monkeypatch.setattr(worker, "wait_for", wait_for)
+        monkeypatch.setattr(worker, "synchronize", synchronize)
         rows = int(want is not Want.NOTHING)
         result = run(made, [Step(0, 0, (1, 2, 3), want=want, rows=rows)])
     assert len(done) == len(result.spans) == 2
