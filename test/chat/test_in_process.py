@@ -55,7 +55,7 @@ def reply(result: Reply | CollabError) -> Reply:
     return result
 
 
-def test_results_are_told_as_they_come(chat: InProcessChat) -> None:
+def test_results_are_reported_as_they_arrive(chat: InProcessChat) -> None:
     told: list[tuple[int, Reply | CollabError]] = []
     short, long = question("turn left", max_tokens=2), question("stop", max_tokens=40)
     wrong = question("")
@@ -92,6 +92,13 @@ def test_a_system_turn_and_earlier_turns_are_read(chat: InProcessChat) -> None:
         [question("stop"), ChatRequest((*turns, Turn("user", "stop")), WARM, 8)], Control()
     )
     assert used(long).prefill > used(short).prefill
+
+
+def test_a_chat_may_be_as_long_as_one_of_minion(chat: InProcessChat) -> None:
+    """Minion may be given 50 rounds; a prompt for a verifier is limited to 64 turns."""
+    talk = (Turn("user", "go"), Turn("assistant", "yes")) * 49
+    (result,) = chat.ask([ChatRequest((*talk, Turn("user", "stop")), WARM, 1)], Control())
+    reply(result)
 
 
 def test_a_prompt_that_cannot_be_encoded_fails_alone(chat: InProcessChat) -> None:

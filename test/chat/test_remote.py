@@ -105,7 +105,7 @@ def test_a_request_says_what_is_asked_and_no_more() -> None:
     }
 
 
-def test_results_are_told_as_they_come() -> None:
+def test_results_are_reported_as_they_arrive() -> None:
     told: list[tuple[int, Reply | CollabError]] = []
     with FakeCompletions([response(completion())]) as server:
         chat = RemoteChat(config(server, parallel=1))
@@ -132,7 +132,7 @@ def test_the_key_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("THE_KEY")
     with pytest.raises(ConfigError, match="THE_KEY"):
         RemoteChat(RemoteConfig(model="large", token_variable="THE_KEY"))
-    with pytest.raises(ConfigError, match="one of the ways"):
+    with pytest.raises(ConfigError, match="given twice"):
         RemoteConfig(model="large", token=KEY, token_variable="THE_KEY")
 
 

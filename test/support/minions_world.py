@@ -10,7 +10,7 @@ from functools import partial
 
 from collab_llm_nodes.chat.base import Finish, Reply
 from collab_llm_nodes.errors import CollabError
-from collab_llm_nodes.protocols.minions.driving import Means, drive
+from collab_llm_nodes.protocols.minions.driving import Handlers, drive
 from collab_llm_nodes.protocols.minions.jobs import Fault, ProgramJobs, WantedJob
 from collab_llm_nodes.protocols.minions.messages import (
     AskRemote,
@@ -127,7 +127,7 @@ class World:
         def retrieve(question: str, k: int) -> Sequence[str]:
             return self.passages[:k]
 
-        return drive(machine, Means(remote, local, run, retrieve, self.rounds.append))
+        return drive(machine, Handlers(remote, local, run, retrieve, self.rounds.append))
 
     @property
     def chunks(self) -> list[str]:

@@ -9,7 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from collab_llm_nodes.chat.base import ChatRequest, Control, Finish, Reply, Told, Usage, tell_nobody
+from collab_llm_nodes.chat.base import (
+    ChatRequest,
+    Control,
+    Finish,
+    OnResult,
+    Reply,
+    Usage,
+    ignore_result,
+)
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.knowledge.documents import Document
@@ -54,7 +62,10 @@ class ToldChat:
     closed: bool = False
 
     def ask(
-        self, requests: Sequence[ChatRequest], control: Control, told: Told = tell_nobody
+        self,
+        requests: Sequence[ChatRequest],
+        control: Control,
+        on_result: OnResult = ignore_result,
     ) -> list[Reply | CollabError]:
         """See ``chat.base.ChatModel``."""
         control.check()
@@ -66,7 +77,7 @@ class ToldChat:
             if isinstance(said, str):
                 said = Reply(said, Finish.STOP, Usage(words, 0, len(said.split())))
             results.append(said)
-            told(place, said)
+            on_result(place, said)
         return results
 
     def close(self) -> None:

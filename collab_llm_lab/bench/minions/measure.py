@@ -36,13 +36,13 @@ from collab_llm_nodes.chat.base import (
     ChatModel,
     ChatRequest,
     Control,
+    OnResult,
     Reply,
-    Told,
-    tell_nobody,
+    ignore_result,
 )
 from collab_llm_nodes.chat.ledger import PriceTable
 from collab_llm_nodes.errors import CollabError
-from collab_llm_nodes.protocols.base import Control as Unhurried
+from collab_llm_nodes.protocols.base import Control as NoDeadline
 from collab_llm_nodes.protocols.minions.baselines import local_only, rag
 from collab_llm_nodes.protocols.minions.embedded.queries import Query
 from collab_llm_nodes.protocols.minions.embedded.remote import Planner
@@ -309,7 +309,7 @@ def _outputs(worker: ChatModel, jobs: Sequence[tuple[str, str]]) -> list[str | N
         for chunk, task in jobs
     ]
     found: list[str | None] = []
-    for reply, (chunk, _) in zip(worker.ask(requests, Unhurried()), jobs, strict=True):
+    for reply, (chunk, _) in zip(worker.ask(requests, NoDeadline()), jobs, strict=True):
         output = None
         if not isinstance(reply, CollabError):
             output = worker_output(reply.text, quotes=False, max_characters=2000)
@@ -353,7 +353,7 @@ def planning(bench: Bench, planner: Planner, questions: int) -> dict[str, Any]:
 
 def _planned(planner: Planner, asked: Asked) -> Query | None:
     try:
-        return planner.understand(asked.text, Unhurried())
+        return planner.understand(asked.text, NoDeadline())
     except CollabError:
         return None
 
@@ -374,12 +374,15 @@ class TellingWorker:
         return self._worker.name
 
     def ask(
-        self, requests: Sequence[ChatRequest], control: Control, told: Told = tell_nobody
+        self,
+        requests: Sequence[ChatRequest],
+        control: Control,
+        on_result: OnResult = ignore_result,
     ) -> list[Reply | CollabError]:
         """Answer ``requests``; see ``chat.base.ChatModel``."""
         results = [self._telling(reply) for reply in self._worker.ask(requests, control)]
-        for place, result in enumerate(results):
-            told(place, result)
+        for index, result in enumerate(results):
+            on_result(index, result)
         return results
 
     def close(self) -> None:
@@ -391,9 +394,10 @@ class TellingWorker:
         output = worker_output(reply.text, quotes=False, max_characters=2000)
         if output is not None and output.answer is not None:
             return reply
-        self.planted.append(f"canary-output-{len(self.planted)}-")
-        told = {"explanation": self.planted[-1], "citation": self.planted[-1], "answer": None}
-        return replace(reply, text=json.dumps(told))
+        canary = f"canary-output-{len(self.planted)}-"
+        self.planted.append(canary)
+        fields = {"explanation": canary, "citation": canary, "answer": None}
+        return replace(reply, text=json.dumps(fields))
 
 
 def privacy(bench: Bench, tokens: int, questions: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from collab_llm_nodes.chat.base import Control
 from collab_llm_nodes.protocols.minions.embedded.queries import FACTS, Query
 from collab_llm_nodes.protocols.minions.embedded.remote import UNKNOWN, PlannedRemote
 from collab_llm_nodes.protocols.minions.messages import CannotPlan
-from collab_llm_nodes.protocols.minions.reduction import number
+from collab_llm_nodes.protocols.minions.plan import number
 
 
 class Oracle(PlannedRemote):

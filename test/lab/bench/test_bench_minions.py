@@ -218,7 +218,7 @@ def test_a_pretrained_worker_is_shown_solved_examples() -> None:
     parrot = Parrot()
     system = Turn("system", prompts.CHAT_LOCAL.format(document="a log", context="a", question="q"))
     asked = {
-        "job": (Turn("user", "## Text\na\n\n## Task\nb"),),
+        "job": (Turn("user", prompts.WORKER_BRIEF.format(chunk="a", task="b")),),
         "talk": (system, Turn("user", "b")),
         "direct": (Turn("user", prompts.DIRECT.format(context="a", question="b?")),),
     }

@@ -13,7 +13,7 @@ import pytest
 from minions_world import World, final, found, more, paper, plan, text_of
 
 from collab_llm_nodes.errors import Cancelled
-from collab_llm_nodes.protocols.minions.choice import RUN_BITS, Bounds, canonical, slot_s
+from collab_llm_nodes.protocols.minions.choice import RUN_BITS, Bounds, canonical, padding_s
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
 from collab_llm_nodes.protocols.minions.jobs import (
     Cut,
@@ -186,7 +186,7 @@ _BY_PAGE: Mapping[str, Any] = {
 
 
 def _bounds(max_samples: int = 1) -> Bounds:
-    return Bounds(_DOCUMENTS, ("x",), 0, max_samples, SandboxLimits(run_s=30, wall_s=60))
+    return Bounds(_DOCUMENTS, ("x",), 0, max_samples, 2048)
 
 
 def _outcomes(left: int) -> dict[object, int]:
@@ -250,7 +250,7 @@ def test_texts_that_a_program_makes_are_refused(job: WantedJob, fault: Fault | N
 
 def test_a_size_that_stands_nowhere_in_the_program_gives_no_pieces() -> None:
     document = "word " * 100
-    bounds = Bounds([document], [], 0, 1, SandboxLimits())
+    bounds = Bounds([document], [], 0, 1, 2048)
     piece = WantedJob(CHUNKERS["chunk_by_paragraph"](document, 137)[0], "t")
     cuts, name = (Cut("chunk_by_paragraph", 137),), ("chunk_by_paragraph",)
     computed = ProgramJobs((piece,), texts=_TEXTS, chunkers=name, cuts=cuts)
@@ -264,7 +264,7 @@ _MANY = [f"Line {i}. " + "word " * 18 for i in range(1000)]
 def _many_pairs(tasks: int) -> tuple[ProgramJobs, Bounds]:
     """A few kB of a program that make a million pairs of piece and task."""
     texts = tuple(f"t{i}" for i in range(tasks))
-    bounds = Bounds(["\n\n".join(_MANY)], [], 0, 1, SandboxLimits())
+    bounds = Bounds(["\n\n".join(_MANY)], [], 0, 1, 2048)
     name, size = "chunk_by_paragraph", 100
     piece = CHUNKERS[name](bounds.documents[0], size)[0]
     jobs = tuple(WantedJob(piece, text) for text in texts)
@@ -283,7 +283,7 @@ def test_pairs_that_are_not_done_are_not_made(left: int, done: int) -> None:
         tracemalloc.stop()
     assert isinstance(result, JobList)
     assert (len(result.jobs), bits <= left) == (done, True)
-    assert result.cut == (0 if done == 1000 else len(_MANY) * 1000 - done)
+    assert result.left_out == (0 if done == 1000 else len(_MANY) * 1000 - done)
     assert most < 20e6
 
 
@@ -307,16 +307,14 @@ def test_numbers_of_chunks_and_tasks_follow_the_documents() -> None:
     )
     chosen, _ = canonical(wanted, _bounds(), 99)
     assert isinstance(chosen, JobList)
-    jobs, _ = Numbering().number(
-        chosen, tasks=0, samples=1, max_samples=1, max_jobs=9, max_characters=99
-    )
+    jobs, _ = Numbering().number(chosen, tasks=0, samples=1, max_jobs=9, max_characters=99)
     assert [job.job_id for job in jobs] == ["c1_t1_s0", "c2_t2_s0"]
     assert isinstance(jobs[0], JobManifest)
 
 
 @pytest.mark.parametrize("took_s", [0.0, 0.01, 0.1, 0.11, 2.5, 10.0, 299.0])
 def test_the_remote_learns_of_an_end_at_few_times(took_s: float) -> None:
-    told_s = took_s + slot_s(took_s)
+    told_s = took_s + padding_s(took_s)
     assert told_s >= took_s
     assert math.log2(told_s / 0.1) == pytest.approx(round(math.log2(told_s / 0.1)))
     assert told_s < max(0.2, 2 * took_s)

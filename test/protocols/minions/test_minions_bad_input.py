@@ -13,7 +13,7 @@ from collab_llm_nodes.chat.base import ChatRequest, Control
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.knowledge.documents import Document
 from collab_llm_nodes.protocols import registry
-from collab_llm_nodes.protocols.minions.jobs import Fault
+from collab_llm_nodes.protocols.minions.jobs import MAX_SAMPLES, Fault
 from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
 from collab_llm_nodes.protocols.minions.served import ServedMinions
 
@@ -65,10 +65,10 @@ def test_programs_that_loop_raise_and_make_a_million_jobs_end_with_codes() -> No
     with served(in_turn(LOOP, RAISES, MILLION, final("7")), in_turn(found("7")), config) as bed:
         answer = bed.ask()
     assert (answer.text, answer.error) == ("7", None)
-    assert Fault.TIME.told in bed.wire
-    assert Fault.RAISED.told in bed.wire
+    assert Fault.TIME.message in bed.wire
+    assert Fault.RAISED.message in bed.wire
     assert "canary-" not in bed.wire
-    assert figures(answer)["jobs.1"] <= config.max_samples
+    assert figures(answer)["jobs.1"] <= MAX_SAMPLES
 
 
 def test_prose_and_broken_json_in_the_decision_are_asked_for_again() -> None:

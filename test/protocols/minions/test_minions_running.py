@@ -126,12 +126,12 @@ def test_the_time_that_a_choice_takes_is_hidden_like_the_program_s(
         time.sleep(0.25)
         return choice.canonical(*given)
 
-    def slot_s(took: float) -> float:
+    def padding_s(took: float) -> float:
         took_s.append(took)
-        return choice.slot_s(took)
+        return choice.padding_s(took)
 
     monkeypatch.setattr(minions, "canonical", slowly)
-    monkeypatch.setattr(running, "slot_s", slot_s)
+    monkeypatch.setattr(running, "padding_s", padding_s)
     with served(in_turn(HONEST, final("7 kg")), weigh, CONFIG) as bed:
         assert bed.ask().error is None
     (took,) = took_s
@@ -219,7 +219,7 @@ def test_rag_sends_the_passages_that_fit(method: str) -> None:
     with served(
         in_turn("red"),
         in_turn("never asked"),
-        replace(CONFIG, way="rag", retrieval=retrieval, passage_characters=1000),
+        replace(CONFIG, way="rag", retrieval=retrieval),
     ) as bed:
         answer = bed.ask("Which colour has the kettle?", documents=(document,))
     assert answer.text == "red"

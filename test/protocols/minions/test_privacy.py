@@ -8,7 +8,7 @@ import pytest
 from minions_world import World, chunk_of, final, found, more, paper, plan
 
 from collab_llm_nodes.chat.base import Finish, Reply
-from collab_llm_nodes.protocols.minions.jobs import Fault, ProgramJobs
+from collab_llm_nodes.protocols.minions.jobs import MAX_SAMPLES, Fault, ProgramJobs
 from collab_llm_nodes.protocols.minions.messages import (
     Kind,
     LocalPrompt,
@@ -121,7 +121,7 @@ def test_the_remotes_own_tasks_are_quoted_and_no_others(sandbox: Sandbox) -> Non
     world, _, _ = _drive(sandbox, [_HONEST, final()], paper())
     assert "Task t1: Extract the weight." in world.wire
     world, _, _ = _drive(sandbox, [_TELLING_TASKS, _HONEST, final()], paper(tasks=0))
-    assert Fault.NOT_WRITTEN.told in world.wire
+    assert Fault.NOT_WRITTEN.message in world.wire
     assert "Extract: Page" not in world.wire
 
 
@@ -136,5 +136,5 @@ def test_every_byte_that_crosses_has_a_kind(sandbox: Sandbox) -> None:
 def test_a_program_may_not_make_a_million_jobs(sandbox: Sandbox) -> None:
     flood = _program("    return [JobManifest(context[0], 'a')] * 10**6")
     world, _, marks = _drive(sandbox, [flood, final()], paper(samples=0))
-    assert len(world.prompts[0]) <= paper().max_samples
+    assert len(world.prompts[0]) <= MAX_SAMPLES
     assert Mark.PARTIAL in marks

@@ -160,7 +160,7 @@ def test_one_program_leaves_nothing_to_the_next(sandbox: Sandbox) -> None:
 def test_an_error_tells_no_text(sandbox: Sandbox, body: str) -> None:
     result = sandbox.run(program(body), [f"{CANARY} 'unreadable"])
     assert isinstance(result, Fault)
-    assert CANARY not in result.told + result.value
+    assert CANARY not in result.message + result.value
 
 
 def test_what_is_printed_goes_nowhere(sandbox: Sandbox, capfd: pytest.CaptureFixture[str]) -> None:
@@ -272,7 +272,7 @@ def test_the_process_holds_no_right_to_files_or_network(host: Host) -> None:
 import json, socket, sys
 from collab_llm_nodes.protocols.minions.sandbox import confinement
 confinement.limit_resources(4096)
-version = confinement.give_up_rights()
+version = confinement.drop_rights()
 done = []
 def attempt(name, act):
     try:

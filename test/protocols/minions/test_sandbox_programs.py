@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -17,7 +16,12 @@ from collab_llm_nodes.protocols.minions.jobs import (
     ProgramJobs,
 )
 from collab_llm_nodes.protocols.minions.sandbox.host import Sandbox
-from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
+from collab_llm_nodes.protocols.minions.sandbox.limits import (
+    MAX_CALLS,
+    MAX_CHUNK,
+    MAX_SOURCE,
+    SandboxLimits,
+)
 
 _REPORT = "\f".join(
     [
@@ -215,21 +219,19 @@ def test_only_the_chunkers_that_are_offered_exist(sandbox: Sandbox) -> None:
 
 
 def test_limits_of_chunks_and_source(sandbox: Sandbox) -> None:
-    limits = SandboxLimits(run_s=30, wall_s=60)
-    long = limits.chunk_characters + 1
+    long = MAX_CHUNK + 1
     program = (
         f"def prepare_jobs(c, l):\n    return [JobManifest('a' * n, 't') for n in (1, {long})]"
     )
     result = sandbox.run(program, [_REPORT])
     assert isinstance(result, JobList)
-    assert (len(result.jobs), result.cut) == (1, 1)
-    assert sandbox.run("#" * limits.source_characters + program, [_REPORT]) is Fault.TOO_LONG
+    assert (len(result.jobs), result.left_out) == (1, 1)
+    assert sandbox.run("#" * MAX_SOURCE + program, [_REPORT]) is Fault.TOO_LONG
 
 
 @pytest.mark.parametrize("limit", ["calls", "cut_s"])
 def test_calls_and_time_of_chunkers_are_limited_even_if_their_error_is_caught(limit: str) -> None:
-    plain = SandboxLimits(run_s=30, wall_s=60)
-    limits = replace(plain, calls=3) if limit == "calls" else replace(plain, cut_s=0.05)
+    limits = SandboxLimits(run_s=30, wall_s=60, cut_s=5.0 if limit == "calls" else 0.05)
     once = "chunk_by_page([context[0]] * {times})"
     program = (
         "def prepare_jobs(context, last_jobs):\n"
@@ -239,7 +241,8 @@ def test_calls_and_time_of_chunkers_are_limited_even_if_their_error_is_caught(li
         f"    return {once} or [JobManifest('a', 'b')]"
     )
     small = program.format(calls=2, times=0)
-    large = program.format(calls=4, times=0 if limit == "calls" else 10_000)
+    calls, times = (MAX_CALLS + 1, 0) if limit == "calls" else (4, 10_000)
+    large = program.format(calls=calls, times=times)
     running = Sandbox(limits)
     try:
         assert isinstance(running.run(small, [_REPORT]), JobList)
