@@ -146,4 +146,4 @@ class ChatModel(Protocol):
         """
 
     def close(self) -> None:
-        """Free what the model holds; calls of ``ask`` under way end with an error."""
+        """Free the model's resources; running calls of ``ask`` end with an error."""

@@ -208,7 +208,7 @@ class EnergyMeter:
             return None
         spent = 0
         for (then, _), (now, span) in zip(before, self._before, strict=True):
-            spent += now - then if now >= then else now - then + span  # the counter begins anew
+            spent += now - then if now >= then else now - then + span  # or the counter wrapped
         return 1e-6 * spent
 
     def _read(self) -> list[tuple[int, int]] | None:

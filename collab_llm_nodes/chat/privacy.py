@@ -85,7 +85,7 @@ class PrivacyLedger:
             kinds = ", ".join(dict.fromkeys(disclosure.kind for disclosure in entered))
             raise DisclosureLimit(
                 f"{total} bytes of {kinds}, {self.room} of {self.max_bytes} may still be sent",
-                field="max_bytes_out",
+                field="privacy.max_bytes",
                 remedy="raise it, or send less",
             )
         if choice_bits:

@@ -110,14 +110,14 @@ def test_energy_is_read_from_all_packages(tmp_path: Path) -> None:
     assert ledger.energy_j == {1: pytest.approx(5.5)}
 
 
-def test_energy_that_cannot_be_read_is_not_told(tmp_path: Path) -> None:
+def test_energy_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     assert EnergyMeter(tmp_path).joules() is None
     write_zone(tmp_path, "intel-rapl:0", 1)
     meter = EnergyMeter(tmp_path)
     (tmp_path / "intel-rapl:0" / "energy_uj").write_text("?")
     assert meter.joules() is None
     write_zone(tmp_path, "intel-rapl:0", 5)
-    assert meter.joules() is None  # nobody knows since when
+    assert meter.joules() is None  # the earlier reading failed
     write_zone(tmp_path, "intel-rapl:0", 1_000_005)
     assert meter.joules() == pytest.approx(1.0)
 
@@ -182,7 +182,7 @@ def test_what_cannot_be_recorded_does_not_leave() -> None:
     assert (ledger.bytes, ledger.by_round()) == (0, {})
 
 
-def test_bytes_are_told_by_round_and_kind() -> None:
+def test_bytes_by_round_and_kind() -> None:
     ledger = PrivacyLedger(100)
     enter(ledger, "question", "how much?")
     enter(ledger, "extraction", "5 €")

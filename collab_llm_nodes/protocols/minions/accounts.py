@@ -8,13 +8,13 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
 from collab_llm_nodes.chat.base import Reply
 from collab_llm_nodes.chat.ledger import Call, CostLedger, EnergyMeter, Price
-from collab_llm_nodes.chat.privacy import CHOICE, Disclosure, DisclosureLimit, PrivacyLedger
+from collab_llm_nodes.chat.privacy import CHOICE, Disclosure, PrivacyLedger
 from collab_llm_nodes.errors import CollabError, ConfigError, Unavailable
 from collab_llm_nodes.protocols.minions.messages import AskRemote
 
@@ -73,10 +73,11 @@ def _unwritten(why: str) -> Unavailable:
     )
 
 
+@dataclass
 class Accounts:
     """The ledgers of one answer.
 
-    Args:
+    Attributes:
         answer: its id in the audit log.
         remote, local: names of the models.
         away: the remote runs on another machine.
@@ -86,36 +87,31 @@ class Accounts:
         meter: meter of this machine's energy; None: not measured.
     """
 
-    def __init__(
-        self,
-        answer: str,
-        remote: str,
-        local: str,
-        *,
-        away: bool,
-        max_bytes: int,
-        audit: AuditLog | None,
-        price: Price | None,
-        alpha: float,
-        meter: EnergyMeter | None,
-    ) -> None:
-        self.cost = CostLedger()
-        self.privacy = PrivacyLedger(max_bytes or sys.maxsize)
-        self._answer, self._remote, self._local = answer, remote, local
-        self._away, self._audit, self._price, self._alpha = away, audit, price, alpha
-        self._meter = meter
+    answer: str
+    remote: str
+    local: str
+    away: bool
+    max_bytes: int
+    audit: AuditLog | None
+    price: Price | None
+    alpha: float
+    meter: EnergyMeter | None
+    cost: CostLedger = field(default_factory=CostLedger)
+
+    def __post_init__(self) -> None:
+        self.privacy = PrivacyLedger(self.max_bytes or sys.maxsize)
         self._bytes_up = self._bytes_down = 0
         self._choice_bits: Counter[int] = Counter()
 
     @property
     def bytes_up(self) -> int:
         """Bytes of texts sent to another machine, repeated ones included."""
-        return self._bytes_up if self._away else 0
+        return self._bytes_up if self.away else 0
 
     @property
     def bytes_down(self) -> int:
         """Bytes of replies from another machine."""
-        return self._bytes_down if self._away else 0
+        return self._bytes_down if self.away else 0
 
     def record_request(self, ask: AskRemote) -> tuple[Disclosure, ...]:
         """Enter all parts of a request before it is sent.
@@ -125,13 +121,7 @@ class Accounts:
             Unavailable: the audit log cannot be written.
         """
         texts = [(part.kind.value, part.text) for message in ask.messages for part in message.parts]
-        try:
-            entered = self.privacy.enter(
-                ask.round, self._remote, texts, self._record, ask.choice_bits
-            )
-        except DisclosureLimit as error:
-            error.field = "privacy.max_bytes"
-            raise
+        entered = self.privacy.enter(ask.round, self.remote, texts, self._record, ask.choice_bits)
         self._choice_bits[ask.round] += ask.choice_bits
         return entered
 
@@ -139,7 +129,7 @@ class Accounts:
         self, round: int, disclosures: Sequence[Disclosure], result: Reply | CollabError
     ) -> None:
         """Enter the remote's reply to a request with these disclosures."""
-        self.cost.record(Call.of(round, self._remote, result, remote=True))
+        self.cost.record(Call.of(round, self.remote, result, remote=True))
         sent = sum(disclosure.bytes for disclosure in disclosures if disclosure.kind != CHOICE)
         self._bytes_up += result.attempts * sent
         if isinstance(result, Reply):
@@ -150,17 +140,17 @@ class Accounts:
             self._record(self.privacy.disclosures[-len(disclosures) :])
 
     def _record(self, disclosures: Iterable[Disclosure]) -> None:
-        if self._audit is not None:
-            self._audit.add(self._answer, disclosures)
+        if self.audit is not None:
+            self.audit.add(self.answer, disclosures)
 
     def record_jobs(self, round: int, results: Iterable[Reply | CollabError]) -> None:
         """Enter the local model's replies."""
         for result in results:
-            self.cost.record(Call.of(round, self._local, result, remote=False))
+            self.cost.record(Call.of(round, self.local, result, remote=False))
 
     def record_energy(self, round: int) -> None:
         """Enter the energy since the last call, if it is measured."""
-        joules = self._meter.joules() if self._meter is not None else None
+        joules = self.meter.joules() if self.meter is not None else None
         if joules is not None:
             self.cost.record_energy(round, joules)
 
@@ -171,9 +161,9 @@ class Accounts:
             found |= _tokens(role, "", self.cost, remote, None)
             for round in self.cost.by_round(remote=remote):
                 found |= _tokens(role, f".{round}", self.cost, remote, round)
-        found["weighted_tokens"] = self.cost.weighted_tokens(self._alpha)
-        if self._price is not None:
-            found["cost_usd"] = self._price.usd(self.cost.usage(remote=True))
+        found["weighted_tokens"] = self.cost.weighted_tokens(self.alpha)
+        if self.price is not None:
+            found["cost_usd"] = self.price.usd(self.cost.usage(remote=True))
         for round, joules in self.cost.energy_j.items():
             found["energy_j"] = found.get("energy_j", 0.0) + joules
             found[f"energy_j.{round}"] = joules

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
-from collab_llm_nodes.protocols.minions.jobs import Cut, Fault, JobList, ProgramJobs, WantedJob
+from collab_llm_nodes.protocols.minions.jobs import Cut, Fault, JobList, ProgramJobs, RequestedJob
 from collab_llm_nodes.protocols.minions.sandbox.limits import MAX_CHUNK
 
 _ENDS = 16
@@ -56,7 +56,7 @@ class Bounds:
 
 
 def canonical(
-    wanted: ProgramJobs, bounds: Bounds, left: int, check: Callable[[], None] = lambda: None
+    requested: ProgramJobs, bounds: Bounds, left: int, check: Callable[[], None] = lambda: None
 ) -> tuple[JobList | Fault, int]:
     """Return the jobs to do for those that a program requests, and the bits of its choice.
 
@@ -67,20 +67,20 @@ def canonical(
         left: bits left in the budget, at least ``RUN_BITS``.
         check: called for each piece; if it raises, so does this.
     """
-    instructions = _instructions(wanted)
+    instructions = _instructions(requested)
     if instructions is None:
         return Fault.NOT_WRITTEN, RUN_BITS
-    grids = _grids(wanted, bounds, check)
+    grids = _grids(requested, bounds, check)
     if grids is None:
         return Fault.NOT_A_PIECE, RUN_BITS
-    texts = len(wanted.texts)
+    texts = len(requested.texts)
     plain = not any(advice for _, advice in instructions)
-    cuts = 2 * (1 + len(wanted.chunkers) * (1 + len(wanted.sizes)))
+    cuts = 2 * (1 + len(requested.chunkers) * (1 + len(requested.sizes)))
     common = RUN_BITS + 1 + _bits(texts if plain else texts * (texts + 1), len(instructions))
     common += _bits(cuts, len(grids)) + math.log2(bounds.max_samples)
 
     counts: Counter[tuple[str, str, str]] = Counter()
-    for job in wanted.jobs:
+    for job in requested.jobs:
         counts[job.chunk, job.task, job.advice] += job.times
     place = {instruction: i for i, instruction in enumerate(instructions)}
     chosen: dict[str, list[_Instruction]] = {}
@@ -97,11 +97,11 @@ def canonical(
         return Fault.CHOICE, RUN_BITS
     times = min(max(counts.values()), bounds.max_samples)
     all_jobs = (
-        WantedJob(p, *instruction, times) for p in pieces for instruction in chosen.get(p, ())
+        RequestedJob(p, *instruction, times) for p in pieces for instruction in chosen.get(p, ())
     )
     jobs = tuple(itertools.islice(all_jobs, bounds.max_jobs))
     left_out = sum(map(len, chosen.values())) - len(jobs)
-    return JobList(jobs, wanted.left_out + left_out), math.ceil(bits)
+    return JobList(jobs, requested.left_out + left_out), math.ceil(bits)
 
 
 def padding_s(took_s: float) -> float:
@@ -118,10 +118,10 @@ def _bits(n: int, k: int) -> float:
     return 1 + math.log2(n) + combinations / math.log(2)
 
 
-def _instructions(wanted: ProgramJobs) -> list[_Instruction] | None:
+def _instructions(requested: ProgramJobs) -> list[_Instruction] | None:
     """Return the distinct instructions in the order of the program; None if it computed one."""
-    place = {"": -1} | {text: i for i, text in enumerate(wanted.texts)}
-    instructions = {(job.task, job.advice) for job in wanted.jobs}
+    place = {"": -1} | {text: i for i, text in enumerate(requested.texts)}
+    instructions = {(job.task, job.advice) for job in requested.jobs}
     if not {text for instruction in instructions for text in instruction} <= place.keys():
         return None
     return sorted(
@@ -130,15 +130,15 @@ def _instructions(wanted: ProgramJobs) -> list[_Instruction] | None:
 
 
 def _grids(
-    wanted: ProgramJobs, bounds: Bounds, check: Callable[[], None]
+    requested: ProgramJobs, bounds: Bounds, check: Callable[[], None]
 ) -> list[dict[str, None]] | None:
     """Return all pieces of each cut that gave a chunk; None if a chunk is a piece of no cut.
 
     A cut applies to all documents or to all chunks of the last round. A chunk belongs to the cut
     that gave most of them.
     """
-    left = {job.chunk for job in wanted.jobs}
-    cuts = [_WHOLE, *(cut for cut in sorted(wanted.cuts) if _is_written(cut, wanted, bounds))]
+    left = {job.chunk for job in requested.jobs}
+    cuts = [_WHOLE, *(cut for cut in sorted(requested.cuts) if _is_written(cut, requested, bounds))]
     known = [
         _pieces(source, cut, check)
         for cut, source in itertools.product(cuts, (bounds.documents, bounds.last_chunks))
@@ -153,9 +153,9 @@ def _grids(
     return [known[i] for i in sorted(used)]
 
 
-def _is_written(cut: Cut, wanted: ProgramJobs, bounds: Bounds) -> bool:
-    sizes = map(CHUNKERS[cut.chunker].size_of, (bounds.chunk_size, *wanted.sizes))
-    return cut.chunker in wanted.chunkers and cut.size in sizes
+def _is_written(cut: Cut, requested: ProgramJobs, bounds: Bounds) -> bool:
+    sizes = map(CHUNKERS[cut.chunker].size_of, (bounds.chunk_size, *requested.sizes))
+    return cut.chunker in requested.chunkers and cut.size in sizes
 
 
 def _pieces(texts: Sequence[str], cut: Cut, check: Callable[[], None]) -> dict[str, None]:

@@ -57,7 +57,7 @@ _MESSAGES = {
 
 
 @dataclass(frozen=True)
-class WantedJob:
+class RequestedJob:
     """A job as a program or a plan requests it.
 
     Attributes:
@@ -78,7 +78,7 @@ class JobList:
         left_out: number of jobs left out because they exceeded a limit.
     """
 
-    jobs: tuple[WantedJob, ...]
+    jobs: tuple[RequestedJob, ...]
     left_out: int = 0
 
 
@@ -180,7 +180,7 @@ class Numbering:
 
     def number(
         self,
-        wanted: JobList,
+        requested: JobList,
         *,
         tasks: int,
         samples: int,
@@ -196,12 +196,12 @@ class Numbering:
             max_characters: limit of their chunks' text, each chunk counted once per job.
         """
         times: Counter[tuple[str, str, str]] = Counter()
-        for job in wanted.jobs:
+        for job in requested.jobs:
             times[job.chunk, job.task, job.advice] += job.times
-        allowed = list(dict.fromkeys(job.task for job in wanted.jobs))[: tasks or None]
+        allowed = list(dict.fromkeys(job.task for job in requested.jobs))[: tasks or None]
         answers: Counter[tuple[int, int]] = Counter()
         jobs: list[JobManifest] = []
-        left_out = wanted.left_out
+        left_out = requested.left_out
         for (chunk, task, advice), count in times.items():
             repeats = min(samples or count, MAX_SAMPLES)
             if task not in allowed:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
-from collab_llm_nodes.protocols.minions.jobs import Fault, Job, JobList, WantedJob
+from collab_llm_nodes.protocols.minions.jobs import Fault, Job, JobList, RequestedJob
 from collab_llm_nodes.protocols.minions.reading import find_object
 from collab_llm_nodes.protocols.minions.sandbox.limits import MAX_CHUNK, MAX_TASK
 
@@ -153,13 +153,13 @@ def jobs_of(
     if plan.answered:
         texts = list(dict.fromkeys(job.manifest.chunk for job in last_jobs if job.output.answer))
     chunker = CHUNKERS[plan.chunker]
-    jobs: list[WantedJob] = []
+    jobs: list[RequestedJob] = []
     left_out = 0
     for text in texts:
         for chunk in chunker(text, chunk_size or plan.size):
             for task, advice in plan.tasks:
                 if len(jobs) < max_jobs and len(chunk) <= MAX_CHUNK:
-                    jobs.append(WantedJob(chunk, task, advice, plan.samples))
+                    jobs.append(RequestedJob(chunk, task, advice, plan.samples))
                 else:
                     left_out += 1
     return JobList(tuple(jobs), left_out) if jobs else Fault.NO_JOBS

@@ -75,8 +75,8 @@ def worker_output(text: str, *, quotes: bool, max_characters: int) -> JobOutput 
     if quotes and "answer" not in fields:
         texts = [(as_text(key), as_text(value)) for key, value in fields.items()]
         found = {key: quote for key, quote in texts if quote}
-        answer = "; ".join(f"{key}: {quote}" for key, quote in found.items())[:max_characters]
-        return JobOutput("", "; ".join(found.values()) or None, answer or None)
+        quoted = "; ".join(f"{key}: {quote}" for key, quote in found.items())[:max_characters]
+        return JobOutput("", "; ".join(found.values()) or None, quoted or None)
     if "answer" not in fields:
         return None
     explanation, citation, answer = (

@@ -165,7 +165,7 @@ def test_a_model_that_has_only_thought_has_not_answered() -> None:
         assert caught.value.field == field
 
 
-def test_rag_sends_the_passages_it_was_told_to() -> None:
+def test_rag_sends_the_best_passages() -> None:
     world = World(["42 kg"], passages=["first", "second", "third"])
     world.drive(rag("How heavy?", [_TEXT], DirectConfig(retrieve=2)))
     (message,) = world.sent[0].messages

@@ -1,4 +1,4 @@
-"""MinionS as a machine: the loop, its knobs, what it does with bad replies."""
+"""MinionS as a machine: the loop, its settings, bad replies."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from minions_world import (
     more,
     paper,
     plan,
+    requested,
     text_of,
-    wanted,
 )
 
 from collab_llm_nodes.chat.base import Finish, Reply
@@ -40,7 +40,7 @@ from collab_llm_nodes.protocols.minions.jobs import (
     Dropped,
     Fault,
     ProgramJobs,
-    WantedJob,
+    RequestedJob,
 )
 from collab_llm_nodes.protocols.minions.messages import (
     Kind,
@@ -68,11 +68,11 @@ def _answer(world: World, config: MinionsConfig | None = None, *texts: str) -> O
     return world.drive(minions(_QUESTION, documents, config or paper()))
 
 
-_THEN_A_FAULT: list[ProgramJobs | Fault] = [wanted(WantedJob("chunk", "task")), Fault.RAISED]
+_THEN_A_FAULT: list[ProgramJobs | Fault] = [requested(RequestedJob("chunk", "task")), Fault.RAISED]
 
 
 def _jobs(*pairs: tuple[str, str], times: int = 1) -> ProgramJobs:
-    return wanted(*(WantedJob(c, t, times=times) for c, t in pairs))
+    return requested(*(RequestedJob(c, t, times=times) for c, t in pairs))
 
 
 def test_one_round() -> None:
@@ -96,7 +96,7 @@ def test_one_round() -> None:
         ("\ud800", ["text"]),
     ],
 )
-def test_nothing_to_do(question: str, documents: Sequence[str]) -> None:
+def test_empty_and_invalid_input_is_refused(question: str, documents: Sequence[str]) -> None:
     with pytest.raises(InvalidInput):
         minions(question, documents, paper())
 
@@ -150,7 +150,7 @@ def test_the_abstain_filter_can_be_switched_off() -> None:
     assert sent == [False, True]
 
 
-def test_quotes_for_keywords_and_omission_is_abstention() -> None:
+def test_an_omitted_keyword_is_an_abstention() -> None:
     def worker(prompt: LocalPrompt) -> str:
         return '{"Date": "on 1 May", "dose": "None"}' if "one" in text_of(prompt) else "{}"
 
@@ -191,7 +191,7 @@ def test_a_worker_that_obeys_the_document_sends_a_part_of_it_at_most(how: str) -
     assert (Mark.PARTIAL in outcome.marks) == (sent > 0)
 
 
-# ---------------------------------------------------------------- knobs
+# ---------------------------------------------------------------- settings
 
 
 def test_rounds_and_a_forced_answer() -> None:
@@ -324,7 +324,7 @@ def test_chunks_and_tasks_keep_their_numbers_and_stand_together() -> None:
 
 
 def test_one_task_with_several_pieces_of_advice_has_several_names() -> None:
-    jobs = wanted(*(WantedJob("c", "t", advice) for advice in ("look left", "look right")))
+    jobs = requested(*(RequestedJob("c", "t", advice) for advice in ("look left", "look right")))
     world = World([PROGRAM, final()], jobs=[jobs])
     _answer(world, paper(samples=2))
     ids = [job.manifest.job_id for job in world.rounds[0].jobs]
@@ -398,7 +398,7 @@ def test_samples_without_temperature_are_warned_about() -> None:
 # ---------------------------------------------------------------- bad replies, limits, deadlines
 
 
-def test_a_fault_is_told_by_a_fixed_sentence_and_the_program_asked_for_again() -> None:
+def test_a_fault_is_a_fixed_sentence_and_the_program_is_asked_for_again() -> None:
     world = World([PROGRAM, PROGRAM, final()], jobs=[Fault.RAISED, _jobs(("c", "t"))])
     assert _answer(world).answer == "42"
     assert Fault.RAISED.message in world.sent[1].messages[-1].text

@@ -18,7 +18,7 @@ from typing import Any
 
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
-from collab_llm_nodes.protocols.minions.jobs import Cut, Fault, Job, ProgramJobs, WantedJob
+from collab_llm_nodes.protocols.minions.jobs import Cut, Fault, Job, ProgramJobs, RequestedJob
 from collab_llm_nodes.protocols.minions.sandbox.limits import MAX_SOURCE, MAX_TEXT, SandboxLimits
 from collab_llm_nodes.protocols.minions.sandbox.wire import TooLong, receive, send
 
@@ -78,8 +78,8 @@ class Sandbox:
         begun = time.monotonic()
         result = self._run(program, documents, last_jobs, chunkers, chunk_size, due, check)
         name = hashlib.sha256(program.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-        wanted = result.value if isinstance(result, Fault) else f"{len(result.jobs)} jobs"
-        log.info("program %s: %s after %.3f s", name, wanted, time.monotonic() - begun)
+        outcome = result.value if isinstance(result, Fault) else f"{len(result.jobs)} jobs"
+        log.info("program %s: %s after %.3f s", name, outcome, time.monotonic() - begun)
         log.debug("program %s:\n%s", name, program)
         return result
 
@@ -217,11 +217,11 @@ def _job_data(jobs: Sequence[Job]) -> dict[str, Any]:
     """Return the data of jobs for a program, in the order of the prelude's dataclasses."""
     numbers: dict[str, int] = {}
     last_jobs = []
-    for wanted, output in ((job.manifest, job.output) for job in jobs):
-        number = numbers.setdefault(wanted.chunk, len(numbers))
-        ids = (wanted.chunk_id, wanted.task_id, wanted.job_id)
+    for manifest, output in ((job.manifest, job.output) for job in jobs):
+        number = numbers.setdefault(manifest.chunk, len(numbers))
+        ids = (manifest.chunk_id, manifest.task_id, manifest.job_id)
         answer = (output.explanation, output.citation, output.answer)
-        last_jobs.append([number, wanted.task, wanted.advice, *ids, *answer])
+        last_jobs.append([number, manifest.task, manifest.advice, *ids, *answer])
     return {"last_chunks": list(numbers), "last_jobs": last_jobs}
 
 
@@ -230,7 +230,8 @@ def _program_jobs(reply: dict[str, Any]) -> ProgramJobs | Fault:
         return Fault(reply["fault"])
     chunks = [str(chunk) for chunk in reply["chunks"]]
     jobs = tuple(
-        WantedJob(chunks[number], str(task), str(advice)) for number, task, advice in reply["jobs"]
+        RequestedJob(chunks[number], str(task), str(advice))
+        for number, task, advice in reply["jobs"]
     )
     return ProgramJobs(
         jobs,

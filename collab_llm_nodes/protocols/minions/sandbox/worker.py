@@ -59,8 +59,8 @@ class Job:
     output: JobOutput
 
 last_jobs = [
-    Job(JobManifest(last_chunks[number], *wanted), JobOutput(explanation, citation, answer))
-    for number, *wanted, explanation, citation, answer in last_jobs
+    Job(JobManifest(last_chunks[number], *requested), JobOutput(explanation, citation, answer))
+    for number, *requested, explanation, citation, answer in last_jobs
 ]
 """
 _CALL = """\
@@ -147,12 +147,12 @@ def _run(pool: monty.Monty, request: Mapping[str, Any], limits: SandboxLimits) -
         try:
             feed(request["program"])
             _check_defined(feed)
-            wanted = feed(_CALL.format(jobs=limits.jobs))
+            requested = feed(_CALL.format(jobs=limits.jobs))
         except monty.MontyError:
             if functions.exhausted:
                 raise _Refused(Fault.CALLS) from None
             raise
-    checked = _checked(wanted, limits)
+    checked = _checked(requested, limits)
     return {"cuts": functions.used(checked["chunks"]), **_literals(request["program"]), **checked}
 
 
@@ -186,8 +186,8 @@ class _Chunkers:
 
         The host repeats only these, so that other calls do not cost its time.
         """
-        wanted = set(map(hash, chunks))
-        return sorted(call for call, given in self._given.items() if given & wanted)
+        requested = set(map(hash, chunks))
+        return sorted(call for call, given in self._given.items() if given & requested)
 
     def _function(self, chunker: Chunker) -> Callable[..., list[str]]:
         def function(*args: Any, **kwargs: Any) -> list[str]:
@@ -240,13 +240,13 @@ def _literals(program: str) -> dict[str, Any]:
     }
 
 
-def _checked(wanted: Any, limits: SandboxLimits) -> dict[str, Any]:
+def _checked(requested: Any, limits: SandboxLimits) -> dict[str, Any]:
     """Return the jobs that a program requests as plain data, each chunk once.
 
     Raises:
         _Refused: they are no jobs, or have too much text.
     """
-    match wanted:
+    match requested:
         case ([*items] | (*items,), int(count)) if len(items) <= limits.jobs:
             left_out = max(count - len(items), 0)
         case _:
