@@ -84,6 +84,7 @@ class Group:
     """Parameters that one dataclass declares, with those of its nested dataclasses by name."""
 
     kind: str
+    about: str
     rows: tuple[Row, ...]
     nested: tuple[tuple[str, Group], ...]
 
@@ -142,7 +143,7 @@ def page() -> str:
             f"`{name}`" + (f" ({', '.join(f'`{p}*`' for p in prefixes)})" if any(prefixes) else "")
             for name, prefixes in users.items()
         )
-        out += [f"## {titles[group]}", "", f"In {', '.join(lines)}.", ""]
+        out += [f"## {titles[group]}", "", f"{group.about} In {', '.join(lines)}.", ""]
         out += [*_section([group], {g: t for g, t in titles.items() if g is not group}), ""]
     out += [VERIFIER, *table(VerifierConfig), ""]
     out += [WORKER, *table(WorkerConfig), ""]
@@ -158,7 +159,8 @@ def _section(groups: Sequence[Group], titles: Mapping[Group, str]) -> list[str]:
         if group in titles:
             title = titles[group]
             anchor = title.lower().replace(",", "").replace(" ", "-")
-            links.append(f"- `{prefix}*`: [{title}](#{anchor})")
+            link = f"[{title}](#{anchor})"
+            links.append(f"- `{prefix}*`: {link}" if prefix else f"- {link}")
             return
         lines.extend(_line((prefix + row[0], *row[1:])) for row in group.rows)
         for name, within in group.nested:
@@ -190,7 +192,8 @@ def _group(kind: type, config: Any, fields: Sequence[dataclasses.Field[Any]]) ->
             nested.append((field.name, _group(type(value), value, dataclasses.fields(value))))
         elif not field.metadata.get("secret"):
             rows.append(_row(field.name, field, value))
-    return Group(kind.__name__.removesuffix("Config"), tuple(rows), tuple(nested))
+    about = (inspect.getdoc(kind) or "").partition("\n")[0]
+    return Group(kind.__name__.removesuffix("Config"), about, tuple(rows), tuple(nested))
 
 
 def _row(name: str, field: dataclasses.Field[Any], default: Any) -> Row:
