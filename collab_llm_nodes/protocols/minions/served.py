@@ -134,7 +134,7 @@ class LargeConfig:
 
 @dataclass(frozen=True)
 class ServedConfig:
-    """Settings of a server of either protocol."""
+    """Settings of a server of Minion or MinionS."""
 
     presets: ClassVar[Mapping[str, Any]] = {}
     """Settings of the machine, by preset."""
