@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from rclpy.executors import Executor
     from rclpy.node import Node
 
+    from collab_llm_nodes.protocols.minions.sandbox.host import Sandbox
+
 # Before anything opens a DDS participant: stay on this machine, whatever the shell says.
 stay_on_this_machine()
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -202,3 +204,15 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Certificates
         pytest.skip("openssl is not installed")
     folder = tmp_path_factory.mktemp("certificates")
     return Certificates(folder, "ours"), Certificates(folder, "theirs")
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    """A sandbox for programs of MinionS, with limits for a machine that stalls."""
+    from minions_world import PATIENT
+
+    from collab_llm_nodes.protocols.minions.sandbox import host
+
+    running = host.Sandbox(PATIENT)
+    yield running
+    running.close()

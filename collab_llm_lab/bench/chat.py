@@ -1,10 +1,9 @@
 """``collab-llm bench chat``: the jobs of MinionS on one engine, together and with shared chunks.
 
-The same jobs four ways: one by one; batched; one by one, with a chunk's KV computed once and then
-forked; both. Prompts are random tokens and replies are cut at one length, so that each way does the
-same work; the ways must agree on every token. Times are those of ``chat.batch.Batch``, between the
-encoded prompts and the last token. The prediction is made of the time of a prompt token and of the
-times of a pass with one job and with a full batch, forked or not.
+The same jobs in four modes: one by one; batched; one by one with the forked KV of each chunk; both.
+Prompts are random tokens and all replies have one length, so that each mode does the same work; the
+modes must agree on every token. Times are those of ``chat.batch.Batch``, from the encoded prompts
+to the last token. They are predicted from the time of a prompt token and of each kind of pass.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ VOCABULARY = 3072
 
 @dataclass(frozen=True)
 class JobsShape:
-    """The jobs of one round: every task on every chunk, so often. Lengths in tokens."""
+    """The jobs of one round: every task on every chunk, ``samples`` times. Lengths in tokens."""
 
     chunks: int = 8
     tasks: int = 4
@@ -73,16 +72,16 @@ def run_chat(
     plot: Path | None,
     console: Console,
 ) -> dict[str, Any]:
-    """Measure the four ways, and print them beside the prediction.
+    """Measure the four modes, and print them beside the prediction.
 
     Args:
         model: folder of a model; empty: random weights of the text worker's size.
 
     Returns:
         ``parallel`` with ``one_by_one_s``, ``batched_s``, ``forked_s``, ``both_s``, and
-        ``share`` = both_s / one_by_one_s; ``predicted`` and ``processor``, likewise: the latter
-        is processor time, which other work on the machine disturbs less; ``prefill_tokens`` by
-        way; ``shape``; ``mismatches``, replies that differ from those one by one.
+        ``share`` = both_s / one_by_one_s; ``predicted`` and, in processor time, ``processor``
+        likewise; ``prefill_tokens`` by mode; ``shape``; ``mismatches``, the number of replies that
+        differ from those one by one.
     """
     torch.set_num_threads(threads)
     engine = Engine(load(ModelConfig(model)) if model else random_worker(seed))
@@ -116,10 +115,10 @@ def measure_parallel(
     repeats: int = 3,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Return what :func:`run_chat` does, but for model and threads."""
+    """Return the results of :func:`run_chat` without model and threads."""
     prompts = _prompts(engine.vocab_size, shape, seed)
     kept = shape.chunks * (shape.prompt_tokens + 128)
-    ways = {
+    modes = {
         "one_by_one": BatchConfig(1, prefill_tokens, 0),
         "batched": BatchConfig(max_batch, prefill_tokens, 0),
         "forked": BatchConfig(1, prefill_tokens, kept),
@@ -127,25 +126,25 @@ def measure_parallel(
     }
     last: dict[str, list[Job]] = {}
     prefilled: dict[str, int] = {}
-    processor: dict[str, list[float]] = {way: [] for way in ways}
+    processor: dict[str, list[float]] = {mode: [] for mode in modes}
 
-    def run(way: str) -> None:
+    def run(mode: str) -> None:
         jobs = [
-            Job(way, ids, SamplingConfig(), shape.reply_tokens)
+            Job(mode, ids, SamplingConfig(), shape.reply_tokens)
             for ids in prompts
             for _ in range(shape.samples)
         ]
         begun = time.process_time()
-        prefilled[way] = _finish(engine, ways[way], jobs).prefill
-        processor[way].append(time.process_time() - begun)
-        last[way] = jobs
+        prefilled[mode] = _finish(engine, modes[mode], jobs).prefill
+        processor[mode].append(time.process_time() - begun)
+        last[mode] = jobs
 
-    times = medians({way: lambda way=way: run(way) for way in ways}, repeats)  # type: ignore[misc]
+    times = medians({mode: lambda mode=mode: run(mode) for mode in modes}, repeats)  # type: ignore[misc]
     alone = [job.tokens for job in last["one_by_one"]]
-    parallel = {f"{way}_s": seconds for way, seconds in times.items()}
+    parallel = {f"{mode}_s": seconds for mode, seconds in times.items()}
     return {
         "parallel": {**parallel, "share": times["both"] / times["one_by_one"]},
-        "processor": {f"{way}_s": statistics.median(spent) for way, spent in processor.items()},
+        "processor": {f"{mode}_s": statistics.median(spent) for mode, spent in processor.items()},
         "predicted": _predicted(engine, shape, max_batch, prefill_tokens, prefilled),
         "prefill_tokens": prefilled,
         "shape": {**shape.__dict__, "jobs": shape.jobs},
@@ -204,15 +203,15 @@ def _predicted(
     prefill_tokens: int,
     prefilled: dict[str, int],
 ) -> dict[str, float]:
-    """Return the seconds of each way, from the cost of a prompt token and of each kind of pass."""
+    """Return the time of each mode, from those of a prompt token and of each kind of pass [s]."""
     full = min(max_batch, shape.jobs)
     token_s = _prefill_s(engine, shape.prompt_tokens, prefill_tokens) / shape.prompt_tokens
     steps = shape.jobs * (shape.reply_tokens - 1)  # the first token comes with the prompt
     passes = {"one_by_one": (1, False), "batched": (full, False)}
     passes |= {"forked": (1, True), "both": (full, True)}
     return {
-        f"{way}_s": prefilled[way] * token_s + steps / jobs * _pass_s(engine, shape, jobs, forked)
-        for way, (jobs, forked) in passes.items()
+        f"{mode}_s": prefilled[mode] * token_s + steps / jobs * _pass_s(engine, shape, jobs, forked)
+        for mode, (jobs, forked) in passes.items()
     }
 
 
@@ -224,7 +223,7 @@ def _prefill_s(engine: Engine, tokens: int, at_a_time: int) -> float:
 
 
 def _pass_s(engine: Engine, shape: JobsShape, jobs: int, forked: bool) -> float:
-    """Return the time of a pass over so many jobs in the middle of their replies [s]."""
+    """Return the time of a pass over ``jobs`` jobs in the middle of their replies [s]."""
     shared = shape.instruction_tokens + shape.chunk_tokens
     own = shape.task_tokens + shape.reply_tokens // 2
     chunks: list[Session] = []
@@ -269,27 +268,27 @@ def _print(results: dict[str, Any], console: Console) -> None:
         title=f"{shape['jobs']} jobs: {shape['chunks']} chunks of {shape['chunk_tokens']} tokens, "
         f"{shape['tasks']} tasks, {shape['samples']} samples, {shape['reply_tokens']} tokens each"
     )
-    for name in ("way", "s", "predicted", "processor s", "over one by one", "prompt tokens"):
-        table.add_column(name, justify="left" if name == "way" else "right")
-    for way, tokens in results["prefill_tokens"].items():
-        seconds = parallel[f"{way}_s"]
+    for name in ("mode", "s", "predicted", "processor s", "over one by one", "prompt tokens"):
+        table.add_column(name, justify="left" if name == "mode" else "right")
+    for mode, tokens in results["prefill_tokens"].items():
+        seconds = parallel[f"{mode}_s"]
         share = seconds / parallel["one_by_one_s"]
-        others = (predicted[f"{way}_s"], results["processor"][f"{way}_s"], share)
+        others = (predicted[f"{mode}_s"], results["processor"][f"{mode}_s"], share)
         row = [f"{figure:.2f}" for figure in (seconds, *others)]
-        table.add_row(way.replace("_", " "), *row, f"{tokens}")
+        table.add_row(mode.replace("_", " "), *row, f"{tokens}")
     console.print(table)
     console.print(f"{results['mismatches']} replies differ from those one by one")
 
 
 def _plot(results: dict[str, Any], file: Path) -> None:
     figure, axis = subplots(figsize=(6, 3.5))
-    ways = list(results["prefill_tokens"])
-    places = np.arange(len(ways))
+    modes = list(results["prefill_tokens"])
+    places = np.arange(len(modes))
     for shift, name in ((-0.2, "parallel"), (0.2, "predicted")):
-        seconds = [results[name][f"{way}_s"] for way in ways]
+        seconds = [results[name][f"{mode}_s"] for mode in modes]
         label = "measured" if name == "parallel" else name
         axis.bar(places + shift, seconds, 0.4, label=label)
-    axis.set_xticks(places, [way.replace("_", " ") for way in ways])
+    axis.set_xticks(places, [mode.replace("_", " ") for mode in modes])
     axis.set_ylabel("seconds")
     axis.set_title(f"{results['shape']['jobs']} jobs on {results['shape']['chunks']} chunks")
     axis.legend()

@@ -1,4 +1,4 @@
-"""The interface of every chat model: many requests in, one reply or error for each out."""
+"""Interface of every chat model: many requests in, one reply or error for each out."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class ChatRequest:
     Attributes:
         turns: the chat; the last turn is the user's.
         max_tokens: length limit of the reply [tokens].
-        quotable: text with the lines that the reply may quote. Models in this process then copy
-            them exactly (``chat.quoting``); others take no notice.
+        quotable: text whose lines the reply may quote. Models in this process then copy them
+            exactly (``chat.quoting``); others ignore it.
     """
 
     turns: tuple[Turn, ...]
@@ -72,10 +72,10 @@ class Reply:
     """The answer to one request.
 
     Attributes:
-        text: the answer without the model's thoughts; so far, where ``finish`` is not STOP; the
-            server's words on a refusal.
-        usage: None where a server does not tell it, as of a reply that its deadline cut off.
-        attempts: requests that were sent to a server, the failed ones included.
+        text: the answer without the model's reasoning; partial if ``finish`` is not STOP; the
+            server's message on a refusal.
+        usage: None if the server did not report it, as for a reply cut off by its deadline.
+        attempts: requests that were sent to a server, failed ones included.
         seconds: time from the call to this reply [s].
     """
 
@@ -93,25 +93,25 @@ class Control(Protocol):
     """Deadline and cancellation of a call, such as ``protocols.base.Control``.
 
     Attributes:
-        due: ``time.monotonic()`` by which the replies are wanted; may be infinite.
+        due: deadline on the clock of ``time.monotonic()``; may be infinite.
     """
 
     @property
     def due(self) -> float: ...
 
     def check(self) -> None:
-        """Raise Cancelled if the caller has given the call up, DeadlineExceeded if it is late."""
+        """Raise Cancelled or DeadlineExceeded if the call should end."""
 
     def on_cancel(self, wake: Callable[[], None]) -> Callable[[], None]:
-        """Have ``wake`` called, from any thread, on cancel; return a function that undoes this."""
+        """Register ``wake``, called from any thread on cancel; return its removal."""
 
 
-Told = Callable[[int, "Reply | CollabError"], None]
-"""Takes the place of a request among those of its call, and its result."""
+OnResult = Callable[[int, "Reply | CollabError"], None]
+"""Called with the index of a request in its call, and its result."""
 
 
-def tell_nobody(place: int, result: Reply | CollabError) -> None:
-    """Do nothing."""
+def ignore_result(index: int, result: Reply | CollabError) -> None:
+    """Do nothing with a result."""
 
 
 class ChatModel(Protocol):
@@ -122,25 +122,28 @@ class ChatModel(Protocol):
         """Name of the model, as in a price table."""
 
     def ask(
-        self, requests: Sequence[ChatRequest], control: Control, told: Told = tell_nobody
+        self,
+        requests: Sequence[ChatRequest],
+        control: Control,
+        on_result: OnResult = ignore_result,
     ) -> list[Reply | CollabError]:
         """Answer ``requests``, as many at a time as the model serves.
 
         Args:
-            told: called with each result as it comes, in a thread of the model's, which it must
-                not keep waiting; it must not raise either.
+            on_result: called with each result as it arrives, in a thread of the model; it must not
+                block or raise.
 
         Returns:
-            For each request, in order, its reply, or the error that ended it. At the deadline, the
-            unfinished ones are replies with ``Finish.DEADLINE`` and the text there is.
+            For each request, in order, its reply or the error that ended it. At the deadline,
+            unfinished requests give replies with ``Finish.DEADLINE`` and their partial text.
 
         Raises:
             Busy: the model has no room for so many requests.
-            Cancelled: the caller gave them up.
+            Cancelled: the caller cancelled the call.
             DeadlineExceeded: the deadline passed before the model was asked, or the model does not
                 react to it.
             Unavailable: the model was closed.
         """
 
     def close(self) -> None:
-        """Free what the model holds; calls of ``ask`` under way end with an error."""
+        """Free the model's resources; running calls of ``ask`` end with an error."""

@@ -3,13 +3,13 @@
 A pass feeds one token to every job that decodes, and reads on in prompts by a bounded number of
 tokens (chunked prefill, as in ``serving.scheduler``)::
 
-    add -> line -> reading (its prompt) -> decoding -> ended
+    add -> queue -> reading (its prompt) -> decoding -> ended
              ^        |
-             |        +--> followers: prompts that begin alike wait here until this one is read
+             |        +--> followers: prompts with the same prefix wait until this one is read
              +-------------+   and then fork it
 
-``serving.compute`` makes such passes for clients that answer every turn over a network. Here nobody
-has to be asked between two tokens, and prompts wait for each other, so the loop is a smaller one.
+``serving.compute`` makes such passes for network clients that answer between two tokens. Here no
+client is asked and prompts wait for each other, so the loop is smaller.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from collab_llm_nodes.chat.base import Finish, Usage
-from collab_llm_nodes.chat.prefixes import Ids, Prefixes, line_up
+from collab_llm_nodes.chat.prefixes import Ids, Prefixes, group_by_prefix
 from collab_llm_nodes.chat.quoting import Quoting
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.rejection import own_token
@@ -36,18 +36,18 @@ from collab_llm_nodes.models.prompt import EncodedPrompt
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """Limits of the passes, and with them of memory.
+    """Limits of the passes and of memory.
 
     At most ``max_batch`` times the model's context, plus ``kept_tokens``, KV columns are held.
     """
 
-    max_batch: int = setting(32, "Jobs that hold a KV cache at a time.", low=1, high=4096)
+    max_batch: int = setting(32, "Requests that hold a KV cache at a time.", low=1, high=4096)
     prefill_tokens: int = setting(
-        512, "Prompt tokens read in one forward pass at most.", low=1, high=1 << 20
+        512, "Prompt tokens per forward pass at most.", low=1, high=1 << 20
     )
     kept_tokens: int = setting(
         32768,
-        "KV columns kept of prompts that later ones may begin with; 0: none, and nothing is"
+        "KV columns kept of earlier prompts, for later ones with the same prefix; 0: no prefix is"
         " shared [tokens].",
         low=0,
         high=1 << 30,
@@ -59,12 +59,12 @@ class BatchConfig:
 
 @dataclass(eq=False)
 class Job:
-    """One prompt on its way to a reply.
+    """One prompt and its reply so far.
 
     Attributes:
-        owner: jobs of one owner share their turns with those of others, and are ended together.
+        owner: owners take turns; the jobs of one owner are ended together.
         ids: prompt, int32 [n], n >= 1.
-        quoting: keeps quotes in the reply to the text.
+        quoting: constrains quotes in the reply to the text.
         tokens: reply so far, its end token included.
         cached: prompt tokens that were not computed for this job.
     """
@@ -87,7 +87,7 @@ class Job:
 
 
 class Ended(NamedTuple):
-    """A job that is over; ``reason`` is an error if it has no reply."""
+    """A finished job; ``reason`` is an error if it has no reply."""
 
     job: Job
     usage: Usage
@@ -95,7 +95,7 @@ class Ended(NamedTuple):
 
 
 class Batch:
-    """See the module docstring. Not for two threads at a time.
+    """Continuous batch of jobs (see the module docstring). Not thread-safe.
 
     Attributes:
         passes: forward passes made.
@@ -105,7 +105,7 @@ class Batch:
         self._engine = engine
         self._config = config
         self._prefixes = Prefixes(config.kept_tokens)
-        self._lines: dict[Hashable, deque[Job]] = {}
+        self._queues: dict[Hashable, deque[Job]] = {}
         self._reading: list[Job] = []
         self._decoding: list[Job] = []
         self.passes = 0
@@ -113,7 +113,7 @@ class Batch:
     @property
     def idle(self) -> bool:
         """True if no job is left."""
-        return not (self._lines or self._reading or self._decoding)
+        return not (self._queues or self._reading or self._decoding)
 
     @property
     def active(self) -> int:
@@ -126,27 +126,27 @@ class Batch:
         return self._prefixes.tokens
 
     def add(self, jobs: Sequence[Job]) -> None:
-        """Put ``jobs``, all of one owner, in line."""
+        """Queue ``jobs``, all of one owner."""
         if not self._config.kept_tokens:
             leaders = list(jobs)
         else:
-            groups = line_up([job.ids for job in jobs], self._prefixes.known)
+            groups = group_by_prefix([job.ids for job in jobs], self._prefixes.known)
             leaders = [jobs[leader] for leader, _ in groups]
             for leader, followers in groups:
                 jobs[leader]._followers = [jobs[i] for i in followers]
         for job in reversed(leaders):
-            # In front: what they share was just read, and is still held when their turn comes.
-            self._lines.setdefault(job.owner, deque()).appendleft(job)
+            # In front: the prefix that they share was just read, and is still held then.
+            self._queues.setdefault(job.owner, deque()).appendleft(job)
 
     def end(self, owner: Hashable, reason: Finish | CollabError) -> list[Ended]:
-        """End all jobs of ``owner`` that are not over, and return them."""
-        jobs = [*self._lines.pop(owner, ())]
+        """End all unfinished jobs of ``owner`` and return them."""
+        jobs = [*self._queues.pop(owner, ())]
         for held in (self._reading, self._decoding):
             jobs += [job for job in held if job.owner == owner]
             held[:] = [job for job in held if job.owner != owner]
         ended: list[Ended] = []
         for job in jobs:
-            jobs += _released(job)  # the list grows while it is gone through
+            jobs += _released(job)  # extends the list under iteration
             ended.append(Ended(job, job.usage, reason))
             _close(job)
         return ended
@@ -155,8 +155,8 @@ class Batch:
         """Make one pass and return the jobs that it ended.
 
         Args:
-            check: called between two layers. If it raises Cancelled, so does this, and all jobs
-                are as they were before.
+            check: called between two layers; if it raises Cancelled, so does this, and no job
+                has changed.
         """
         feeds = [Feed(_session(job), job.tokens[-1:]) for job in self._decoding]
         feeds += self._reads()
@@ -184,7 +184,7 @@ class Batch:
 
     def close(self) -> None:
         """Free everything."""
-        for owner in {*self._lines, *(job.owner for job in self._reading + self._decoding)}:
+        for owner in {*self._queues, *(job.owner for job in self._reading + self._decoding)}:
             self.end(owner, Finish.DEADLINE)
         self._prefixes.clear()
 
@@ -203,15 +203,15 @@ class Batch:
         return feeds
 
     def _start_one(self) -> bool:
-        """Give the next job in line a session; return False if there is none, or no room."""
-        if not self._lines or self.active >= self._config.max_batch:
+        """Give the next queued job a session; return False if there is none, or no room."""
+        if not self._queues or self.active >= self._config.max_batch:
             return False
         held = [job.owner for job in self._reading + self._decoding]
-        owner = min(self._lines, key=held.count)
-        job = self._lines[owner].popleft()
-        if not self._lines[owner]:
-            del self._lines[owner]
-        # The prompt is fed as if it were generated: a fork may go on with another prompt.
+        owner = min(self._queues, key=held.count)
+        job = self._queues[owner].popleft()
+        if not self._queues[owner]:
+            del self._queues[owner]
+        # The prompt is fed as if it were generated, so that a fork may continue with another one.
         job._session = self._prefixes.fork(job.ids) or self._engine.open(EncodedPrompt(()))
         job.cached = job._session.length
         self._reading.append(job)
@@ -225,19 +225,19 @@ class Batch:
             results = self._engine.run(feeds, check=check)
         except Cancelled:
             raise
-        except Exception as error:  # noqa: BLE001 - such as no memory: all of this pass, not more
+        except Exception as error:  # noqa: BLE001 - such as no memory: ends the jobs of this pass
             results = [error] * len(feeds)
         return [r if isinstance(r, Tensor) else _typed(r) for r in results]
 
     def _have_read(self, job: Job) -> None:
-        """Let ``job`` decode, now that its prompt is read, and its followers begin."""
+        """Move ``job`` to decoding after its prompt, and queue its followers."""
         self._reading.remove(job)
         self._decoding.append(job)
         self._prefixes.keep(job.ids, _session(job), awaited=bool(job._followers))
         self.add(_released(job))
 
     def _limit(self, job: Job) -> int:
-        """Return the length at which a reply is cut off: the last token is never fed."""
+        """Return the length limit of a reply; its last token is never fed."""
         return min(job.max_tokens, self._engine.context - len(job.ids) + 1)
 
     def _end_one(self, job: Job, reason: Finish | CollabError) -> Ended:
@@ -251,8 +251,8 @@ class Batch:
 def _next_tokens(ready: Sequence[tuple[Job, Tensor]]) -> list[int | CollabError]:
     """Return the next token of each job, from its logits [V].
 
-    The numbers that a token is drawn with depend on the seed and on its place in the reply, so a
-    reply does not depend on the jobs beside it.
+    The random numbers of a token depend on the seed and on its position in the reply, so a reply
+    does not depend on the other jobs of the batch.
     """
     laws = distributions_of(
         [logits[None] for _, logits in ready], [job.sampling for job, _ in ready]
@@ -264,7 +264,7 @@ def _next_tokens(ready: Sequence[tuple[Job, Tensor]]) -> list[int | CollabError]
 
 
 def _quotable(job: Job, logits: Tensor) -> Tensor:
-    """Return ``logits`` [V] without the tokens that would spoil a quote."""
+    """Return ``logits`` [V] with the tokens masked that would break a quote."""
     allowed = [] if job.quoting is None else sorted(job.quoting.next_tokens(job.tokens))
     if not allowed:
         return logits

@@ -1,7 +1,7 @@
-"""Reads the responses of OpenAI's chat completions, which may come from any server.
+"""Reader of responses of OpenAI's chat completions, from any server.
 
-An answer that is there counts. Fields beside it (``finish_reason``, ``usage``, an error object) may
-be missing or of any form; each is read where it can be understood.
+An answer in the response counts. Fields beside it (``finish_reason``, ``usage``, an error object)
+may be missing or malformed; each is read if it can be understood.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _FINISHES = {
     "sensitive": Finish.REFUSAL,
     "spii": Finish.REFUSAL,
 }
-"""Names of several servers; any other one, such as eos_token, means that the model has ended."""
+"""Names that servers use; any other one, such as eos_token, means STOP."""
 _BROKEN_OFF = frozenset(
     (
         *("abort", "aborted", "cancelled", "canceled", "error"),
         *("insufficient_system_resource", "network_error", "timeout"),
     )
 )
-"""The server has not finished the answer."""
+"""Reasons of a server that did not finish the answer."""
 _TEXT_PARTS = (None, "text", "output_text")
-_MOST_TOKENS = 1 << 40
-_MOST_WORDS = 400
-"""Characters of what a server says about an error."""
-_MOST_DEPTH = 8
+_MAX_TOKENS = 1 << 40
+_MAX_MESSAGE = 400
+"""Longest error message that is taken from a server [characters]."""
+_MAX_DEPTH = 8
 
 
 class BrokenOff(ProtocolError):
-    """The response ends too early; another attempt may fare better."""
+    """The response is incomplete; another attempt may succeed."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, field="url", remedy="try again later; see the server's own log")
@@ -59,7 +59,7 @@ class Reported(Exception):
     """The response is an error report with status 200.
 
     Attributes:
-        body: what the server says.
+        body: the report.
     """
 
     def __init__(self, body: object) -> None:
@@ -68,7 +68,7 @@ class Reported(Exception):
 
 
 def read_completion(content: bytes, secret: str = "") -> tuple[str, Finish, Usage | None]:
-    """Return text, finish and usage of a response; usage is None where the server tells none.
+    """Return text, finish and usage of a response; usage is None if the server reports none.
 
     Args:
         secret: masked where an error repeats the response.
@@ -76,7 +76,7 @@ def read_completion(content: bytes, secret: str = "") -> tuple[str, Finish, Usag
     Raises:
         BrokenOff: the response or the answer is incomplete.
         ProtocolError: ``content`` is no chat completion.
-        Reported: it is an error.
+        Reported: it is an error report.
     """
     response = _decoded(content, secret)
     choices = response.get("choices")
@@ -100,29 +100,29 @@ def read_completion(content: bytes, secret: str = "") -> tuple[str, Finish, Usag
         raise Reported(error)
     if reason in _BROKEN_OFF:
         if not text:
-            raise BrokenOff(f"the server has broken off the answer: {reason}")
+            raise BrokenOff(f"the server broke off the answer: {reason}")
         return text, Finish.LENGTH, usage
     return text, _FINISHES.get(reason, Finish.STOP), usage
 
 
 def whole_characters(text: str) -> str:
-    """Return ``text`` with halves of characters joined, or replaced where they stand alone.
+    """Return ``text`` with surrogate pairs joined and lone surrogates replaced.
 
-    JSON can spell them; UTF-8, and with it ROS and files, cannot.
+    JSON can contain them; UTF-8, and thus ROS and files, cannot.
     """
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def words_of(body: object, secret: str = "") -> str:
-    """Return what a server says about an error, in any of the usual places; bounded.
+    """Return the bounded message of an error report, from any of the usual places.
 
     Args:
-        secret: replaced by ``***``, before a cut could leave a part of it.
+        secret: replaced by ``***`` before the message is shortened, so that no part of it remains.
     """
     words = "; ".join(dict.fromkeys(_words(body, 0)))
     words = words.replace(secret, "***") if secret else words
     words = " ".join(whole_characters(words).split())
-    return words if len(words) <= _MOST_WORDS else f"{words[:_MOST_WORDS]}..."
+    return words if len(words) <= _MAX_MESSAGE else f"{words[:_MAX_MESSAGE]}..."
 
 
 def status_of(body: object) -> int:
@@ -135,10 +135,10 @@ def status_of(body: object) -> int:
 
 
 def kind_of(body: object, depth: int = 0) -> str:
-    """Return the names that an error report gives to its kind, in small letters."""
+    """Return the names of an error report's kind, in lower case."""
     if isinstance(body, list):
         body = {"detail": body[0]} if body else None
-    if not isinstance(body, dict) or depth == _MOST_DEPTH:
+    if not isinstance(body, dict) or depth == _MAX_DEPTH:
         return ""
     named = (body.get(name) for name in ("code", "type", "status"))
     own = " ".join(value[:64].lower() for value in named if isinstance(value, str))
@@ -149,23 +149,23 @@ def kind_of(body: object, depth: int = 0) -> str:
 def _words(body: object, depth: int) -> Iterator[str]:
     if isinstance(body, str):
         yield body
-    elif isinstance(body, list) and depth < _MOST_DEPTH:
-        for item in body[:_MOST_DEPTH]:
+    elif isinstance(body, list) and depth < _MAX_DEPTH:
+        for item in body[:_MAX_DEPTH]:
             yield from _words(item, depth + 1)
-    elif isinstance(body, dict) and depth < _MOST_DEPTH:
-        if isinstance(body.get("loc"), list):  # as FastAPI tells which field is wrong
-            yield ".".join(str(part)[:64] for part in body["loc"][:_MOST_DEPTH])
+    elif isinstance(body, dict) and depth < _MAX_DEPTH:
+        if isinstance(body.get("loc"), list):  # the wrong field, as FastAPI names it
+            yield ".".join(str(part)[:64] for part in body["loc"][:_MAX_DEPTH])
         for name in ("message", "detail", "msg", "error", "error_description"):
             if body.get(name):
                 yield from _words(body[name], depth + 1)
                 break
         metadata = body.get("metadata")
-        if isinstance(metadata, dict):  # as OpenRouter passes on what a provider says
+        if isinstance(metadata, dict):  # a provider's message, as OpenRouter passes it on
             yield from _words(metadata.get("raw"), depth + 1)
 
 
 def _decoded(content: bytes, secret: str) -> dict[str, Any]:
-    """Return the object in a response."""
+    """Return the JSON object of a response."""
     try:
         response = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -181,7 +181,7 @@ def _decoded(content: bytes, secret: str) -> dict[str, Any]:
 
 
 def _text(content: object) -> str:
-    """Return the text in a message's content, whose other parts are thoughts or pictures."""
+    """Return the text of a message's content, without parts such as reasoning or images."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -198,11 +198,11 @@ def _text(content: object) -> str:
     return "".join(text for text in texts if isinstance(text, str))
 
 
-def _usage(told: object) -> Usage | None:
-    if not isinstance(told, dict):
+def _usage(report: object) -> Usage | None:
+    if not isinstance(report, dict):
         return None
-    details = told.get("prompt_tokens_details")
-    prompt, decode = _count(told.get("prompt_tokens")), _count(told.get("completion_tokens"))
+    details = report.get("prompt_tokens_details")
+    prompt, decode = _count(report.get("prompt_tokens")), _count(report.get("completion_tokens"))
     if prompt is None or decode is None:
         return None
     cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
@@ -211,12 +211,12 @@ def _usage(told: object) -> Usage | None:
 
 
 def _count(value: object) -> int | None:
-    """Return a number of tokens; None where it can be none."""
+    """Return ``value`` as a number of tokens; None if it is none."""
     try:
         number = float(value) if isinstance(value, (int, float, str)) else math.nan
     except (ValueError, OverflowError):
         return None
-    return int(number) if 0 <= number <= _MOST_TOKENS and number.is_integer() else None
+    return int(number) if 0 <= number <= _MAX_TOKENS and number.is_integer() else None
 
 
 def _wrong(what: str) -> ProtocolError:

@@ -1,4 +1,4 @@
-"""A chat model in this process: one thread owns the engine and batches the jobs of all callers."""
+"""Chat model in this process: one thread owns the engine and batches the jobs of all callers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from collab_llm_nodes.chat.base import (
     ChatRequest,
     Control,
     Finish,
+    OnResult,
     Reply,
-    Told,
     Usage,
-    tell_nobody,
+    ignore_result,
 )
 from collab_llm_nodes.chat.batch import Batch, BatchConfig, Ended, Job
 from collab_llm_nodes.chat.quoting import Quoting
@@ -36,18 +36,22 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.models.detokenising import REPLACEMENT
 from collab_llm_nodes.models.prompt import Prompt, PromptLimits, encode
+from collab_llm_nodes.models.turns import MAX_TURNS
 
 log = logging.getLogger(__name__)
 
 _GRACE_S = 10.0
-"""Time for a pass under way to end when the deadline passes."""
+"""Grace period in which a running pass ends after the deadline."""
 
 
 @dataclass(frozen=True)
-class ChatLimits(PromptLimits):
-    """Limits of a prompt that may hold a whole document."""
+class ChatLimits:
+    """Limits of a prompt, which may hold a whole document."""
 
     max_characters: int = setting(1 << 20, "Longest text, all turns together.", low=1)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class InProcessConfig:
     batch: BatchConfig = field(default_factory=BatchConfig)
     prompt: ChatLimits = field(default_factory=ChatLimits)
     max_jobs: int = setting(
-        4096, "Requests taken in at a time; more are refused as BUSY.", low=1, high=1 << 20
+        4096, "Requests accepted at a time; more are refused as BUSY.", low=1, high=1 << 20
     )
 
     def __post_init__(self) -> None:
@@ -66,27 +70,27 @@ class InProcessConfig:
 
 @dataclass(eq=False)
 class _Call:
-    """One call of ``ask``; its results belong to the owner thread until ``over`` is set."""
+    """One call of ``ask``; the owner thread writes its results until ``over`` is set."""
 
     control: Control
     results: list[Reply | CollabError | None]
     begun: float
-    told: Told
-    places: dict[Job, int] = field(default_factory=dict)
+    on_result: OnResult
+    indices: dict[Job, int] = field(default_factory=dict)
     cancelled: bool = False
     error: CollabError | None = None
     over: threading.Event = field(default_factory=threading.Event)
 
     @property
-    def wanted(self) -> bool:
+    def active(self) -> bool:
         return not self.cancelled and time.monotonic() < self.control.due
 
 
 class InProcessChat:
-    """A ``base.ChatModel`` over an engine, which stays the caller's to close.
+    """``base.ChatModel`` over an engine, which the caller closes.
 
     Args:
-        name: the model's, in a price table.
+        name: of the model, as in a price table.
     """
 
     def __init__(
@@ -95,6 +99,7 @@ class InProcessChat:
         self._engine = engine
         self._config = config or InProcessConfig()
         self._name = name
+        self._limits = PromptLimits(self._config.prompt.max_characters, max_turns=MAX_TURNS)
         self._batch = Batch(engine, self._config.batch)
         self._calls: list[_Call] = []  # of the owner thread
         self._jobs = 0
@@ -110,20 +115,23 @@ class InProcessChat:
         return self._name
 
     def ask(
-        self, requests: Sequence[ChatRequest], control: Control, told: Told = tell_nobody
+        self,
+        requests: Sequence[ChatRequest],
+        control: Control,
+        on_result: OnResult = ignore_result,
     ) -> list[Reply | CollabError]:
         """Answer ``requests``; see ``base.ChatModel``.
 
-        A request whose prompt cannot be encoded yields InvalidInput.
+        A request whose prompt cannot be encoded gives InvalidInput.
         """
-        call = _Call(control, [None] * len(requests), time.monotonic(), told)
+        call = _Call(control, [None] * len(requests), time.monotonic(), on_result)
         control.check()
         self._admit(len(requests))
         try:
-            for place, request in enumerate(requests):
+            for index, request in enumerate(requests):
                 control.check()  # thousands of long prompts take seconds
-                self._encode(request, place, call)
-            if call.places:
+                self._encode(request, index, call)
+            if call.indices:
                 self._wait_for(call)
         finally:
             with self._lock:
@@ -133,7 +141,7 @@ class InProcessChat:
         return results
 
     def health(self) -> Mapping[str, object]:
-        """Return figures for people; those of the batch are of about the same time."""
+        """Return figures for diagnostics, read without a lock."""
         return {
             "model": self._name,
             "jobs": self._jobs,
@@ -145,7 +153,7 @@ class InProcessChat:
         }
 
     def close(self) -> None:
-        """End the calls under way with Unavailable and free the KV caches; not the engine."""
+        """End running calls with Unavailable and free the KV caches, but not the engine."""
         with self._lock:
             self._closing = True
         self._events.put(lambda: None)
@@ -163,19 +171,19 @@ class InProcessChat:
                 )
             self._jobs += jobs
 
-    def _encode(self, request: ChatRequest, place: int, call: _Call) -> None:
+    def _encode(self, request: ChatRequest, index: int, call: _Call) -> None:
         prompt = Prompt(request.turns[-1].content, turns=request.turns[:-1])
         try:
-            encoded = encode(prompt, self._engine.loaded, self._config.prompt)
+            encoded = encode(prompt, self._engine.loaded, self._limits)
         except CollabError as error:
-            call.results[place] = error
-            call.told(place, error)
+            call.results[index] = error
+            call.on_result(index, error)
             return
         ids = np.array(encoded.ids, dtype=np.int32)
         quoting = (
             Quoting(request.quotable, self._ids, self._engine.decode) if request.quotable else None
         )
-        call.places[Job(call, ids, request.sampling, request.max_tokens, quoting)] = place
+        call.indices[Job(call, ids, request.sampling, request.max_tokens, quoting)] = index
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         found: list[list[int]] = self._engine.loaded.tokenizer(
@@ -184,7 +192,7 @@ class InProcessChat:
         return found
 
     def _wait_for(self, call: _Call) -> None:
-        """Hand ``call`` to the owner thread and return when it is over.
+        """Pass ``call`` to the owner thread and wait until it is over.
 
         Raises:
             Cancelled, Unavailable: see ``base.ChatModel``.
@@ -198,19 +206,19 @@ class InProcessChat:
         with self._lock:
             if self._closing:
                 raise _closed()
-            self._events.put(lambda: self._begin(call))  # read, if need be, by the last drain
-        forget = call.control.on_cancel(cancel)
+            self._events.put(lambda: self._begin(call))  # at the latest, the last drain reads it
+        unregister = call.control.on_cancel(cancel)
         try:
             left_s = call.control.due - time.monotonic() + _GRACE_S
             if not call.over.wait(None if math.isinf(left_s) else max(0.0, left_s)):
                 cancel()
                 raise DeadlineExceeded(
-                    f"a pass of {self._name} has not ended {_GRACE_S:g} s after the deadline",
+                    f"a pass of {self._name} did not end within {_GRACE_S:g} s after the deadline",
                     field="deadline_s",
                     remedy="lower prefill_tokens or max_batch",
                 )
         finally:
-            forget()
+            unregister()
         if call.error is not None:
             raise call.error
 
@@ -219,8 +227,8 @@ class InProcessChat:
     def _run(self) -> None:
         while not self._closing:
             try:
-                self._turn()
-            except Exception as error:  # a fault of ours: these calls fail, later ones are served
+                self._step()
+            except Exception as error:  # a bug: these calls fail, later ones are served
                 log.exception("the model %s failed", self._name)
                 self._fail(ModelError(f"the model failed: {error}", remedy="see the log"))
         while not self._events.empty():
@@ -229,19 +237,19 @@ class InProcessChat:
             self._end(call, _closed())
         self._batch.close()
 
-    def _turn(self) -> None:
-        """Take in what has happened, and make one pass."""
+    def _step(self) -> None:
+        """Handle all waiting events and make one pass."""
         with contextlib.suppress(queue.Empty):
             self._events.get(block=self._batch.idle)()
             while True:
                 self._events.get_nowait()()
-        self._end_unwanted()
+        self._end_inactive()
         if not self._batch.idle:
             with contextlib.suppress(Cancelled):
-                self._settle(self._batch.step(self._check))
+                self._deliver(self._batch.step(self._check))
 
     def _fail(self, error: CollabError) -> None:
-        """End all calls with ``error`` and begin anew: nothing of the batch can be trusted."""
+        """End all calls with ``error`` and start a new batch, since the state is unknown."""
         for call in self._calls:
             call.error = error
             call.over.set()
@@ -250,29 +258,29 @@ class InProcessChat:
 
     def _begin(self, call: _Call) -> None:
         self._calls.append(call)
-        self._batch.add(list(call.places))
+        self._batch.add(list(call.indices))
 
     def _check(self) -> None:
-        """End a pass that nobody waits for."""
-        if self._closing or not any(call.wanted for call in self._calls):
-            raise Cancelled("nobody waits for this pass")
+        """Cancel a pass without an active call."""
+        if self._closing or not any(call.active for call in self._calls):
+            raise Cancelled("no call is active")
 
-    def _end_unwanted(self) -> None:
+    def _end_inactive(self) -> None:
         for call in tuple(self._calls):
             if call.cancelled:
-                self._end(call, Cancelled("the caller gave the requests up"))
-            elif not call.wanted:
-                self._settle(self._batch.end(call, Finish.DEADLINE))
+                self._end(call, Cancelled("the caller cancelled the requests"))
+            elif not call.active:
+                self._deliver(self._batch.end(call, Finish.DEADLINE))
 
     def _end(self, call: _Call, error: CollabError) -> None:
-        """End ``call`` as a whole, with ``error``."""
+        """End the whole ``call`` with ``error``."""
         call.error = error
         self._batch.end(call, error)
         self._calls.remove(call)
         call.over.set()
 
-    def _settle(self, ended: Sequence[Ended]) -> None:
-        """Hand the results of jobs to their calls."""
+    def _deliver(self, ended: Sequence[Ended]) -> None:
+        """Deliver the results of jobs to their calls."""
         for job, usage, reason in ended:
             call = job.owner
             assert isinstance(call, _Call)
@@ -283,16 +291,16 @@ class InProcessChat:
                 if isinstance(reason, CollabError)
                 else Reply(self._text(job, reason), reason, usage, seconds=seconds)
             )
-            place = call.places.pop(job)
-            call.results[place] = result
-            call.told(place, result)
-            if not call.places:
+            index = call.indices.pop(job)
+            call.results[index] = result
+            call.on_result(index, result)
+            if not call.indices:
                 self._calls.remove(call)
                 call.over.set()
 
     def _text(self, job: Job, finish: Finish) -> str:
         text = self._engine.loaded.begun_thought + self._engine.decode(job.tokens)
-        return text if finish is Finish.STOP else text.rstrip(REPLACEMENT)  # half a character
+        return text if finish is Finish.STOP else text.rstrip(REPLACEMENT)  # of half a character
 
 
 def _closed() -> Unavailable:

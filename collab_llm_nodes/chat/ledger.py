@@ -1,14 +1,17 @@
-"""The cost of a protocol's calls to chat models: tokens by round, money, energy, mishaps."""
+"""The cost of a protocol's calls to chat models: tokens by round, money, energy, failures."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from collab_llm_nodes.chat.base import Finish, Reply, Usage
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import CollabError, ConfigError, did_you_mean
+
+POWERCAP = Path("/sys/class/powercap")
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,12 @@ class PriceTable:
 
 @dataclass(frozen=True)
 class Call:
-    """One request to a model, and what came of it.
+    """One request to a model, and its outcome.
 
     Attributes:
         round: of the protocol, from 1.
         remote: the model runs elsewhere: its tokens cost money.
-        usage: None where nobody knows it: after an error, a deadline, or from some servers.
+        usage: None where it is unknown: after an error, a deadline, or from some servers.
         outcome: a value of ``Finish``, or the code of an error.
         attempts: times that the request was sent.
         seconds: until the reply [s].
@@ -78,7 +81,7 @@ class Call:
 
     @classmethod
     def of(cls, round: int, model: str, result: Reply | CollabError, *, remote: bool) -> Call:
-        """Return the record of a ``result`` of ``ChatModel.ask``."""
+        """Return the record of one result of ``ChatModel.ask``."""
         if isinstance(result, CollabError):
             return cls(round, model, remote, None, result.code, result.attempts)
         finish = result.finish.value
@@ -95,7 +98,7 @@ class Mishaps:
         late: cut off at the deadline.
         failed: ended by an error.
         retried: attempts beyond the first.
-        unmetered: replies whose tokens nobody told; the cost lacks them.
+        unmetered: replies without a token count; the cost does not include them.
     """
 
     truncated: int = 0
@@ -111,8 +114,7 @@ class CostLedger:
     """The calls of one answer, in order.
 
     Attributes:
-        calls: frozen records.
-        energy_j: what this machine took [J], by round; only where it was measured.
+        energy_j: energy that this machine used, by round, where it was measured [J].
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -123,7 +125,7 @@ class CostLedger:
         self.calls.append(call)
 
     def record_energy(self, round: int, joules: float) -> None:
-        """Add the energy that this machine took in a round, or a part of one [J]."""
+        """Add the energy that this machine used in a round, or in a part of it [J]."""
         self.energy_j[round] = self.energy_j.get(round, 0.0) + joules
 
     def usage(self, *, remote: bool, round: int | None = None) -> Usage:
@@ -142,8 +144,7 @@ class CostLedger:
     def weighted_tokens(self, alpha: float) -> float:
         """Return the cost of the remote calls in prompt tokens: n_prefill + alpha * n_decode.
 
-        This is the model of the Minions paper (section 3), which knows no cache: cached tokens
-        count in full.
+        Cached tokens count in full, since the model of paper 000 (section 3) has no cache.
 
         Args:
             alpha: cost of a token of a reply, 1 to 5 prompt tokens.
@@ -167,7 +168,7 @@ class CostLedger:
 
     @property
     def mishaps(self) -> Mishaps:
-        """Counts of what went wrong."""
+        """Counts of the calls that failed in some respect."""
         outcomes = Counter(call.outcome for call in self.calls)
         finishes = {finish.value for finish in Finish}
         ended = [call for call in self.calls if call.outcome in finishes]
@@ -183,3 +184,43 @@ class CostLedger:
 
 def _sum(usages: Iterable[Usage | None]) -> Usage:
     return sum((usage for usage in usages if usage is not None), Usage())
+
+
+class EnergyMeter:
+    """Meter of the energy of this machine's processors, all processes together (Intel, AMD RAPL).
+
+    Args:
+        folder: Linux' powercap classes.
+    """
+
+    def __init__(self, folder: Path = POWERCAP) -> None:
+        # Packages only: the zones within them, such as cores, are counted there already.
+        self._zones = sorted(z for z in folder.glob("*-rapl:*") if z.name.count(":") == 1)
+        self._before = self._read()
+
+    def joules(self) -> float | None:
+        """Return the energy since the last call, or since this meter was made [J].
+
+        Returns None without a readable counter: often only root may read it.
+        """
+        before, self._before = self._before, self._read()
+        if before is None or self._before is None:
+            return None
+        spent = 0
+        for (then, _), (now, span) in zip(before, self._before, strict=True):
+            spent += now - then if now >= then else now - then + span  # or the counter wrapped
+        return 1e-6 * spent
+
+    def _read(self) -> list[tuple[int, int]] | None:
+        """Return counter and span of each zone [uJ]."""
+        try:
+            return [
+                (_number(zone / "energy_uj"), _number(zone / "max_energy_range_uj"))
+                for zone in self._zones
+            ] or None
+        except (OSError, ValueError):
+            return None
+
+
+def _number(file: Path) -> int:
+    return int(file.read_text(encoding="ascii"))

@@ -1,7 +1,7 @@
-"""Prompts that begin alike: their common beginning is computed, and held, once.
+"""Shared prefixes: the common beginning of several prompts is computed and stored once.
 
-A prompt is its token ids. :class:`Prefixes` keeps sessions whose beginnings later prompts may
-share; :func:`line_up` finds among new prompts those that should wait until another has been read.
+A prompt is its token ids. :class:`Prefixes` is a cache of sessions whose prefixes later prompts may
+fork; :func:`group_by_prefix` finds the new prompts that should wait for another to be read.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from collab_llm_nodes.engine.session import Session
 Ids = NDArray[np.int32]
 
 WORTH_SHARING = 16
-"""Tokens below which a common beginning is computed again rather than waited for."""
+"""Common prefixes shorter than this are computed again [tokens]."""
 
-_MOST_KEPT = 64
+_MAX_SESSIONS = 64
 """Sessions kept: each new prompt is compared with all of them."""
 
 
 def common(a: Ids, b: Ids) -> int:
-    """Return the length of the longest common beginning of two prompts."""
+    """Return the length of the longest common prefix of two prompts."""
     n = min(len(a), len(b))
     different = a[:n] != b[:n]
     first = int(different.argmax()) if n else 0
@@ -33,7 +33,7 @@ def common(a: Ids, b: Ids) -> int:
 
 
 def sort_key(ids: Ids) -> bytes:
-    """Return a key that sorts prompts lexicographically, so that similar ones are neighbours."""
+    """Return a key that sorts prompts lexicographically."""
     return ids.astype(">i4").tobytes()
 
 
@@ -44,11 +44,11 @@ class _Kept:
 
 
 class Prefixes:
-    """Sessions kept for their beginnings; the least recently used go first.
+    """LRU cache of sessions for their prefixes.
 
     Args:
-        max_tokens: KV columns held at most, each common beginning counted once; 0 keeps nothing.
-            Columns that a running job still reads stay in memory until it ends.
+        max_tokens: KV columns held at most, each common prefix counted once; 0 keeps nothing.
+            Columns that a running job reads stay in memory until it ends.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -66,13 +66,13 @@ class Prefixes:
         return sum(map(len, prompts)) - sum(n for n in shared if n >= BLOCK)  # a fork copies less
 
     def known(self, ids: Ids) -> int:
-        """Return how many of the first tokens of ``ids`` are held."""
+        """Return the length of the longest prefix of ``ids`` that is held."""
         return max((common(kept.ids, ids) for kept in self._kept), default=0)
 
     def fork(self, ids: Ids) -> Session | None:
-        """Return a session that has read the beginning of ``ids``; None if too little is held.
+        """Return a session that has read a prefix of ``ids``; None if too little is held.
 
-        At least the last token is left to be read: its logits are wanted.
+        At least the last token is left to be read, since its logits are needed.
         """
         if not self._kept:
             return None
@@ -88,17 +88,17 @@ class Prefixes:
         return twin
 
     def keep(self, ids: Ids, session: Session, awaited: bool) -> None:
-        """Keep a fork of ``session``, which has read ``ids``, if it is of use to others.
+        """Keep a fork of ``session``, which has read ``ids``, if others may use it.
 
         Args:
-            awaited: other prompts wait to begin with these tokens. If not, only what adds much is
-                kept, in case that a later call begins alike.
+            awaited: other prompts wait for this prefix; otherwise it is kept only if it adds at
+                least a block.
         """
         new = len(ids) - self.known(ids)
         if len(ids) > self._max_tokens or new < (1 if awaited else BLOCK):
             return
         self._kept.append(_Kept(ids, session.fork()))
-        while self.tokens > self._max_tokens or len(self._kept) > _MOST_KEPT:
+        while self.tokens > self._max_tokens or len(self._kept) > _MAX_SESSIONS:
             self._kept.pop(0).session.close()
 
     def clear(self) -> None:
@@ -107,21 +107,23 @@ class Prefixes:
             self._kept.pop().session.close()
 
 
-def line_up(prompts: Iterable[Ids], known: Callable[[Ids], int]) -> list[tuple[int, list[int]]]:
+def group_by_prefix(
+    prompts: Iterable[Ids], known: Callable[[Ids], int]
+) -> list[tuple[int, list[int]]]:
     """Divide prompts into leaders, to be read now, and the followers of each.
 
-    A follower shares so much with its leader that reading it should wait until the leader's
-    prompt is held. (Followers may share more with each other: line them up again then.)
+    A follower waits until its leader's prompt is read, and then forks it. Followers may share more
+    with each other, so they are grouped again then.
 
     Args:
-        known: how many of a prompt's first tokens are held already.
+        known: returns the length of a prompt's prefix that is held already.
 
     Returns:
         (leader, followers), as indices into ``prompts``.
     """
     ids = list(prompts)
     groups: list[tuple[int, list[int]]] = []
-    needed = 0  # common tokens that make a prompt follow the present leader
+    needed = 0  # common tokens that make a prompt follow the current leader
     for i in sorted(range(len(ids)), key=lambda i: sort_key(ids[i])):
         if groups and common(ids[groups[-1][0]], ids[i]) >= needed:
             groups[-1][1].append(i)

@@ -1,7 +1,7 @@
-"""Quotes in JSON replies that follow the quoted lines token by token.
+"""Constrained decoding of quotes in JSON replies: they follow the quoted lines token by token.
 
-A small model miscopies rare names: it writes "Gemma F leave" for "Gemma Fuller", and goes on from
-there. So, once a quote has begun as lines of the text do, only their next tokens may follow.
+A small model miscopies rare names: it writes "Gemma F leave" for "Gemma Fuller" and continues from
+there. So once a quote has begun as some lines of the text do, only their next tokens are allowed.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 
 FIELD = "citation"
-"""The field of a reply that holds quotes, several of them with semicolons between."""
+"""Field of a reply that holds quotes, separated by semicolons."""
 _OPEN = (f'"{FIELD}": "', f'"{FIELD}":"')
 
 
 class Quoting:
-    """The quotes of one reply.
+    """Token constraint for the quotes of one reply.
 
     Args:
-        text: with the lines that may be quoted.
+        text: its lines may be quoted.
         encode: returns the token ids of each of several texts.
         decode: returns the text of token ids.
     """
@@ -30,13 +30,13 @@ class Quoting:
         decode: Callable[[Sequence[int]], str],
     ) -> None:
         self._text, self._encode, self._decode = text, encode, decode
-        self._begin = 0  # place in the reply of the quote's first token
+        self._begin = 0  # index of the quote's first token in the reply
 
     def next_tokens(self, reply: Sequence[int]) -> set[int]:
-        """Return the tokens that may follow ``reply``, which is one longer with each call.
+        """Return the tokens that may follow ``reply``, which grows by one token with each call.
 
-        Empty where any may: outside quotes, at the begin and end of one, and where the text has no
-        line that begins so.
+        An empty set allows any token: outside quotes, at the begin and end of one, and where no
+        line of the text begins as the quote does.
         """
         quote = _open_quote(self._decode(reply))
         if quote is None:
@@ -46,21 +46,21 @@ class Quoting:
             return set()
         run = list(reply[self._begin :])
         alike = [line for line in self._lines if list(line[: len(run)]) == run]
-        # The last token of a line may be another one in a reply: with the closing mark, say.
+        # In a reply, the last token of a line may be merged with the closing mark.
         if any(len(line) <= len(run) + 1 for line in alike):
             return set()
         return {line[len(run)] for line in alike}
 
     @cached_property
     def _lines(self) -> list[Sequence[int]]:
-        """Token ids of the lines; most replies quote none, and never need them."""
+        """Token ids of the lines, computed for the first quote."""
         lines = [line.strip() for line in self._text.splitlines() if line.strip()]
-        # A mark without text, of the kind that begins a line in some vocabularies, is in no quote.
+        # Some vocabularies begin a line with a token without text, which occurs in no quote.
         return [ids if self._decode(ids[:1]) else ids[1:] for ids in self._encode(lines)]
 
 
 def _open_quote(text: str) -> str | None:
-    """Return the part of a quote that ``text`` ends in; None if it ends outside of any."""
+    """Return the unfinished quote at the end of ``text``; None if there is none."""
     for mark in _OPEN:
         _, opened, quote = text.rpartition(mark)
         if opened and '"' not in quote:

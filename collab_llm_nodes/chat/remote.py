@@ -1,8 +1,8 @@
-"""A chat model behind any server that speaks OpenAI's chat completions: vLLM, SGLang, Ollama, ...
+"""Client of any server of OpenAI's chat completions: vLLM, SGLang, Ollama, ...
 
-The server is not trusted: its answers are bounded in size and time and checked before they are
-used, redirects are not followed (they would carry private text elsewhere), and nothing that it says
-is logged. Requests run side by side in one asyncio loop, in a thread of this model's own.
+The server is not trusted: its responses are bounded in size and time and checked before they are
+used, redirects are not followed (they would carry private text elsewhere), and no text of it is
+logged. Requests run concurrently in one asyncio loop, in a thread of its own.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from collab_llm_nodes.chat.base import (
     ChatRequest,
     Control,
     Finish,
+    OnResult,
     Reply,
-    Told,
     Usage,
-    tell_nobody,
+    ignore_result,
 )
 from collab_llm_nodes.chat.completions import (
     BrokenOff,
@@ -72,22 +72,24 @@ from collab_llm_nodes.transport.credentials import (
 log = logging.getLogger(__name__)
 
 _GRACE_S = 10.0
-"""Time for requests to be given up when the deadline passes."""
+"""Grace period in which requests are cancelled after the deadline."""
 _SEEDS = 1 << 31
-"""Servers read seeds of 31 bits and a sign; several refuse longer ones."""
+"""Servers read signed 32-bit seeds; several refuse longer ones."""
 _ITS_OWN = "x-stainless-raw-response"
-"""The header that the library itself reads again."""
+"""Header that the library itself reads."""
 _RETRIED = frozenset({408, 409, 425, 429})
-"""Refusals that may not last; those of the server's own making, from 500 on, are retried, too."""
-_LASTING = frozenset({501, 505})
-_PASSING_KIND = re.compile(
+"""Statuses below 500 that are retried; server errors are retried as well."""
+_PERMANENT = frozenset({501, 505})
+_TRANSIENT_KIND = re.compile(
     r"overload|rate.?limit|unavailable|time.?out|timed.out|server.?error|internal|exhausted|busy"
 )
-"""Kinds of error reports that name no status and may not last."""
+"""Kinds of transient errors in reports without a status."""
 _NO_CREDIT = re.compile(r"insufficient.(?:quota|balance|credit)|billing|payment")
 SYSTEM = "system"
 OPTIONAL = ("temperature", "top_p", "seed", SYSTEM)
 """Parts of a request that some servers refuse."""
+_MAX_CHARACTERS = 1 << 20
+"""Longest prompt; the server knows the context of its model and refuses less."""
 _LENGTH_FIELDS = ("max_completion_tokens", "max_tokens")
 _NOT_TAKEN = re.compile(
     r"(?:un|not |n't |does not )(?:support|permit|allow|accept|enabled|recogni[sz]|known|expected)"
@@ -108,7 +110,7 @@ _NO_SYSTEM_TURN = re.compile(
 
 @dataclass(frozen=True)
 class RemoteConfig:
-    """Address of a server, and the way to speak to it. File names are PEM files."""
+    """Address of a server and the rules of its requests. Files are PEM files."""
 
     url: str = setting(
         "http://127.0.0.1:8000/v1", "Base URL of the server's API, /v1 included.", read_only=True
@@ -123,37 +125,36 @@ class RemoteConfig:
         "", "Certificate authority of the server; empty: the system's.", read_only=True
     )
     unencrypted: bool = setting(
-        False, "Allow http:// to other machines: everybody between can read along.", read_only=True
+        False,
+        "Allow http:// to other machines, which exposes texts and key on the network.",
+        read_only=True,
     )
     proxy: str = setting(
         "",
-        "HTTP proxy to the server, http://host:port; servers on this machine are reached without."
+        "HTTP proxy to the server, http://host:port; not used for servers on this machine."
         " Empty: none, whatever the environment says.",
         read_only=True,
     )
     length_field: str = setting(
         "max_completion_tokens",
-        "Field of a request that limits its reply; old servers know max_tokens only.",
+        "Field of a request that limits its reply; old servers know only max_tokens.",
         choices=_LENGTH_FIELDS,
         read_only=True,
     )
     omit: tuple[str, ...] = setting(
         (),
-        "Parts left out of requests, which some servers refuse: temperature, top_p, seed; system:"
-        " the system turn is put before the first question. A server that refuses one by name is"
-        " asked without it from then on, listed here or not.",
+        "Parts left out of requests, which some servers refuse: temperature, top_p, seed; system"
+        " puts the system turn before the first question. A part that the server refuses by name"
+        " is left out from then on, listed or not.",
         read_only=True,
     )
-    parallel: int = setting(8, "Requests under way at a time.", low=1, high=1024, read_only=True)
+    parallel: int = setting(8, "Concurrent requests.", low=1, high=1024, read_only=True)
     max_jobs: int = setting(
         4096,
-        "Requests taken in at a time; more are refused as BUSY.",
+        "Requests accepted at a time; more are refused as BUSY.",
         low=1,
         high=1 << 20,
         read_only=True,
-    )
-    max_characters: int = setting(
-        1 << 20, "Longest prompt, all turns together.", low=1, high=1 << 26, read_only=True
     )
     max_reply_bytes: int = setting(
         1 << 20, "Longest response of the server [byte].", low=1024, high=1 << 28, read_only=True
@@ -177,7 +178,11 @@ class RemoteConfig:
                 )
         check_paired("", "", self.token, self.token_file)
         if self.token_variable and (self.token or self.token_file):
-            raise ConfigError("give one of the ways to the API key", field="token_variable")
+            raise ConfigError(
+                "the API key is given twice",
+                field="token_variable",
+                remedy="give one of token, token_file and token_variable",
+            )
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
             raise ConfigError(
@@ -196,7 +201,9 @@ class RemoteConfig:
                 remedy="use https://, or set unencrypted: true where the network is trusted",
             )
         if self.tls_ca and not encrypted:
-            raise ConfigError("a certificate authority needs https://", field="tls_ca")
+            raise ConfigError(
+                "a certificate authority needs https://", field="tls_ca", remedy="leave it out"
+            )
 
     @property
     def local(self) -> bool:
@@ -205,7 +212,7 @@ class RemoteConfig:
 
 
 class RemoteChat:
-    """A ``base.ChatModel`` on a server.
+    """``base.ChatModel`` on a server.
 
     Raises:
         ConfigError: no model is named, or a file cannot be read.
@@ -219,7 +226,7 @@ class RemoteChat:
         self._config = config
         self._token = _api_key(config)
         self._random = random.Random()
-        self._left_out = set(config.omit)  # of the loop's thread, and so is the next one
+        self._left_out = set(config.omit)  # this and the next: of the loop's thread
         self._length_field = config.length_field
         self._jobs = 0
         self._lock = threading.Lock()  # of _jobs and _closing
@@ -237,12 +244,15 @@ class RemoteChat:
         return self._config.model
 
     def ask(
-        self, requests: Sequence[ChatRequest], control: Control, told: Told = tell_nobody
+        self,
+        requests: Sequence[ChatRequest],
+        control: Control,
+        on_result: OnResult = ignore_result,
     ) -> list[Reply | CollabError]:
         """Answer ``requests``; see ``base.ChatModel``.
 
-        The error of a request is InvalidInput, Unauthenticated, Unavailable (after all attempts,
-        or if the pause before the next would end after the deadline), or ProtocolError.
+        The error of a request is InvalidInput, Unauthenticated, ProtocolError or, after all
+        attempts or if the next pause would end after the deadline, Unavailable.
         """
         control.check()
         with self._lock:
@@ -257,30 +267,32 @@ class RemoteChat:
             self._jobs += len(requests)
             attempts = [_Attempts() for _ in requests]
             answers = asyncio.run_coroutine_threadsafe(
-                self._ask_all(requests, attempts, control.due, told), self._loop
+                self._ask_all(requests, attempts, control.due, on_result), self._loop
             )
 
         def cancel() -> None:
             answers.cancel()
 
-        forget = control.on_cancel(cancel)
+        unregister = control.on_cancel(cancel)
         left_s = control.due - time.monotonic() + _GRACE_S
         try:
             return answers.result(None if math.isinf(left_s) else max(0.0, left_s))
         except concurrent.futures.CancelledError:
-            error = _closed() if self._closing else Cancelled("the caller gave the requests up")
+            error = _closed() if self._closing else Cancelled("the caller cancelled the requests")
             raise _after(attempts, error) from None
         except concurrent.futures.TimeoutError:
             cancel()
-            late = DeadlineExceeded("requests could not be given up", field="deadline_s")
+            late = DeadlineExceeded(
+                "the requests could not be cancelled in time", field="deadline_s"
+            )
             raise _after(attempts, late) from None
         finally:
-            forget()
+            unregister()
             with self._lock:
                 self._jobs -= len(requests)
 
     def close(self) -> None:
-        """Give up the calls under way, which raise Unavailable, and close all connections."""
+        """End running calls with Unavailable and close all connections."""
         with self._lock:
             if self._closing:
                 return
@@ -299,8 +311,8 @@ class RemoteChat:
             check_certificates("", "", "tls_ca", config.tls_ca)
             verify = ssl.create_default_context(cafile=Path(config.tls_ca).expanduser())
 
-        async def tell_less(request: httpx2.Request) -> None:
-            # The library adds facts about this machine, and what the environment says of its user.
+        async def strip_headers(request: httpx2.Request) -> None:
+            # The library adds facts about this machine and about its user.
             for name in [*request.headers]:
                 if name.startswith(("x-stainless-", "openai-")) and name != _ITS_OWN:
                     del request.headers[name]
@@ -310,7 +322,7 @@ class RemoteChat:
             assert isinstance(response.stream, httpx2.AsyncByteStream)
             if response.headers.get("content-encoding", "identity") != "identity":
                 raise ProtocolError(
-                    "the server compresses its answer, which nobody asked for",
+                    "the server compresses its response, though it was asked not to",
                     field="url",
                     remedy="switch compression off, there or in the proxy before it",
                 )
@@ -318,16 +330,16 @@ class RemoteChat:
 
         http_client = openai.DefaultAsyncHttpxClient(
             verify=verify,
-            trust_env=False,  # a proxy of the environment would read along, the key included
+            trust_env=False,  # a proxy of the environment could read texts and key
             proxy=None if config.local else config.proxy or None,
             follow_redirects=False,
-            event_hooks={"request": [tell_less], "response": [bound]},
+            event_hooks={"request": [strip_headers], "response": [bound]},
             limits=httpx2.Limits(max_connections=config.parallel),
         )
         return openai.AsyncOpenAI(
             base_url=config.url,
-            api_key=self._token or "none",  # the library wants one
-            max_retries=0,  # its own know neither our deadline nor our cancellation
+            api_key=self._token or "none",  # required by the library
+            max_retries=0,  # its own ignore our deadline and cancellation
             timeout=openai.Timeout(config.attempt_s, connect=config.connect_s),
             default_headers={"Accept-Encoding": "identity"},
             http_client=http_client,
@@ -336,11 +348,15 @@ class RemoteChat:
     # Everything below runs in the loop.
 
     async def _ask_all(
-        self, requests: Sequence[ChatRequest], attempts: list[_Attempts], due: float, told: Told
+        self,
+        requests: Sequence[ChatRequest],
+        attempts: list[_Attempts],
+        due: float,
+        on_result: OnResult,
     ) -> list[Reply | CollabError]:
-        async def ask(place: int, request: ChatRequest) -> Reply | CollabError:
-            result = await self._ask_one(request, attempts[place], due)
-            told(place, result)
+        async def ask(index: int, request: ChatRequest) -> Reply | CollabError:
+            result = await self._ask_one(request, attempts[index], due)
+            on_result(index, result)
             return result
 
         return await asyncio.gather(*(ask(*each) for each in enumerate(requests)))
@@ -367,7 +383,7 @@ class RemoteChat:
         """Send ``request`` until it is answered.
 
         Raises:
-            CollabError: it is not.
+            CollabError: of the last attempt.
         """
         failures = 0
         while True:
@@ -377,11 +393,11 @@ class RemoteChat:
                 failure = await self._attempt(body)
             if not isinstance(failure, _Failure):
                 return failure
-            if self._adapted(failure.told, body):
+            if self._adapted(failure.report, body):
                 continue
             failures += 1
             pause_s = None
-            if failure.may_pass:
+            if failure.transient:
                 chance = self._random.random()
                 pause_s = self._config.retries.pause_s(failures, chance, failure.asked_s)
             if pause_s is None or time.monotonic() + pause_s >= due:
@@ -396,12 +412,12 @@ class RemoteChat:
         except Reported as error:
             return self._refused(status_of(error.body), error.body, response.headers)
         except ProtocolError as error:
-            return _Failure(error, may_pass=isinstance(error, BrokenOff))
+            return _Failure(error, transient=isinstance(error, BrokenOff))
         except _TooLarge:
             limit = self._config.max_reply_bytes
             return _Failure(
                 ProtocolError(
-                    f"the server's answer has more than {limit} bytes",
+                    f"the server's response has more than {limit} bytes",
                     field="url",
                     remedy="lower max_tokens, or raise max_reply_bytes",
                 )
@@ -416,73 +432,73 @@ class RemoteChat:
                     field="url",
                     remedy="check that the server runs, and attempt_s",
                 ),
-                may_pass=True,
+                transient=True,
             )
 
     def _refused(self, status: int, body: object, headers: Mapping[str, str]) -> _Failure:
-        """Return what an error report means.
+        """Return the failure that an error report stands for.
 
         Args:
             status: HTTP status other than 200; 0 if the server names none.
         """
-        words = words_of(body)  # as they are: they may name a field that the key resembles
-        told = f"{status or 'with an error'}: {words_of(body, self._token)}"
+        words = words_of(body)  # unmasked, since the key may resemble the name of a field
+        message = f"{status or 'with an error'}: {words_of(body, self._token)}"
         kind = kind_of(body)
         if status in (401, 403):
             return _Failure(
                 Unauthenticated(
-                    f"the server refuses the API key: {told}",
+                    f"the server refuses the API key: {message}",
                     field="token",
                     remedy="check token or token_file",
                 )
             )
-        if status == 402 or _NO_CREDIT.search(kind):  # a 429 that waiting does not mend
+        if status == 402 or _NO_CREDIT.search(kind):  # a 429 that does not pass
             return _Failure(
                 Unavailable(
-                    f"the server answers {told}", field="token", remedy="check the key's credit"
+                    f"the server answers {message}", field="token", remedy="check the key's credit"
                 )
             )
         asked_s = asked_pause_s(headers, time.time())
-        passing = status in _RETRIED or (status >= 500 and status not in _LASTING)
-        if passing or (not status and _PASSING_KIND.search(kind)):
+        transient = status in _RETRIED or (status >= 500 and status not in _PERMANENT)
+        if transient or (not status and _TRANSIENT_KIND.search(kind)):
             asks = f" (asks for a pause of {asked_s:g} s)" if asked_s else ""
             return _Failure(
                 Unavailable(
-                    f"the server answers {told}{asks}",
+                    f"the server answers {message}{asks}",
                     field="url",
                     remedy="try again later, or with a later deadline",
                 ),
-                may_pass=True,
+                transient=True,
                 asked_s=asked_s,
-                told=_Told(status, kind, words, _named(body)),
+                report=_Report(kind, words, _named(body)),
             )
         if not 400 <= status < 500:
             return _Failure(
                 Unavailable(
-                    f"the server answers {told}", field="url", remedy="see the server's own log"
+                    f"the server answers {message}", field="url", remedy="see the server's own log"
                 )
             )
         return _Failure(
             InvalidInput(
-                f"the server refuses the request: {told}",
+                f"the server refuses the request: {message}",
                 field="turns",
                 remedy="check model, length_field, omit and the length of the prompt",
             ),
-            told=_Told(status, kind, words, _named(body)),
+            report=_Report(kind, words, _named(body)),
         )
 
     def _check(self, request: ChatRequest) -> None:
-        """Refuse what the API has no place for.
+        """Refuse a request that the API cannot express.
 
         Raises:
-            InvalidInput: there is something of that.
+            InvalidInput: the request is too long, empty, or uses top_k.
         """
         turns = request.turns
         check_texts(
             turns[-1].content,
             turns[:-1],
             raw=False,
-            max_characters=self._config.max_characters,
+            max_characters=_MAX_CHARACTERS,
             max_turns=MAX_TURNS,
         )
         if request.sampling.top_k:
@@ -491,7 +507,7 @@ class RemoteChat:
             )
 
     def _body(self, request: ChatRequest) -> dict[str, Any]:
-        """Return the request with all that this server is known to take."""
+        """Return the body of a request, without the parts that this server refuses."""
         sampling = request.sampling
         turns = fold_system(request.turns) if SYSTEM in self._left_out else request.turns
         body: dict[str, Any] = {
@@ -508,29 +524,29 @@ class RemoteChat:
                 body["top_p"] = sampling.top_p
         return {name: value for name, value in body.items() if name not in self._left_out}
 
-    def _adapted(self, told: _Told | None, body: dict[str, Any]) -> bool:
-        """Leave out from now on what the server refuses by name; return False if that is nothing.
+    def _adapted(self, report: _Report | None, body: dict[str, Any]) -> bool:
+        """Leave out from now on what the server refuses by name; return False if it names nothing.
 
         Args:
             body: of the request that was refused.
         """
-        if told is None:
+        if report is None:
             return False
         refused = set()
-        if _NOT_TAKEN.search(f"{told.kind} {told.words}"):
+        if _NOT_TAKEN.search(f"{report.kind} {report.words}"):
             fields = {*OPTIONAL, self._config.length_field} & body.keys()
-            refused = {name for name in fields if name in told.fields}
+            refused = {name for name in fields if name in report.fields}
             refused = refused or {
-                name for name in fields if re.search(rf"(?<!\w){name}(?!\w)", told.words)
+                name for name in fields if re.search(rf"(?<!\w){name}(?!\w)", report.words)
             }
-        if body["messages"][0]["role"] == SYSTEM and _NO_SYSTEM_TURN.search(told.words):
+        if body["messages"][0]["role"] == SYSTEM and _NO_SYSTEM_TURN.search(report.words):
             refused = {SYSTEM}
         for name in refused:
             if name == self._config.length_field:
                 (self._length_field,) = {*_LENGTH_FIELDS} - {name}
             elif name not in self._left_out:
                 self._left_out.add(name)
-                log.warning("%s refuses %s: it is asked without from now on", self.name, name)
+                log.warning("%s refuses %s, which is left out from now on", self.name, name)
         return bool(refused)
 
     async def _end(self) -> None:
@@ -550,20 +566,19 @@ class _Attempts:
 
 
 def _after(attempts: Sequence[_Attempts], error: CollabError) -> CollabError:
-    """Return ``error``, which has ended requests after so many attempts for one at most."""
+    """Return ``error`` with the most attempts that were made for one request."""
     error.attempts = max((each.made for each in attempts), default=0)
     return error
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Report:
     """An error report of the server.
 
     Attributes:
-        fields: of the request that it names as such.
+        fields: fields of the request that it names.
     """
 
-    status: int
     kind: str
     words: str
     fields: frozenset[str]
@@ -574,19 +589,19 @@ class _Failure:
     """The end of one attempt without a reply.
 
     Attributes:
-        may_pass: another attempt may fare better.
+        transient: another attempt may succeed.
         asked_s: pause that the server asks for [s].
-        told: what the server says, where it may name what it does not take.
+        report: the server's error report, if it may name a part that it refuses.
     """
 
     error: CollabError
-    may_pass: bool = False
+    transient: bool = False
     asked_s: float = 0.0
-    told: _Told | None = None
+    report: _Report | None = None
 
 
 class _TooLarge(Exception):
-    """A response has more bytes than were allowed."""
+    """A response has too many bytes."""
 
 
 class _Bounded(httpx2.AsyncByteStream):
@@ -608,7 +623,7 @@ class _Bounded(httpx2.AsyncByteStream):
 
 
 def _api_key(config: RemoteConfig) -> str:
-    """Return the API key, which may be empty; ConfigError if it is nowhere to be found."""
+    """Return the API key, which may be empty; raise ConfigError if its variable is not set."""
     variable = config.token_variable
     if variable and not os.environ.get(variable):
         raise ConfigError(
@@ -620,7 +635,7 @@ def _api_key(config: RemoteConfig) -> str:
 
 
 def _named(body: object) -> frozenset[str]:
-    """Return the fields of a request that an error report is about, as OpenAI or FastAPI do."""
+    """Return the fields of a request that an error report names, as OpenAI or FastAPI do."""
     reports = body.get("detail", body) if isinstance(body, dict) else body
     found: list[object] = []
     for report in reports if isinstance(reports, list) else [reports]:

@@ -1,4 +1,4 @@
-"""Pauses between attempts, as a rule without clock or I/O."""
+"""Pauses between attempts, computed without clock or I/O."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from collab_llm_nodes.errors import ConfigError
 class RetryRules:
     """Number of attempts, and the pauses between them."""
 
-    max_attempts: int = setting(5, "Times that one request is sent at most.", low=1, high=100)
+    max_attempts: int = setting(5, "Attempts per request at most.", low=1, high=100)
     backoff_initial_s: float = setting(
-        0.5, "Longest pause behind the first failure; doubles with each [s].", low=0.001, high=60.0
+        0.5, "Longest pause after the first failure; doubles with each [s].", low=0.001, high=60.0
     )
-    backoff_max_s: float = setting(20.0, "Longest pause of our own [s].", low=0.001, high=600.0)
+    backoff_max_s: float = setting(
+        20.0, "Longest pause, unless the server asks for a longer one [s].", low=0.001, high=600.0
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -27,15 +29,15 @@ class RetryRules:
             raise ConfigError("must be >= backoff_initial_s", field="backoff_max_s")
 
     def pause_s(self, failures: int, chance: float, asked_s: float) -> float | None:
-        """Return the pause behind so many ``failures`` [s]; None if they were enough.
+        """Return the pause after this many ``failures`` [s]; None if no attempt is left.
 
-        The pause is drawn from all of the allowed range ("full jitter"), so that many clients
-        that failed together do not come back together.
+        The pause is drawn from the whole range ("full jitter"), so that clients that failed
+        together do not return together.
 
         Args:
             failures: >= 1.
             chance: uniform in [0, 1).
-            asked_s: pause that the server has asked for, which is a minimum [s].
+            asked_s: pause that the server asked for, a minimum [s].
         """
         if failures >= self.max_attempts:
             return None
@@ -51,17 +53,17 @@ def asked_pause_s(headers: Mapping[str, str], now: float) -> float:
         now: time of day, seconds since 1970.
 
     Returns:
-        0 where it asks for none, or for none that can be understood.
+        0 if it asks for none, or in an unreadable form.
     """
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        told = headers.get(name, "")[:100].strip()
-        if not told:
+        value = headers.get(name, "")[:100].strip()
+        if not value:
             continue
         try:
-            seconds = float(told) * unit
+            seconds = float(value) * unit
         except ValueError:
             try:
-                seconds = parsedate_to_datetime(told).timestamp() - now
+                seconds = parsedate_to_datetime(value).timestamp() - now
             except (ValueError, TypeError, OverflowError):
                 continue
         if math.isfinite(seconds):

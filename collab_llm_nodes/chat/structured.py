@@ -1,9 +1,9 @@
-"""JSON objects in the replies of chat models: found, and mended where models commonly err.
+"""Lenient reader of JSON objects in the replies of chat models.
 
-Models write prose before the object, fence it, forget a bracket, quote with the wrong marks, or are
-cut off at their length limit. :func:`last_object` reads all of that in one pass over the text: its
-time is linear in the text, and its depth and size are bounded. (The packages that mend JSON need
-quadratic time: json-repair 0.64 takes 5 s for 16 kB of ``{"a" {"a" ...``.)
+Models write prose before the object, fence it, forget a bracket, use the wrong quotation marks, or
+are cut off at their length limit. :func:`last_object` reads all of that in one pass: its time is
+linear in the text, and depth and size are bounded. (Packages that repair JSON need quadratic time:
+json-repair 0.64 takes 5 s for 16 kB of ``{"a" {"a" ...``.)
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from collab_llm_nodes.chat.completions import whole_characters
-from collab_llm_nodes.errors import InvalidInput, quoted
 from collab_llm_nodes.models.thoughts import answer_of
 
 MAX_CHARACTERS = 1 << 20
 MAX_DEPTH = 32
-"""Brackets within brackets; deeper ones are not JSON that anybody asked for."""
+"""Deepest nesting of brackets."""
 
 _START = re.compile(r"""\{(?=\s*["'\u201c\u2018\w])""")
 _SKIPPED = re.compile(r"(?:\s+|//[^\n]*|\#[^\n]*)*")
@@ -28,7 +26,7 @@ _CLOSING = {'"': '"', "'": "'", "\u201c": "\u201d", "\u2018": "\u2019"}
 _UP_TO = {mark: re.compile(rf"[^\\{mark}]*") for mark in _CLOSING.values()}
 _BARE_KEY = re.compile(r"\w{1,64}")
 _NEXT_KEY = r"""\s*(?:["'\u201c\u2018}]|\w{1,64}\s*:|//|\#|$)"""
-# Commas and marks within a text end it only where the object can go on behind them.
+# Commas and marks within a text end it only if the object can continue after them.
 _KEY_ON_NEXT_LINE = r"""[ \t]*\n\s*["'\u201c]\w{1,64}["'\u201d]\s*:"""
 _ENDS_IN_OBJECT = re.compile(rf"\s*(?:\}}|,{_NEXT_KEY}|//|\#|$)|{_KEY_ON_NEXT_LINE}")
 _ENDS_IN_LIST = re.compile(r"\s*(?:[],]|//|\#|$)")
@@ -52,7 +50,7 @@ class Found:
 
     Attributes:
         content: its keys and values; values are those of ``json``.
-        mended: it was not JSON as it stood.
+        mended: the text was not valid JSON.
     """
 
     content: Mapping[str, Any]
@@ -60,7 +58,7 @@ class Found:
 
 
 def last_object(text: str, keys: Collection[str] = ()) -> Found | None:
-    """Return the last JSON object in ``text`` that is not within another, nor in a thought.
+    """Return the last outermost JSON object in ``text``, reasoning excluded.
 
     Args:
         keys: only an object with at least one of these counts; empty: any object with a key.
@@ -90,39 +88,12 @@ def last_object(text: str, keys: Collection[str] = ()) -> Found | None:
         return Found(content, mended=True)
 
 
-def text_of(content: Mapping[str, Any], key: str) -> str | None:
-    """Return the text under ``key``; None where it is missing, null, or the word "None".
-
-    A number, a list or an object is given as JSON: models do not always quote.
-    """
-    value = content.get(key)
-    if value is None:
-        return None
-    told = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    told = whole_characters(told).strip()
-    return None if told.lower() in ("", "none", "null", "n/a") else told
-
-
-def required_text(content: Mapping[str, Any], key: str) -> str:
-    """Return the text under ``key``, as :func:`text_of`.
-
-    Raises:
-        InvalidInput: there is none.
-    """
-    found = text_of(content, key)
-    if found is None:
-        raise InvalidInput(f"the reply has no {quoted(key)}", field=key, remedy="ask again")
-    return found
-
-
 class _Broken(Exception):
-    """The text cannot be read on as JSON, however kindly."""
+    """The text cannot be read as JSON, even leniently."""
 
 
 class _Reader:
-    """Reads values from left to right; whatever happens, ``place`` never goes back.
-
-    Each character is looked at a bounded number of times.
+    """Reader of values from left to right; ``place`` never decreases, so its time is linear.
 
     Attributes:
         place: index in the text of the next character.
@@ -136,14 +107,14 @@ class _Reader:
         """Read the object whose bracket is next; the text's end closes it as well.
 
         Raises:
-            _Broken: what stands there is no object, or too deep.
+            _Broken: it is no object, or too deep.
         """
         self._enter(depth)
         content: dict[str, Any] = {}
         while self._goes_on("}"):
             key = self._read_key()
             if self._next() != ":":
-                if self._next() == "":  # cut off behind the key
+                if self._next() == "":  # cut off after the key
                     return content
                 raise _Broken
             self.place += 1
@@ -166,7 +137,7 @@ class _Reader:
             raise _Broken
 
     def _goes_on(self, bracket: str) -> bool:
-        """Pass a comma, or the closing ``bracket`` and then return False; so at the text's end."""
+        """Skip a comma; return False after the closing ``bracket`` and at the text's end."""
         if self._next() == ",":
             self.place += 1
         if self._next() == bracket:
@@ -175,7 +146,7 @@ class _Reader:
         return self._next() != ""
 
     def _next(self) -> str:
-        """Return the next character that counts, or "" at the text's end."""
+        """Return the next significant character, or "" at the text's end."""
         skipped = _SKIPPED.match(self._text, self.place)
         assert skipped is not None
         self.place = skipped.end()
@@ -207,10 +178,10 @@ class _Reader:
         return _meaning(_COMMENT.split(run.group(), maxsplit=1)[0].strip())
 
     def _read_text(self, closing: str, ends: re.Pattern[str] | None) -> str:
-        """Read on behind an opening mark, past the closing one.
+        """Read from an opening mark to the closing one.
 
         Args:
-            ends: has to match behind the closing mark; else it belongs to the text.
+            ends: must match after the closing mark, which otherwise belongs to the text.
         """
         parts: list[str] = []
         while self.place < len(self._text):
@@ -238,7 +209,7 @@ def _unescaped(escape: re.Match[str]) -> str:
 
 
 def _meaning(word: str) -> Any:
-    """Return what a bare ``word`` stands for: a constant, a number, or itself."""
+    """Return the value of a bare ``word``: a constant, a number, or itself."""
     if word.lower() in _WORDS:
         return _WORDS[word.lower()]
     if _NUMBER.fullmatch(word):

@@ -31,10 +31,13 @@ def ask(
     ] = None,
     store: Annotated[
         Path | None,
-        typer.Option(help="Store that is read, too (collab-llm knowledge).", file_okay=False),
+        typer.Option(help="Store to read as well (collab-llm knowledge).", file_okay=False),
     ] = None,
     deadline: Annotated[
-        float, typer.Option(help="The best answer then counts [s].", min=0.1, max=86_400.0)
+        float,
+        typer.Option(
+            help="Time after which the best answer so far is taken [s].", min=0.1, max=86_400.0
+        ),
     ] = 300.0,
     seed: SeedOption = 0,
     json_file: JsonOption = None,

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.architectures import DecoderParts
 from collab_llm_nodes.models.trained import read_trained, write_trained
 

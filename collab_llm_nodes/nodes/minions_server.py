@@ -30,19 +30,19 @@ class MinionsServerConfig(ServedMinions, HostConfig):
     )
     max_waiting: int = setting(
         16,
-        "Answers of one protocol in progress or waiting; more are refused as BUSY.",
+        "Answers of one protocol, running or waiting; more are refused as BUSY.",
         low=1,
         high=256,
     )
     host_minion: bool = fixed(
         False,
-        "Host minion/generate as well. There every word of the local model goes to the remote; of"
-        " what bounds MinionS only privacy.max_bytes does so there.",
+        "Host minion/generate as well. It sends every word of the local model to the remote,"
+        " bounded only by privacy.max_bytes.",
     )
 
 
 class MinionsServer(ProtocolServer[MinionsServerConfig]):
-    """See the module docstring."""
+    """Node of MinionS, and of Minion with ``host_minion``."""
 
     _chat: GenerationHost | None = None
 
@@ -56,7 +56,7 @@ class MinionsServer(ProtocolServer[MinionsServerConfig]):
             set_threads(*here)
 
     def configure(self) -> None:
-        """Load the models and offer the interfaces; the load blocks the transition."""
+        """Load the models and offer the interfaces; loading blocks the transition."""
         equipment = Equipment(self.config, self.resources())
         self.host = GenerationHost(self, self.entry, MinionsRunning(self.entry.name, equipment))
         if self.config.host_minion:
@@ -70,12 +70,12 @@ class MinionsServer(ProtocolServer[MinionsServerConfig]):
 
     def cleanup(self) -> None:
         if self._chat is not None:
-            self._chat.close()  # first: the models are the other's
+            self._chat.close()  # first, since the models belong to the other host
             self._chat = None
         super().cleanup()
 
     def details(self, now: float) -> list[Status]:
-        """The last answers of each protocol, and the figures of their models."""
+        """Return the figures of the last answers of each protocol, and of the models."""
         own = super().details(now)
         if self._chat is None:
             return own

@@ -14,7 +14,7 @@ from tiny_models import tiny_model
 from waiting import wait_for
 
 from collab_llm_nodes.chat.base import ChatRequest, Finish, Reply, Usage
-from collab_llm_nodes.chat.batch import BatchConfig
+from collab_llm_nodes.chat.batch import Batch, BatchConfig
 from collab_llm_nodes.chat.in_process import InProcessChat, InProcessConfig
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
@@ -55,7 +55,7 @@ def reply(result: Reply | CollabError) -> Reply:
     return result
 
 
-def test_results_are_told_as_they_come(chat: InProcessChat) -> None:
+def test_results_are_reported_as_they_arrive(chat: InProcessChat) -> None:
     told: list[tuple[int, Reply | CollabError]] = []
     short, long = question("turn left", max_tokens=2), question("stop", max_tokens=40)
     wrong = question("")
@@ -92,6 +92,13 @@ def test_a_system_turn_and_earlier_turns_are_read(chat: InProcessChat) -> None:
         [question("stop"), ChatRequest((*turns, Turn("user", "stop")), WARM, 8)], Control()
     )
     assert used(long).prefill > used(short).prefill
+
+
+def test_a_chat_may_be_as_long_as_one_of_minion(chat: InProcessChat) -> None:
+    """Minion may be given 50 rounds; a prompt for a verifier is limited to 64 turns."""
+    talk = (Turn("user", "go"), Turn("assistant", "yes")) * 49
+    (result,) = chat.ask([ChatRequest((*talk, Turn("user", "stop")), WARM, 1)], Control())
+    reply(result)
 
 
 def test_a_prompt_that_cannot_be_encoded_fails_alone(chat: InProcessChat) -> None:
@@ -167,7 +174,6 @@ def test_callers_that_come_and_go_leave_nothing_behind(chat: InProcessChat) -> N
             done.result(100)
     wait_for(lambda: chat.health()["active"] == 0)
     assert chat.health()["jobs"] == 0
-    assert chat._batch.idle
 
 
 def test_too_many_requests_are_refused() -> None:
@@ -199,7 +205,7 @@ def test_a_fault_of_the_batch_fails_its_calls_only(
         raise KeyError("unforeseen")
 
     with monkeypatch.context() as patch:
-        patch.setattr(chat._batch, "step", fault)
+        patch.setattr(Batch, "step", fault)
         with pytest.raises(CollabError, match="unforeseen"):
             chat.ask([question("go")], Control())
     reply(chat.ask([question("go")], Control())[0])

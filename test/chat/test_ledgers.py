@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,8 @@ from hypothesis import strategies as st
 
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.chat.base import Finish, Reply, Usage
-from collab_llm_nodes.chat.energy import EnergyMeter
-from collab_llm_nodes.chat.ledger import Call, CostLedger, Mishaps, PriceTable
-from collab_llm_nodes.chat.privacy import LeavesTooMuch, PrivacyLedger
+from collab_llm_nodes.chat.ledger import Call, CostLedger, EnergyMeter, Mishaps, PriceTable
+from collab_llm_nodes.chat.privacy import Disclosure, DisclosureLimit, PrivacyLedger
 from collab_llm_nodes.config import from_mapping, from_yaml
 from collab_llm_nodes.errors import BY_CODE, CollabError, ConfigError, Unavailable
 
@@ -112,14 +110,14 @@ def test_energy_is_read_from_all_packages(tmp_path: Path) -> None:
     assert ledger.energy_j == {1: pytest.approx(5.5)}
 
 
-def test_energy_that_cannot_be_read_is_not_told(tmp_path: Path) -> None:
+def test_energy_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     assert EnergyMeter(tmp_path).joules() is None
     write_zone(tmp_path, "intel-rapl:0", 1)
     meter = EnergyMeter(tmp_path)
     (tmp_path / "intel-rapl:0" / "energy_uj").write_text("?")
     assert meter.joules() is None
     write_zone(tmp_path, "intel-rapl:0", 5)
-    assert meter.joules() is None  # nobody knows since when
+    assert meter.joules() is None  # the earlier reading failed
     write_zone(tmp_path, "intel-rapl:0", 1_000_005)
     assert meter.joules() == pytest.approx(1.0)
 
@@ -140,6 +138,11 @@ def test_mishaps_are_counted() -> None:
     )
 
 
+def enter(ledger: PrivacyLedger, kind: str, text: str, round: int = 1) -> Disclosure:
+    (disclosure,) = ledger.enter(round, "gpt-4o", [(kind, text)])
+    return disclosure
+
+
 @given(st.lists(st.tuples(st.sampled_from("qx"), st.text()), max_size=8), st.integers(0, 40))
 def test_no_more_leaves_than_the_cap_allows(texts: list[tuple[str, str]], cap: int) -> None:
     ledger = PrivacyLedger(cap)
@@ -147,13 +150,13 @@ def test_no_more_leaves_than_the_cap_allows(texts: list[tuple[str, str]], cap: i
     for kind, text in texts:
         content = text.encode("utf-8", "surrogatepass")
         if len(left) + len(content) > cap:
-            with pytest.raises(LeavesTooMuch) as raised:
-                ledger.depart(1, kind, "gpt-4o", text)
+            with pytest.raises(DisclosureLimit) as raised:
+                enter(ledger, kind, text)
             assert raised.value.code in BY_CODE
             assert raised.value.remedy
         else:
-            departure = ledger.depart(1, kind, "gpt-4o", text)
-            assert departure.sha256 == hashlib.sha256(content).hexdigest()
+            disclosure = enter(ledger, kind, text)
+            assert disclosure.sha256 == hashlib.sha256(content).hexdigest()
             left += content
     assert ledger.bytes == len(left) <= cap
     assert ledger.room == cap - len(left)
@@ -161,55 +164,44 @@ def test_no_more_leaves_than_the_cap_allows(texts: list[tuple[str, str]], cap: i
 
 def test_the_texts_of_one_request_leave_together_or_not_at_all() -> None:
     ledger = PrivacyLedger(10)
-    with pytest.raises(LeavesTooMuch, match="11 bytes of question, extract"):
-        ledger.depart_together(1, "gpt-4o", [("question", "12345"), ("extract", "123456")])
-    assert ledger.departures == []
-    entered = ledger.depart_together(1, "gpt-4o", [("question", "12345"), ("extract", "12345")])
-    assert ledger.departures == [*entered]
+    with pytest.raises(DisclosureLimit, match="11 bytes of question, extract"):
+        ledger.enter(1, "gpt-4o", [("question", "12345"), ("extract", "123456")])
+    assert ledger.disclosures == []
+    entered = ledger.enter(1, "gpt-4o", [("question", "12345"), ("extract", "12345")])
+    assert ledger.disclosures == [*entered]
     assert ledger.room == 0
 
 
 def test_what_cannot_be_recorded_does_not_leave() -> None:
-    def full(departures: object) -> None:
+    def full(disclosures: object) -> None:
         raise OSError("disk full")
 
     ledger = PrivacyLedger(10)
     with pytest.raises(OSError, match="full"):
-        ledger.depart_together(1, "gpt-4o", [("question", "12345")], full)
+        ledger.enter(1, "gpt-4o", [("question", "12345")], full)
     assert (ledger.bytes, ledger.by_round()) == (0, {})
 
 
-def test_bytes_are_told_by_round_and_kind() -> None:
+def test_bytes_by_round_and_kind() -> None:
     ledger = PrivacyLedger(100)
-    ledger.depart(1, "question", "gpt-4o", "how much?")
-    ledger.depart(1, "extraction", "gpt-4o", "5 €")
-    ledger.depart(1, "extraction", "gpt-4o", "x")
-    ledger.depart(2, "extraction", "gpt-4o", "yz")
+    enter(ledger, "question", "how much?")
+    enter(ledger, "extraction", "5 €")
+    enter(ledger, "extraction", "x")
+    enter(ledger, "extraction", "yz", round=2)
     assert ledger.by_round() == {1: {"question": 9, "extraction": 6}, 2: {"extraction": 2}}
 
 
-def test_the_audit_names_every_text_without_telling_it() -> None:
+def test_equal_texts_have_entries_of_their_own() -> None:
     ledger = PrivacyLedger(100)
-    first = ledger.depart(1, "question", "gpt-4o", "a secret")
-    second = ledger.depart(1, "question", "gpt-4o", "a secret")
+    first, second = (enter(ledger, "question", "a secret") for _ in range(2))
     ledger.sent_again(second, 3)
-    assert first is ledger.departures[0]
-    lines = [json.loads(departure.audit_line()) for departure in ledger.departures]
-    assert [line["times"] for line in lines] == [1, 3]
-    assert lines[0] == {
-        "round": 1,
-        "kind": "question",
-        "receiver": "gpt-4o",
-        "bytes": 8,
-        "sha256": hashlib.sha256(b"a secret").hexdigest(),
-        "times": 1,
-    }
+    assert ledger.disclosures == [first, dataclasses.replace(second, times=3)]
     assert ledger.bytes == 16
 
 
 def test_records_cannot_be_changed() -> None:
-    departure = PrivacyLedger(9).depart(1, "question", "m", "x")
+    disclosure = enter(PrivacyLedger(9), "question", "x")
     with pytest.raises(dataclasses.FrozenInstanceError):
-        departure.bytes = 0  # type: ignore[misc]
+        disclosure.bytes = 0  # type: ignore[misc]
     with pytest.raises(dataclasses.FrozenInstanceError):
         remote(1, 1, 1).round = 2  # type: ignore[misc]

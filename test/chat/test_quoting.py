@@ -78,12 +78,12 @@ def test_a_line_goes_on_as_it_does_in_the_text(reply: str, following: set[str]) 
         '{"citation": "Gemma Fuller: 7',
         '{"citation": " left',  # no line begins so
         '{"citation": "Gemma left',
-        '{"citation": "Gem left: 9"Gemma F',  # behind the quote
+        '{"citation": "Gem left: 9"Gemma F',  # after the quote
     ],
 )
 def test_elsewhere_anything_may_follow(reply: str) -> None:
     assert _follow(reply) == set()
 
 
-def test_a_text_without_lines_holds_nobody() -> None:
+def test_a_text_without_lines_constrains_nothing() -> None:
     assert _follow('{"citation": "Gem', "\n \n") == set()

@@ -6,7 +6,9 @@ import gzip
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -56,20 +58,31 @@ def question(text: str = "stop?", **options: Any) -> ChatRequest:
 
 
 def config(server: FakeCompletions, **options: Any) -> RemoteConfig:
-    options.setdefault("retries", QUICK)
-    return RemoteConfig(server.url, "large", token=KEY, **options)
+    return RemoteConfig(server.url, "large", **{"token": KEY, "retries": QUICK, **options})
 
 
-def ask(
-    script: list[Behaviour], within_s: float = 60.0, **options: Any
-) -> tuple[Reply | CollabError, FakeCompletions]:
+@contextmanager
+def chatting(
+    script: list[Behaviour], **options: Any
+) -> Iterator[tuple[RemoteChat, FakeCompletions]]:
+    """Yield a client and its server, which behaves as ``script`` says."""
     with FakeCompletions(script) as server:
         chat = RemoteChat(config(server, **options))
         try:
-            (result,) = chat.ask([question()], Control(time.monotonic() + within_s))
+            yield chat, server
         finally:
             chat.close()
-        return result, server
+
+
+def ask(
+    script: list[Behaviour],
+    within_s: float = 60.0,
+    request: ChatRequest | None = None,
+    **options: Any,
+) -> tuple[Reply | CollabError, FakeCompletions]:
+    with chatting(script, **options) as (chat, server):
+        (result,) = chat.ask([request or question()], Control(time.monotonic() + within_s))
+    return result, server
 
 
 def replied(result: Reply | CollabError) -> Reply:
@@ -79,10 +92,8 @@ def replied(result: Reply | CollabError) -> Reply:
 
 def test_a_request_says_what_is_asked_and_no_more() -> None:
     sampling = SamplingConfig(temperature=0.5, top_p=0.9, seed=7)
-    with FakeCompletions([response(completion())]) as server:
-        chat = RemoteChat(config(server))
-        (result,) = chat.ask([question(sampling=sampling, max_tokens=12)], Control())
-        chat.close()
+    request = question(sampling=sampling, max_tokens=12)
+    result, server = ask([response(completion())], request=request)
     reply = replied(result)
     assert (reply.text, reply.finish, reply.usage) == ("yes", Finish.STOP, Usage(5, 4, 2))
     assert reply.attempts == 1
@@ -105,38 +116,30 @@ def test_a_request_says_what_is_asked_and_no_more() -> None:
     }
 
 
-def test_results_are_told_as_they_come() -> None:
+def test_results_are_reported_as_they_arrive() -> None:
     told: list[tuple[int, Reply | CollabError]] = []
-    with FakeCompletions([response(completion())]) as server:
-        chat = RemoteChat(config(server, parallel=1))
-        try:
-            asked = [question(), question(" " * 3), question()]
-            results = chat.ask(
-                asked, Control(time.monotonic() + 60), lambda *each: told.append(each)
-            )
-        finally:
-            chat.close()
+    with chatting([response(completion())], parallel=1) as (chat, _):
+        results = chat.ask(
+            [question(), question(" " * 3), question()],
+            Control(time.monotonic() + 60),
+            lambda *each: told.append(each),
+        )
     assert sorted(place for place, _ in told) == [0, 1, 2]
     assert all(results[place] is result for place, result in told)
 
 
 def test_the_key_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_KEY", KEY)
-    with FakeCompletions([response(completion())]) as server:
-        chat = RemoteChat(RemoteConfig(server.url, "large", token_variable="THE_KEY"))
-        try:
-            chat.ask([question()], Control(time.monotonic() + 60))
-        finally:
-            chat.close()
-        assert server.seen[0].headers["authorization"] == f"Bearer {KEY}"
+    _, server = ask([response(completion())], token="", token_variable="THE_KEY")
+    assert server.seen[0].headers["authorization"] == f"Bearer {KEY}"
     monkeypatch.delenv("THE_KEY")
     with pytest.raises(ConfigError, match="THE_KEY"):
         RemoteChat(RemoteConfig(model="large", token_variable="THE_KEY"))
-    with pytest.raises(ConfigError, match="one of the ways"):
+    with pytest.raises(ConfigError, match="given twice"):
         RemoteConfig(model="large", token=KEY, token_variable="THE_KEY")
 
 
-def test_old_servers_are_told_max_tokens() -> None:
+def test_old_servers_get_max_tokens() -> None:
     _, server = ask([response(completion())], length_field="max_tokens")
     assert server.seen[0].body["max_tokens"] == 256
     assert "max_completion_tokens" not in server.seen[0].body
@@ -152,17 +155,17 @@ def test_old_servers_are_told_max_tokens() -> None:
         (completion("yes", None), Finish.STOP, "yes"),
     ],
 )
-def test_the_reason_of_an_end_is_told(content: Any, finish: Finish, text: str) -> None:
+def test_the_finish_is_read(content: Any, finish: Finish, text: str) -> None:
     result, _ = ask([response(content)])
     assert (replied(result).finish, replied(result).text) == (finish, text)
 
 
-def test_usage_that_is_not_told_is_not_zero() -> None:
+def test_unreported_usage_is_not_zero() -> None:
     result, _ = ask([response(completion(usage=None))])
     assert replied(result).usage is None
 
 
-PASSING: dict[str, Behaviour] = {
+TRANSIENT: dict[str, Behaviour] = {
     "429": response({"error": {"message": "slow down"}}, 429),
     "500": response(b"oops", 500),
     "503 with a pause": response(b"", 503, Retry_After="0"),
@@ -179,8 +182,8 @@ PASSING: dict[str, Behaviour] = {
         {"choices": [{"error": {"message": "m", "code": "503"}, "message": {"content": ""}}]}
     ),
 }
-"""Failures that another attempt may not meet."""
-LASTING: dict[str, Behaviour] = {
+"""Failures that a further attempt may not meet."""
+PERMANENT: dict[str, Behaviour] = {
     "no JSON": response(b"<html>"),
     "events": response(b'data: {"choices": []}\n\ndata: [DONE]\n\n'),
     "deep JSON": response(b"[" * 200_000 + b"]" * 200_000),
@@ -200,29 +203,29 @@ LASTING: dict[str, Behaviour] = {
     "error report of the key": response({"error": {"message": "wrong key", "code": 401}}),
     "deep error report": response({"error": {"error": {"error": {"detail": [["why"]]}}}}),
 }
-"""Failures that come again: each attempt may be billed."""
+"""Failures that would repeat, while each attempt may be billed."""
 
 
-@pytest.mark.parametrize("fault", PASSING)
-def test_what_may_pass_is_tried_again(fault: str) -> None:
-    result, server = ask([PASSING[fault], PASSING[fault], response(completion())])
+@pytest.mark.parametrize("fault", TRANSIENT)
+def test_transient_failures_are_retried(fault: str) -> None:
+    result, server = ask([TRANSIENT[fault], TRANSIENT[fault], response(completion())])
     assert replied(result).text == "yes"
     assert replied(result).attempts == 3
     assert len(server.seen) == 3
 
 
-@pytest.mark.parametrize("fault", PASSING)
+@pytest.mark.parametrize("fault", TRANSIENT)
 def test_attempts_are_limited(fault: str) -> None:
     rules = RetryRules(max_attempts=3, backoff_initial_s=0.001, backoff_max_s=0.001)
-    result, server = ask([PASSING[fault]], retries=rules)
+    result, server = ask([TRANSIENT[fault]], retries=rules)
     assert isinstance(result, (Unavailable, ProtocolError))
     assert result.remedy
     assert len(server.seen) == result.attempts == 3
 
 
-@pytest.mark.parametrize("fault", LASTING)
-def test_what_comes_again_is_not_paid_for_again(fault: str) -> None:
-    result, server = ask([LASTING[fault], response(completion())])
+@pytest.mark.parametrize("fault", PERMANENT)
+def test_permanent_failures_are_not_retried(fault: str) -> None:
+    result, server = ask([PERMANENT[fault], response(completion())])
     assert isinstance(result, CollabError)
     assert result.remedy
     assert len(server.seen) == result.attempts == 1
@@ -342,12 +345,11 @@ NOT_TAKEN = {
 @pytest.mark.parametrize(("field", "refusal"), NOT_TAKEN.values(), ids=NOT_TAKEN)
 def test_what_a_server_refuses_by_name_is_left_out(field: str, refusal: Behaviour) -> None:
     sampling = SamplingConfig(temperature=0.5, top_p=0.9, seed=7)
-    with FakeCompletions([refusal, response(completion())]) as server:
-        chat = RemoteChat(config(server, retries=RetryRules(max_attempts=1)))
+    once = RetryRules(max_attempts=1)
+    with chatting([refusal, response(completion())], retries=once) as (chat, server):
         for _ in range(2):
             (result,) = chat.ask([question(sampling=sampling)], Control(time.monotonic() + 60))
             assert replied(result).text == "yes"
-        chat.close()
     first, second, third = (seen.body for seen in server.seen)
     assert field in first
     assert second == third == {name: first[name] for name in first if name != field}
@@ -355,11 +357,9 @@ def test_what_a_server_refuses_by_name_is_left_out(field: str, refusal: Behaviou
 
 def test_everything_that_is_refused_is_left_out_one_after_the_other() -> None:
     script = [named(field, f"'{field}' is not supported") for field in ("seed", "top_p")]
-    with FakeCompletions([*script, response(completion())]) as server:
-        chat = RemoteChat(config(server, retries=RetryRules(max_attempts=1)))
-        sampling = SamplingConfig(temperature=0.5, top_p=0.9)
-        (result,) = chat.ask([question(sampling=sampling)], Control(time.monotonic() + 60))
-        chat.close()
+    request = question(sampling=SamplingConfig(temperature=0.5, top_p=0.9))
+    once = RetryRules(max_attempts=1)
+    result, server = ask([*script, response(completion())], request=request, retries=once)
     assert replied(result).attempts == 3
     assert set(server.seen[2].body) == {
         "model", "messages", "temperature", "max_completion_tokens"
@@ -413,11 +413,8 @@ def test_a_refused_value_is_not_left_out(refusal: Behaviour) -> None:
 
 def test_parts_can_be_left_out_from_the_start() -> None:
     omit = ("temperature", "top_p", "seed", "system")
-    with FakeCompletions([response(completion())]) as server:
-        chat = RemoteChat(config(server, omit=omit))
-        sampling = SamplingConfig(temperature=0.5, top_p=0.9)
-        chat.ask([question(sampling=sampling)], Control(time.monotonic() + 60))
-        chat.close()
+    request = question(sampling=SamplingConfig(temperature=0.5, top_p=0.9))
+    _, server = ask([response(completion())], request=request, omit=omit)
     assert server.seen[0].body == {
         "model": "large",
         "messages": [{"role": "user", "content": "be brief\n\nstop?"}],
@@ -429,11 +426,8 @@ def test_parts_can_be_left_out_from_the_start() -> None:
 
 @pytest.mark.parametrize("seed", [0, 7, -1, 2**31, 3_000_000_000, 2**62])
 def test_seeds_have_31_bits(seed: int) -> None:
-    with FakeCompletions([response(completion())]) as server:
-        chat = RemoteChat(config(server))
-        sampling = SamplingConfig(temperature=0.5, seed=seed)
-        chat.ask([question(sampling=sampling)], Control(time.monotonic() + 60))
-        chat.close()
+    request = question(sampling=SamplingConfig(temperature=0.5, seed=seed))
+    _, server = ask([response(completion())], request=request)
     assert 0 <= server.seen[0].body["seed"] < 2**31
     assert "top_p" not in server.seen[0].body, "1 is the API's own"
 
@@ -452,9 +446,7 @@ def test_seeds_have_31_bits(seed: int) -> None:
         (response(b"x" * 5000, 500), ProtocolError),
     ],
 )
-def test_what_will_not_pass_is_not_tried_again(
-    behaviour: Behaviour, kind: type[CollabError]
-) -> None:
+def test_refusals_are_not_retried(behaviour: Behaviour, kind: type[CollabError]) -> None:
     result, server = ask([behaviour], max_reply_bytes=4096)
     assert type(result) is kind
     assert KEY not in str(result)
@@ -475,7 +467,7 @@ def test_what_will_not_pass_is_not_tried_again(
         b"too long",
     ],
 )
-def test_the_servers_reason_is_told(body: object, status: int) -> None:
+def test_the_servers_message_is_in_the_error(body: object, status: int) -> None:
     result, _ = ask([response(body, status)])
     assert isinstance(result, CollabError)
     assert "too long" in str(result)
@@ -497,19 +489,13 @@ def test_the_servers_words_are_bounded_and_harmless() -> None:
 @pytest.mark.parametrize("key", ["ollama", "choices", "e", '"', "content"])
 def test_an_answer_may_have_the_words_of_the_key(key: str) -> None:
     said = 'Run `ollama serve` and "see" the choices of content'
-    with FakeCompletions([response(completion(said))]) as server:
-        chat = RemoteChat(RemoteConfig(server.url, "large", token=key))
-        (result,) = chat.ask([question()], Control())
-        chat.close()
+    result, _ = ask([response(completion(said))], token=key)
     assert replied(result).text == said
 
 
 def test_a_refused_field_is_found_where_the_key_has_its_name() -> None:
     refused = response({"error": {"message": "temperature is not supported"}}, 400)
-    with FakeCompletions([refused, response(completion())]) as server:
-        chat = RemoteChat(RemoteConfig(server.url, "large", token="temperature", retries=QUICK))
-        (result,) = chat.ask([question()], Control())
-        chat.close()
+    result, server = ask([refused, response(completion())], token="temperature")
     assert replied(result).text == "yes"
     assert "temperature" not in server.seen[1].body
 
@@ -556,8 +542,7 @@ def test_a_request_that_was_never_sent_has_no_attempts() -> None:
     cancelled, late = Control(), Control(due=time.monotonic())
     cancelled.cancel()
     refused: list[CollabError] = []
-    with FakeCompletions([response(completion())]) as server:
-        chat = RemoteChat(config(server, max_jobs=1))
+    with chatting([response(completion())], max_jobs=1) as (chat, server):
         for requests, control in (
             ([question()], cancelled),
             ([question()], late),
@@ -568,7 +553,6 @@ def test_a_request_that_was_never_sent_has_no_attempts() -> None:
             refused.append(raised.value)
         (result,) = chat.ask([question(sampling=SamplingConfig(0.5, top_k=3))], Control())
         assert isinstance(result, InvalidInput)
-        chat.close()
         assert not server.seen
     assert [type(error) for error in refused] == [Cancelled, DeadlineExceeded, Busy]
     assert [error.attempts for error in (*refused, result)] == [0] * 4
@@ -592,20 +576,18 @@ def test_a_boundless_answer_is_cut_off() -> None:
 def test_cancelling_closes_the_connections() -> None:
     gone = threading.Event()
     control = Control()
-    with FakeCompletions([silent(gone)]) as server, ThreadPoolExecutor(1) as caller:
-        chat = RemoteChat(config(server))
+    with chatting([silent(gone)]) as (chat, server), ThreadPoolExecutor(1) as caller:
         call = caller.submit(chat.ask, [question()], control)
         wait_for(lambda: server.seen)
         control.cancel()
         with pytest.raises(Cancelled):
             call.result(60)
         assert gone.wait(60)
-        chat.close()
 
 
 def test_closing_ends_the_calls_under_way() -> None:
-    with FakeCompletions([silent(threading.Event())]) as server, ThreadPoolExecutor(1) as caller:
-        chat = RemoteChat(config(server))
+    never = silent(threading.Event())
+    with chatting([never]) as (chat, server), ThreadPoolExecutor(1) as caller:
         call = caller.submit(chat.ask, [question()], Control())
         wait_for(lambda: server.seen)
         chat.close()
@@ -623,19 +605,15 @@ def test_many_requests_share_a_few_connections() -> None:
         together.wait(60)
         response(completion())(connection)
 
-    with FakeCompletions([answer]) as server:
-        chat = RemoteChat(config(server, parallel=3))
+    with chatting([answer], parallel=3) as (chat, server):
         results = chat.ask([question(f"go {i}") for i in range(12)], Control())
-        chat.close()
     assert [replied(result).text for result in results] == ["yes"] * 12
     assert server.most == 3
 
 
 def test_requests_fail_alone() -> None:
-    with FakeCompletions([response(b"", 400), response(completion())]) as server:
-        chat = RemoteChat(config(server, parallel=1))
+    with chatting([response(b"", 400), response(completion())], parallel=1) as (chat, server):
         first, second, third = chat.ask([question(), question(" "), question()], Control())
-        chat.close()
     assert isinstance(first, InvalidInput)
     assert isinstance(second, InvalidInput)
     assert "text" in str(second)
@@ -644,12 +622,10 @@ def test_requests_fail_alone() -> None:
 
 
 def test_too_many_requests_are_refused() -> None:
-    with FakeCompletions([response(completion())]) as server:
-        chat = RemoteChat(config(server, max_jobs=2))
+    with chatting([response(completion())], max_jobs=2) as (chat, _):
         with pytest.raises(Busy, match="at most 2"):
             chat.ask([question()] * 3, Control())
         assert len(chat.ask([question()] * 2, Control())) == 2
-        chat.close()
 
 
 def test_a_server_that_is_not_there() -> None:
@@ -787,18 +763,13 @@ def test_the_key_may_lie_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text(KEY + "\n")
     file.chmod(0o600)
-    with FakeCompletions([response(completion())]) as server:
-        chat = RemoteChat(RemoteConfig(server.url, "large", token_file=str(file)))
-        chat.ask([question()], Control())
-        chat.close()
+    _, server = ask([response(completion())], token="", token_file=str(file))
     assert server.seen[0].headers["authorization"] == f"Bearer {KEY}"
 
 
 def test_top_k_is_not_silently_dropped() -> None:
-    with FakeCompletions([response(completion())]) as server:
-        chat = RemoteChat(config(server))
-        (result,) = chat.ask([question(sampling=SamplingConfig(1.0, top_k=5))], Control())
-        chat.close()
+    request = question(sampling=SamplingConfig(1.0, top_k=5))
+    result, _ = ask([response(completion())], request=request)
     assert isinstance(result, InvalidInput)
     assert result.field == "top_k"
 

@@ -14,10 +14,7 @@ from collab_llm_nodes.chat.structured import (
     MAX_CHARACTERS,
     MAX_DEPTH,
     last_object,
-    required_text,
-    text_of,
 )
-from collab_llm_nodes.errors import InvalidInput
 
 ANSWER = {"decision": "provide_final_answer", "answer": "0.56"}
 
@@ -181,19 +178,3 @@ def test_a_hostile_megabyte_takes_seconds(unit: str) -> None:
 
 def test_longer_text_is_not_read() -> None:
     assert last_object(json.dumps({"a": "x" * MAX_CHARACTERS})) is None
-
-
-@pytest.mark.parametrize("nothing", [None, "", " ", "None", "null", "N/A"])
-def test_an_abstention_is_no_text(nothing: str | None) -> None:
-    assert text_of({"answer": nothing}, "answer") is None
-    assert text_of({}, "answer") is None
-    with pytest.raises(InvalidInput, match="answer"):
-        required_text({"answer": nothing}, "answer")
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(" yes ", "yes"), (5, "5"), (0.5, "0.5"), (["a"], '["a"]'), (False, "false")],
-)
-def test_other_values_are_given_as_text(value: object, text: str) -> None:
-    assert required_text({"answer": value}, "answer") == text

@@ -142,7 +142,7 @@ def test_a_document_does_not_command_the_terminal(tmp_path: Path) -> None:
     assert "\nin all." in result.output, "a text keeps its lines"
 
 
-def test_a_remote_that_cannot_plan_is_told_in_one_line(terminal: Terminal) -> None:
+def test_a_remote_that_cannot_plan_is_one_line(terminal: Terminal) -> None:
     terminal.remote_says = lambda prompt: "What a nice question."
     result = terminal.ask(str(terminal.document), "Why?", "--set", "planner=plan")
     assert result.exit_code == 1
@@ -161,7 +161,7 @@ def test_a_remote_that_cannot_plan_is_told_in_one_line(terminal: Terminal) -> No
         (("why?", "--config", "nowhere.yaml"), ConfigError, "nowhere.yaml"),
     ],
 )
-def test_what_cannot_be_asked_is_one_clear_line(
+def test_a_wrong_question_is_one_line(
     terminal: Terminal, arguments: tuple[str, ...], kind: type, told: str
 ) -> None:
     result = CliRunner().invoke(

@@ -36,10 +36,16 @@ from collab_llm_nodes.ros.qos import RESULT
 pytestmark = pytest.mark.ros
 
 LONG_S = 100.0
+QUESTION: dict[str, Any] = {
+    "prompt": "How heavy is it?",
+    "document_names": ["log.txt"],
+    "document_contents": [pages()],
+    "deadline_s": LONG_S,
+}
 
 
 def weigh(prompt: str) -> str:
-    """Find the weight on one page; tell the others' texts in fields that are not sent."""
+    """Find the weight on one page; put the texts of others into fields that are not sent."""
     chunk = prompt.split("## Text\n", 1)[1].split("\n\n## ", 1)[0]
     if chunk.startswith(f"Page {KEPT}."):
         return found("7 kg", citation=f"Weight {KEPT} kg.")
@@ -102,28 +108,14 @@ class Site:
 
     def ask(self, protocol: str = "minions", **fields: Any) -> Any:
         kind = Minions if protocol == "minions" else Minion
-        given = {
-            "prompt": "How heavy is it?",
-            "document_names": ["log.txt"],
-            "document_contents": [pages()],
-            "deadline_s": LONG_S,
-            **fields,
-        }
         call = self.services[protocol].call_async
-        return self.graph.ask(call, kind.Request(**given), timeout=LONG_S)
+        return self.graph.ask(call, kind.Request(**{**QUESTION, **fields}), timeout=LONG_S)
 
-    def send(self, told: list[Generate.Feedback], **fields: Any) -> Any:
-        given = {
-            "prompt": "How heavy is it?",
-            "document_names": ["log.txt"],
-            "document_contents": [pages()],
-            "deadline_s": LONG_S,
-            **fields,
-        }
+    def send(self, feedback: list[Generate.Feedback]) -> Any:
         return self.graph.ask(
             self.actions["minions"].send_goal_async,
-            Generate.Goal(**given),
-            lambda message: told.append(message.feedback),
+            Generate.Goal(**QUESTION),
+            lambda message: feedback.append(message.feedback),
         )
 
     def result(self, handle: Any) -> Any:
@@ -172,7 +164,7 @@ def test_the_chat_sends_what_the_local_model_says_and_no_more(site: Site) -> Non
     assert figures_from(answer.metrics)["sent_message"] == len("It weighs 7 kg.")
 
 
-def test_an_action_tells_stages_and_jobs(site: Site) -> None:
+def test_an_action_reports_stages_and_jobs(site: Site) -> None:
     told: list[Generate.Feedback] = []
     ended = site.result(site.send(told))
     assert ended.status == GoalStatus.STATUS_SUCCEEDED
@@ -207,7 +199,7 @@ def test_a_preset_gives_the_defaults_of_the_parameters(ros_graph: Any) -> None:
     assert not refused.successful
 
 
-def test_the_chat_is_hosted_only_where_the_operator_says_so(ros_graph: Any, tmp_path: Path) -> None:
+def test_minion_is_hosted_only_if_the_operator_allows_it(ros_graph: Any, tmp_path: Path) -> None:
     """Check that by default nobody can ask the protocol that sends all the local model says."""
     site = Site(ros_graph, tmp_path, host_minion=False)
     try:
@@ -332,7 +324,7 @@ def test_a_remote_that_answers_prose_cannot_plan(site: Site) -> None:
     assert "cannot plan this question" in answer.status.message
 
 
-def test_the_diagnostics_tell_both_protocols_apart(site: Site) -> None:
+def test_the_diagnostics_distinguish_both_protocols(site: Site) -> None:
     site.ask("minion", prompt="")
     site.ask()
     decoding, model, chat = site.graph.do(site.server.details, 0.0)
@@ -346,7 +338,7 @@ def test_it_serves_again_after_a_restart(site: Site) -> None:
     assert site.ask().text == "7 kg"
 
 
-def test_an_inactive_node_says_so(site: Site) -> None:
+def test_an_inactive_node_refuses_requests(site: Site) -> None:
     site.graph.do(site.server.trigger_deactivate)
     assert site.ask("minion").status.code == Status.INACTIVE
     site.graph.do(site.server.trigger_activate)

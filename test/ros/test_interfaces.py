@@ -97,6 +97,12 @@ def test_documentation_has_every_parameter() -> None:
     }
     text = (ROOT / "docs" / "parameters.md").read_text(encoding="utf-8")
     assert text == parameter_tables.page(), "run `make docs`"
+    for node, config in parameter_tables.nodes():
+        for row in parameter_tables.table(config)[2:]:
+            _, name, rest = row.split("`", 2)
+            parts = name.split(".")  # a group has its rows without the prefix
+            suffixes = (".".join(parts[i:]) for i in range(len(parts)))
+            assert any(f"| `{suffix}`{rest}" in text for suffix in suffixes), (node, name)
 
 
 def test_status_codes_cover_all_errors() -> None:

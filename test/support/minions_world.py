@@ -10,8 +10,8 @@ from functools import partial
 
 from collab_llm_nodes.chat.base import Finish, Reply
 from collab_llm_nodes.errors import CollabError
-from collab_llm_nodes.protocols.minions.driving import Means, drive
-from collab_llm_nodes.protocols.minions.jobs import Fault, ProgramJobs, WantedJob
+from collab_llm_nodes.protocols.minions.driving import Handlers, drive
+from collab_llm_nodes.protocols.minions.jobs import Fault, ProgramJobs, RequestedJob
 from collab_llm_nodes.protocols.minions.messages import (
     AskRemote,
     Executed,
@@ -20,11 +20,15 @@ from collab_llm_nodes.protocols.minions.messages import (
     Outcome,
     RunProgram,
 )
+from collab_llm_nodes.protocols.minions.sandbox.host import Sandbox
+from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
 from collab_llm_nodes.protocols.minions.settings import MinionsConfig
 
 paper = partial(MinionsConfig, planner="program", choice_bits=1 << 20, check_citations=False)
 """MinionS as in the paper: the remote writes programs, and outputs need no
 citation."""
+PATIENT = SandboxLimits(run_s=30, wall_s=60)
+"""Limits for programs on a machine that stalls."""
 PROGRAM = "```python\ndef prepare_jobs(context, last_jobs):\n    ...\n```"
 MORE = '{"decision": "request_additional_info", "missing_info": "the year"}'
 
@@ -71,9 +75,20 @@ def chunk_of(prompt: LocalPrompt) -> str:
     return text_of(prompt).split("## Text\n", 1)[1].split("\n\n## ", 1)[0]
 
 
-def wanted(*jobs: WantedJob) -> ProgramJobs:
+def requested(*jobs: RequestedJob) -> ProgramJobs:
     """Return the jobs of a program in which their tasks and advice are written out."""
     return ProgramJobs(jobs, texts=tuple({text: 0 for j in jobs for text in (j.task, j.advice)}))
+
+
+def run_in(sandbox: Sandbox) -> Callable[[RunProgram], ProgramJobs | Fault]:
+    """Return a function that runs programs in ``sandbox``."""
+    return lambda action: sandbox.run(
+        action.program,
+        action.documents,
+        action.last_jobs,
+        chunkers=action.chunkers,
+        chunk_size=action.chunk_size,
+    )
 
 
 @dataclass
@@ -94,7 +109,7 @@ class World:
 
     remote: Iterable[str | Reply | Exception]
     worker: Answerer = lambda prompt: found("42")
-    jobs: Sequence[ProgramJobs | Fault] = (wanted(WantedJob("chunk", "task")),)
+    jobs: Sequence[ProgramJobs | Fault] = (requested(RequestedJob("chunk", "task")),)
     passages: Sequence[str] = ()
     sent: list[AskRemote] = field(default_factory=list)
     prompts: list[Sequence[LocalPrompt]] = field(default_factory=list)
@@ -127,13 +142,13 @@ class World:
         def retrieve(question: str, k: int) -> Sequence[str]:
             return self.passages[:k]
 
-        return drive(machine, Means(remote, local, run, retrieve, self.rounds.append))
+        return drive(machine, Handlers(remote, local, run, retrieve, self.rounds.append))
 
     @property
     def chunks(self) -> list[str]:
         """The texts that the jobs of ``jobs`` are about."""
-        wanted = [each.jobs for each in self.jobs if not isinstance(each, Fault)]
-        return list(dict.fromkeys(job.chunk for jobs in wanted for job in jobs))
+        requested = [each.jobs for each in self.jobs if not isinstance(each, Fault)]
+        return list(dict.fromkeys(job.chunk for jobs in requested for job in jobs))
 
     @property
     def wire(self) -> str:

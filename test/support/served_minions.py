@@ -1,4 +1,4 @@
-"""Minion and MinionS served over models that say what a test tells them, in this process."""
+"""Minion and MinionS served over scripted models, in this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from collab_llm_nodes.chat.base import ChatRequest, Control, Finish, Reply, Told, Usage, tell_nobody
+from minions_world import found
+
+from collab_llm_nodes.chat.base import (
+    ChatRequest,
+    Control,
+    Finish,
+    OnResult,
+    Reply,
+    Usage,
+    ignore_result,
+)
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.knowledge.documents import Document
@@ -31,21 +41,36 @@ KEPT = 7
 
 
 def pages(count: int = PAGES) -> str:
-    """A document whose pages each hold a canary of their own, and a weight."""
+    """Return a document whose pages each hold a canary of their own, and a weight."""
     return "\f".join(f"Page {i}. The canary-{i} sings. Weight {i} kg." for i in range(count))
 
 
+def weigh_page(chunk: str) -> str | Reply:
+    """Return the weight on the page ``KEPT``, and outputs that must be discarded on the others."""
+    page = int(chunk.split(".")[0].removeprefix("Page "))
+    if page == KEPT:
+        return found("7 kg", citation="Weight 7 kg.")
+    discarded: list[str | Reply] = [
+        found(None, explanation=f"Only this: {chunk}", citation=chunk),
+        Reply(found(chunk), Finish.LENGTH, Usage(9, 0, 9)),
+        f"I read: {chunk}",
+        Reply(chunk, Finish.REFUSAL),
+        found("None", explanation=chunk),
+    ]
+    return discarded[page % 5]
+
+
 def text_of(request: ChatRequest) -> str:
-    """All that the model reads."""
+    """Return all that the model reads."""
     return "\n".join(turn.content for turn in request.turns)
 
 
 @dataclass
-class ToldChat:
-    """A chat model that answers as ``says`` does, one request after the other.
+class ScriptedChat:
+    """A chat model that answers with ``says``, one request after the other.
 
     Attributes:
-        seen: what it was asked.
+        seen: its requests.
     """
 
     name: str
@@ -54,7 +79,10 @@ class ToldChat:
     closed: bool = False
 
     def ask(
-        self, requests: Sequence[ChatRequest], control: Control, told: Told = tell_nobody
+        self,
+        requests: Sequence[ChatRequest],
+        control: Control,
+        on_result: OnResult = ignore_result,
     ) -> list[Reply | CollabError]:
         """See ``chat.base.ChatModel``."""
         control.check()
@@ -66,7 +94,7 @@ class ToldChat:
             if isinstance(said, str):
                 said = Reply(said, Finish.STOP, Usage(words, 0, len(said.split())))
             results.append(said)
-            told(place, said)
+            on_result(place, said)
         return results
 
     def close(self) -> None:
@@ -75,7 +103,7 @@ class ToldChat:
 
 
 def in_turn(*replies: str | Reply | CollabError) -> Says:
-    """Say ``replies`` one after the other; the last one again and again."""
+    """Return ``replies`` one after the other, and the last one from then on."""
     left = list(replies)
 
     def says(request: ChatRequest, control: Control) -> str | Reply | CollabError:
@@ -86,17 +114,17 @@ def in_turn(*replies: str | Reply | CollabError) -> Says:
 
 @dataclass
 class Bed:
-    """A protocol running over told models.
+    """A protocol running over scripted models.
 
     Attributes:
-        told: the progress of all answers.
+        progress: the progress of all answers.
     """
 
     running: MinionsRunning
-    remote: ToldChat
-    local: ToldChat
+    remote: ScriptedChat
+    local: ScriptedChat
     config: ServedMinion | ServedMinions
-    told: list[Progress] = field(default_factory=list)
+    progress: list[Progress] = field(default_factory=list)
 
     def ask(
         self, question: str = "How heavy is it?", control: RealControl | None = None, **fields: Any
@@ -104,16 +132,16 @@ class Bed:
         """Return the answer about ``pages()``, or the documents in ``fields``."""
         request = asked(self.config, question, **fields)
         due = control or RealControl(time.monotonic() + 60)
-        return self.running.run(request, self.told.append, due)
+        return self.running.run(request, self.progress.append, due)
 
     @property
     def wire(self) -> str:
-        """All that the remote has read."""
+        """All that the remote read."""
         return "\n".join(text_of(request) for request in self.remote.seen)
 
 
 def asked(config: Any, question: str = "How heavy is it?", **fields: Any) -> Request:
-    """A request for an answer about ``pages()``, or the documents in ``fields``."""
+    """Return a request for an answer about ``pages()``, or the documents in ``fields``."""
     given: dict[str, Any] = {
         "documents": (Document("log.txt", pages()),),
         "sampling": SamplingConfig(),
@@ -129,9 +157,9 @@ def served(
     config: ServedMinion | ServedMinions | None = None,
     protocol: str = MINIONS,
 ) -> Iterator[Bed]:
-    """Run a protocol over two told models."""
+    """Run a protocol over two scripted models."""
     config = config or ServedMinions(planner="program", check_citations=False)
-    far, near = ToldChat("far", remote), ToldChat("near", local)
+    far, near = ScriptedChat("far", remote), ScriptedChat("near", local)
     equipment = Equipment(config, Resources(), remote=far, local=near)
     running = MinionsRunning(protocol, equipment)
     try:
@@ -141,7 +169,7 @@ def served(
 
 
 def figures(answer: Progress) -> dict[str, float]:
-    """The figures that only this protocol has."""
+    """Return the figures that only this protocol has."""
     found = dict(answer.metrics.figures())
     assert all(math.isfinite(value) for value in found.values())
     return found

@@ -13,4 +13,4 @@ PARTS = (
     "reality",
     "reality_encoder",
 )
-"""Parts that ``collab-llm bench minions`` runs, in this order."""
+"""Parts of ``collab-llm bench minions``, in their order."""

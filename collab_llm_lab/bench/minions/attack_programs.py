@@ -1,9 +1,9 @@
-"""Programs that a hostile remote might write, for tests and benchmark of the sandbox.
+"""Hostile programs for tests and benchmark of the sandbox.
 
-``LEAKS``: bodies that set ``found`` to the canary, a word that stands in a file, in its name and in
-the environment, or that leave a trace behind. ``WORKS`` names those that succeed in plain Python,
-which shows that the tests would notice. In each, ``FILE``, ``FOLDER``, ``TRACE`` and ``PORT`` stand
-for the host's. ``BOMBS``: bodies that take time or memory without end.
+``LEAKS`` are bodies that set ``found`` to the canary, which is in a file, its name and the
+environment, or that leave a trace. ``WORKS`` are those that succeed in plain Python, so that the
+tests would notice. ``FILE``, ``FOLDER``, ``TRACE`` and ``PORT`` stand for the host's. ``BOMBS`` are
+bodies that use unlimited time or memory.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ BOMBS: dict[str, str] = {
 
 
 def program(body: str) -> str:
-    """Return a program that runs ``body`` and hands ``found`` out in every field of a job."""
+    """Return a program that runs ``body`` and returns ``found`` in every field of a job."""
     return (
         "def prepare_jobs(context, last_jobs):\n"
         "    found = ''\n"

@@ -1,4 +1,4 @@
-"""The hostile programs of ``attack_programs.py`` against the sandbox, and a host for them."""
+"""Hostile programs (``attack_programs.py``) against the sandbox, and a host with canaries."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ _VARIABLE = "COLLAB_CANARY"
 LEAK_LIMITS = SandboxLimits(run_s=30, wall_s=100, memory_mb=64)
 BOMB_LIMITS = SandboxLimits(run_s=0.2, wall_s=100, memory_mb=64)
 ENDS_WITHIN_S = 30.0
-"""A bomb must have ended by then, which its limit of computing time brings about, not the other."""
+"""Deadline of a bomb, which its limit of computing time must end."""
 
 
 @dataclass
 class Host:
-    """Things that a program must not reach."""
+    """Canaries that a program must not reach."""
 
     folder: Path
     listener: socket.socket
 
     @property
     def file(self) -> Path:
-        """A file that holds the canary; its name is one, too."""
+        """File that contains the canary, also as its name."""
         return self.folder / CANARY
 
     @property
     def trace(self) -> Path:
-        """A file that is there if a program has done something."""
+        """File that a successful program creates."""
         return self.folder / "trace"
 
     def connected(self) -> bool:
-        """Return True if somebody has connected since the last call."""
+        """Return True after a connection since the last call."""
         try:
             self.listener.accept()[0].close()
         except BlockingIOError:
@@ -50,14 +50,14 @@ class Host:
         return True
 
     def leak(self, name: str) -> str:
-        """Return the program of this name, aimed at this host."""
+        """Return the leak of this name, aimed at this host."""
         body = LEAKS[name].replace("FILE", str(self.file)).replace("FOLDER", str(self.folder))
         port = str(self.listener.getsockname()[1])
         return program(body.replace("TRACE", str(self.trace)).replace("PORT", port))
 
-    def hurt(self, told: str) -> bool:
-        """Return True if a program got the canary into ``told``, or left a trace."""
-        return CANARY in told or self.trace.exists() or self.connected()
+    def leaked(self, output: str) -> bool:
+        """Return True if a program put the canary into ``output`` or left a trace."""
+        return CANARY in output or self.trace.exists() or self.connected()
 
 
 @contextmanager
@@ -79,12 +79,12 @@ def host() -> Iterator[Host]:
 
 
 def run_attacks() -> dict[str, int]:
-    """Return how many programs were ``tried``, and how many ``escaped`` or ``hung``."""
+    """Run all programs, and count those ``tried``, ``escaped`` and ``hung``."""
     escaped = hung = 0
     with host() as victim:
         with _sandbox(LEAK_LIMITS) as sandbox:
             for name in LEAKS:
-                escaped += victim.hurt(str(sandbox.run(victim.leak(name), ["text"])))
+                escaped += victim.leaked(str(sandbox.run(victim.leak(name), ["text"])))
         with _sandbox(BOMB_LIMITS) as sandbox:
             for body in BOMBS.values():
                 begun = time.monotonic()
@@ -96,7 +96,7 @@ def run_attacks() -> dict[str, int]:
 
 
 def lives(sandbox: Sandbox) -> bool:
-    """Return True if it runs a program; a machine that stalls may need several attempts."""
+    """Return True if the sandbox runs a program, within attempts for a slow machine."""
     return any(isinstance(sandbox.run(program(""), ["text"]), JobList) for _ in range(5))
 
 

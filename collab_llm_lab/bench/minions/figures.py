@@ -1,4 +1,4 @@
-"""Rows of the tables: shares with intervals, means of tokens, paired comparisons."""
+"""Figures of the tables: shares with intervals, mean costs, paired comparisons."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from collab_llm_lab.bench.minions.ways import Answered, truncated, usage_of
+from collab_llm_lab.bench.minions.methods import Answered, truncated, usage_of
 from collab_llm_nodes.chat.ledger import PriceTable
 from collab_llm_nodes.protocols.minions.jobs import Dropped
 
@@ -25,7 +25,7 @@ def interval(share: float, count: int) -> tuple[float, float]:
 
 
 def row(answered: Sequence[Answered], tokens: int, prices: PriceTable) -> dict[str, Any]:
-    """Return the figures of a way: shares of all questions, and means per question.
+    """Return the figures of a method: shares of all questions, and means per question.
 
     Args:
         tokens: mean length of a log.
@@ -86,15 +86,15 @@ def paired(worse: Sequence[Answered], better: Sequence[Answered], seed: int) -> 
 
 
 def break_even(shorter: dict[str, Any], longer: dict[str, Any]) -> float | None:
-    """Return the length of a log at which MinionS and remote only have the same remote prefill.
+    """Return the length of a log at which MinionS and remote only have equal remote prefill.
 
-    Both are taken as linear between the two measured lengths.
+    Both are interpolated linearly.
 
     Args:
         shorter, longer: rows of ``remote_only`` and ``minions`` at two lengths.
 
     Returns:
-        None where MinionS grows as fast as remote only.
+        None if MinionS grows as fast as remote only.
     """
 
     def excess(rows: dict[str, Any]) -> float:

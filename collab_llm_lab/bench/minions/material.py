@@ -21,11 +21,7 @@ PASSAGE_CHARACTERS = 1000
 
 @dataclass(frozen=True)
 class Case:
-    """A log and the questions about it.
-
-    Attributes:
-        tokens: length of ``text``.
-    """
+    """A log and questions about it; ``tokens`` is the length of ``text``."""
 
     text: str
     asked: tuple[Asked, ...]
@@ -33,7 +29,7 @@ class Case:
 
 
 def make_case(seed: str, tokens: int, questions: int, count: Callable[[str], int]) -> Case:
-    """Return a log with names that no training has shown; questions of all classes in turn."""
+    """Return a log with held-out names, and questions of all classes in turn."""
     writer = LogWriter(random.Random(seed), held_out=True)
     first = writer.rng.randrange(len(CLASSES))
     asked = tuple(draw(writer, CLASSES[(first + i) % len(CLASSES)]) for i in range(questions))
@@ -54,13 +50,13 @@ def make_cases(
 
 
 class Passages:
-    """The passages of one log, found by words or by vectors."""
+    """Retrieval of the passages of one log, by words or by vectors."""
 
     def __init__(self, store: Store, encoder: Encoder) -> None:
         self._store, self._encoder = store, encoder
 
     def find(self, method: str, question: str, k: int) -> Sequence[str]:
-        """Return the ``k`` passages that fit best, by ``bm25`` or ``dense``."""
+        """Return the ``k`` best passages by ``bm25`` or ``dense``."""
         config = RetrievalConfig(method=method, chunks=k)
         found = retrieve(self._store, question, config, self._encoder)
         return [hit.chunk.text for hit in found.hits]

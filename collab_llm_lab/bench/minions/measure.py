@@ -1,4 +1,4 @@
-"""The measurements of the benchmark, one function each."""
+"""Measurements of the benchmark, one function each."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from collab_llm_lab.bench.minions.crew import Answer, Desk, Staff
+from collab_llm_lab.bench.minions.answering import Answer, ModelCache, ModelSpec
 from collab_llm_lab.bench.minions.figures import row
 from collab_llm_lab.bench.minions.material import Case, make_case, make_cases
-from collab_llm_lab.bench.minions.shown import EXAMPLES
-from collab_llm_lab.bench.minions.ways import (
+from collab_llm_lab.bench.minions.methods import (
     DIRECT,
+    METHODS,
     MINION,
     MINIONS,
-    WAYS,
     Answered,
+    Method,
     Models,
-    Way,
     answer_all,
 )
+from collab_llm_lab.bench.minions.shown import EXAMPLES
 from collab_llm_lab.training.minions.chats import job_chat
 from collab_llm_lab.training.minions.logs import VALUE_OF, Entry, LogWriter
 from collab_llm_lab.training.minions.questions import (
@@ -36,13 +36,13 @@ from collab_llm_nodes.chat.base import (
     ChatModel,
     ChatRequest,
     Control,
+    OnResult,
     Reply,
-    Told,
-    tell_nobody,
+    ignore_result,
 )
 from collab_llm_nodes.chat.ledger import PriceTable
 from collab_llm_nodes.errors import CollabError
-from collab_llm_nodes.protocols.base import Control as Unhurried
+from collab_llm_nodes.protocols.base import Control as NoDeadline
 from collab_llm_nodes.protocols.minions.baselines import local_only, rag
 from collab_llm_nodes.protocols.minions.embedded.queries import Query
 from collab_llm_nodes.protocols.minions.embedded.remote import Planner
@@ -61,11 +61,11 @@ SEPARATE_CHUNKS = (1, 16, 32, 64, 128)
 CHUNKS_AT_ONCE = (1, 2, 3)
 SUB_TASKS = (1, 2, 3, 4)
 REALITY_CHARACTERS = 400
-"""Characters of a piece for a pretrained worker."""
+"""Pieces for a pretrained worker [characters]."""
 REALITY_REPLY = 64
-"""Tokens of its longest reply: one that is longer goes round in circles."""
+"""Length limit of its replies; longer ones repeat themselves [tokens]."""
 REALITY_WINDOW = 160
-"""Tokens of a window in which it reads a long text: as much as a piece."""
+"""Windows in which it reads a long text, as long as a piece [tokens]."""
 _CHUNK_TOKENS = 512
 _WARM = 0.4
 
@@ -75,46 +75,48 @@ class Bench:
     """Models and tools of a run.
 
     Attributes:
-        staff: the models that answer.
-        desk: holds models in this process.
+        spec: the models that answer.
+        cache: models in this process.
         answer: answers tasks, here or in several processes.
         count: returns the number of tokens of a text, by the text family's tokenizer.
-        tell: tells what was measured.
+        report: prints a line.
     """
 
-    staff: Staff
-    desk: Desk
+    spec: ModelSpec
+    cache: ModelCache
     answer: Answer
     prices: PriceTable
     count: Callable[[str], int]
     seed: int
-    tell: Callable[[str], None]
+    report: Callable[[str], None]
 
     @property
     def models(self) -> Models:
         """The models that answer, in this process."""
-        return self.desk.models(self.staff)
+        return self.cache.models(self.spec)
 
-    def with_staff(self, **changed: Any) -> Bench:
-        """Return the same run with other models."""
-        return replace(self, staff=replace(self.staff, **changed))
+    def with_models(self, **changed: Any) -> Bench:
+        """Return this run with other models."""
+        return replace(self, spec=replace(self.spec, **changed))
 
     def rows(
-        self, ways: Mapping[str, Way], cases: Sequence[Case]
+        self, methods: Mapping[str, Method], cases: Sequence[Case]
     ) -> tuple[dict[str, dict[str, Any]], dict[str, list[Answered]]]:
-        """Return figures and answers of each way, and tell the figures as they come."""
-        told = self.answer([(self.staff, way, case) for way in ways.values() for case in cases])
+        """Return figures and answers of each method, and report the figures."""
+        found = self.answer(
+            [(self.spec, method, case) for method in methods.values() for case in cases]
+        )
         rows, answers = {}, {}
-        for name in ways:
-            answers[name] = [each for _ in cases for each in next(told)]
+        for name in methods:
+            answers[name] = [each for _ in cases for each in next(found)]
             rows[name] = self.row(name, answers[name], cases)
         return rows, answers
 
     def row(self, name: str, answered: Sequence[Answered], cases: Sequence[Case]) -> dict[str, Any]:
-        """Return the figures of a way, and tell them."""
+        """Return the figures of a method, and report them."""
         length = round(sum(case.tokens for case in cases) / len(cases))
         figures = row(answered, length, self.prices)
-        self.tell(
+        self.report(
             f"{name}: {figures['accuracy']:.3f} of {figures['questions']} right,"
             f" {figures['remote_prefill_tokens']:.0f} tokens read by the remote"
         )
@@ -124,29 +126,37 @@ class Bench:
 def sweeps(bench: Bench, cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
     """Vary one setting at a time (paper 000, figures 5 to 8 and appendix E.3)."""
 
-    def minions_with(**changed: Any) -> Way:
-        return Way(partial(minions, config=replace(MINIONS, **changed)))
+    def minions_with(**changed: Any) -> Method:
+        return Method(partial(minions, config=replace(MINIONS, **changed)))
+
+    def rag_with(k: int, retrieval: str) -> Method:
+        return Method(partial(rag, config=replace(DIRECT, retrieve=k)), retrieval)
 
     warm = replace(MINIONS.local, temperature=_WARM)
-    ways: dict[str, dict[Any, Way]] = {
+    methods: dict[str, dict[Any, Method]] = {
         "chunk_characters": {size: minions_with(chunk_size=size) for size in CHUNK_SIZES},
         "samples": {n: minions_with(samples=n, local=warm, rounds=1) for n in SAMPLES},
         "tasks": {n: minions_with(tasks=n, rounds=1) for n in TASKS},
         "minions_rounds": {n: minions_with(rounds=n) for n in ROUNDS},
         "minion_rounds": {
-            n: Way(partial(minion, config=replace(MINION, rounds=n))) for n in ROUNDS
+            n: Method(partial(minion, config=replace(MINION, rounds=n))) for n in ROUNDS
         },
         "carry": {memory: minions_with(carry=memory, rounds=ROUNDS[-1]) for memory in CARRIED},
-        "retrieved": {k: Way(partial(rag, config=replace(DIRECT, retrieve=k))) for k in RETRIEVED},
+        "retrieved": {
+            k: Method(partial(rag, config=replace(DIRECT, retrieve=k))) for k in RETRIEVED
+        },
         "retrieved_dense": {
-            k: Way(partial(rag, config=replace(DIRECT, retrieve=k)), "dense") for k in RETRIEVED
+            k: Method(partial(rag, config=replace(DIRECT, retrieve=k)), "dense") for k in RETRIEVED
         },
         "minions_retrieved": {k: minions_with(retrieve=k) for k in RETRIEVED[2:]},
     }
-    points = {f"{name} {value}": way for name, own in ways.items() for value, way in own.items()}
+    points = {
+        f"{name} {value}": method for name, own in methods.items() for value, method in own.items()
+    }
     rows, _ = bench.rows(points, cases)
     return {
-        name: {str(value): rows[f"{name} {value}"] for value in own} for name, own in ways.items()
+        name: {str(value): rows[f"{name} {value}"] for value in own}
+        for name, own in methods.items()
     }
 
 
@@ -157,7 +167,7 @@ def contexts(
     found = {}
     for tokens in lengths:
         cases = make_cases(f"contexts {bench.seed}", tokens, questions, per_log, bench.count)
-        bench.tell(f"logs of {tokens} tokens")
+        bench.report(f"logs of {tokens} tokens")
         found[str(tokens)], _ = bench.rows(chosen("remote_only", "minion", "minions"), cases)
     return found
 
@@ -168,29 +178,28 @@ def workers(
     """Return the row of MinionS with each model as its worker (table 2 of paper 000)."""
     found = {}
     for folder in folders:
-        rows, _ = bench.with_staff(worker=folder).rows({folder.name: WAYS["minions"]}, cases)
+        rows, _ = bench.with_models(worker=folder).rows({folder.name: METHODS["minions"]}, cases)
         size = (folder / "model.safetensors").stat().st_size
         found[folder.name] = {"weights_bytes": size, **rows[folder.name]}
     return found
 
 
 def reality(bench: Bench, folder: Path, cases: Sequence[Case]) -> dict[str, Any]:
-    """Return rows with a pretrained model as worker, which is shown examples.
+    """Return rows with a pretrained model as worker, after few-shot examples, in one round.
 
-    There is one round: it takes much longer than the trained worker. ``trained_worker`` has the
-    rows of that one, as it ships, on the same questions.
+    ``trained_worker`` has the rows of the shipped worker on the same questions.
     """
-    own = bench.with_staff(worker=folder, shown=bench.seed, window=REALITY_WINDOW)
+    own = bench.with_models(worker=folder, shown=bench.seed, window=REALITY_WINDOW)
     local = replace(MINIONS.local, max_tokens=REALITY_REPLY)
     config = replace(MINIONS, local=local, chunk_size=REALITY_CHARACTERS, rounds=1)
-    ways = {
+    methods = {
         **chosen("remote_only", "rag_bm25"),
-        "minions": Way(partial(minions, config=config)),
-        "minion": Way(partial(minion, config=replace(MINION, local=local))),
-        "local_only": Way(partial(local_only, config=replace(DIRECT, local=local))),
+        "minions": Method(partial(minions, config=config)),
+        "minion": Method(partial(minion, config=replace(MINION, local=local))),
+        "local_only": Method(partial(local_only, config=replace(DIRECT, local=local))),
     }
     trained, _ = bench.rows(chosen("local_only", "minion", "minions"), cases)
-    rows, _ = own.rows(ways, cases)
+    rows, _ = own.rows(methods, cases)
     return {
         "model": folder.name,
         "examples": EXAMPLES,
@@ -203,22 +212,21 @@ def reality(bench: Bench, folder: Path, cases: Sequence[Case]) -> dict[str, Any]
 
 
 def reality_retrieval(bench: Bench, encoder: Path, cases: Sequence[Case]) -> dict[str, Any]:
-    """Return the row of RAG whose passages a pretrained encoder has found."""
-    rows, _ = bench.with_staff(encoder=encoder).rows(chosen("rag_dense"), cases)
+    """Return the row of RAG with the passages of a pretrained encoder."""
+    rows, _ = bench.with_models(encoder=encoder).rows(chosen("rag_dense"), cases)
     return {"encoder": encoder.name, "protocols": rows}
 
 
-def chosen(*names: str) -> dict[str, Way]:
-    """Return these ways to answer."""
-    return {name: WAYS[name] for name in names}
+def chosen(*names: str) -> dict[str, Method]:
+    """Return these methods."""
+    return {name: METHODS[name] for name in names}
 
 
 def chunks_and_tasks(bench: Bench, worker: ChatModel, requests: int) -> dict[str, Any]:
     """Return the worker's accuracy by chunks and by sub-tasks in one request (tables 4 and 5).
 
-    ``separate`` has the chunks in one request each; right is what finds the answer in its chunk
-    and nothing in the others that would be sent. ``separate_sub_tasks`` has the tasks in one
-    request each; right are only all of them together.
+    With ``separate`` chunks, the answer must be found in its chunk, and nothing that would be sent
+    in the others. With ``separate_sub_tasks``, all answers must be correct.
     """
     rng = random.Random(f"requests {bench.seed}")
     found: dict[str, dict[str, float]] = {
@@ -234,19 +242,19 @@ def chunks_and_tasks(bench: Bench, worker: ChatModel, requests: int) -> dict[str
     for n in SUB_TASKS:
         together, apart = _sub_tasks(bench, worker, rng, n, requests)
         found["sub_tasks"][str(n)], found["separate_sub_tasks"][str(n)] = together, apart
-    bench.tell(f"chunks and tasks in one request: {json.dumps(found)}")
+    bench.report(f"chunks and tasks in one request: {json.dumps(found)}")
     return found
 
 
 def _chunks_together(
     bench: Bench, worker: ChatModel, rng: random.Random, n: int, requests: int
 ) -> float:
-    jobs, wanted = [], []
+    jobs, expected = [], []
     for _ in range(requests):
         chunks, query, entry = _chunks(rng, n, bench.count)
         jobs.append(("\n".join(chunks), query.tasks[0]))
-        wanted.append(entry.fields[VALUE_OF[query.fact]])
-    return _agreement(_outputs(worker, jobs), wanted)
+        expected.append(entry.fields[VALUE_OF[query.fact]])
+    return _agreement(_outputs(worker, jobs), expected)
 
 
 def _chunks_apart(
@@ -264,9 +272,9 @@ def _chunks_apart(
 def _sub_tasks(
     bench: Bench, worker: ChatModel, rng: random.Random, n: int, requests: int
 ) -> tuple[float, float]:
-    """Return the shares of right answers to ``n`` tasks in one request, and in one each."""
+    """Return the accuracy of ``n`` tasks in one request, and in one request each."""
     together, apart = [], []
-    wanted: list[list[str]] = []
+    expected: list[list[str]] = []
     for _ in range(requests):
         writer = LogWriter(rng, held_out=True)
         asked = [draw(writer, "lookup") for _ in range(n)]
@@ -275,22 +283,22 @@ def _sub_tasks(
         tasks = [each.query.tasks[0] for each in asked]
         together.append((text, "; ".join(tasks)))
         apart += [(text, task) for task in tasks]
-        wanted.append([each.answer for each in asked])
+        expected.append([each.answer for each in asked])
     joined = _outputs(worker, together)
     each_alone = iter(_outputs(worker, apart))
-    alone = [[next(each_alone) for _ in answers] for answers in wanted]
-    return _agreement(joined, ["; ".join(each) for each in wanted]), _agreement(alone, wanted)
+    alone = [[next(each_alone) for _ in answers] for answers in expected]
+    return _agreement(joined, ["; ".join(each) for each in expected]), _agreement(alone, expected)
 
 
-def _agreement(said: Sequence[object], wanted: Sequence[object]) -> float:
-    """Return the share of answers that are the wanted ones."""
-    return sum(a == b for a, b in zip(said, wanted, strict=True)) / len(wanted)
+def _agreement(said: Sequence[object], expected: Sequence[object]) -> float:
+    """Return the share of equal answers."""
+    return sum(a == b for a, b in zip(said, expected, strict=True)) / len(expected)
 
 
 def _chunks(
     rng: random.Random, n: int, count: Callable[[str], int]
 ) -> tuple[list[str], Query, Entry]:
-    """Return chunks of which one holds the line that a query asks for."""
+    """Return chunks, one of which contains the line that a query asks for."""
     writer = LogWriter(rng, held_out=True)
     asked = draw(writer, "lookup")
     ((entry,), misses) = asked.planted
@@ -303,13 +311,13 @@ def _chunks(
 
 
 def _outputs(worker: ChatModel, jobs: Sequence[tuple[str, str]]) -> list[str | None]:
-    """Return the worker's answers to chunks and tasks, as MinionS would send them on."""
+    """Return the worker's answers that MinionS would send, by chunk and task."""
     requests = [
         ChatRequest(job_chat(chunk, task), max_tokens=MINIONS.local.max_tokens)
         for chunk, task in jobs
     ]
     found: list[str | None] = []
-    for reply, (chunk, _) in zip(worker.ask(requests, Unhurried()), jobs, strict=True):
+    for reply, (chunk, _) in zip(worker.ask(requests, NoDeadline()), jobs, strict=True):
         output = None
         if not isinstance(reply, CollabError):
             output = worker_output(reply.text, quotes=False, max_characters=2000)
@@ -319,7 +327,7 @@ def _outputs(worker: ChatModel, jobs: Sequence[tuple[str, str]]) -> list[str | N
 
 
 def planning(bench: Bench, planner: Planner, questions: int) -> dict[str, Any]:
-    """Return the share of valid and of right plans, by what training has not shown."""
+    """Return the shares of valid and of correct plans, by the kind of generalisation."""
     kinds: dict[str, dict[str, Any]] = {
         "trained": {"held_out": False, "wording": False},
         "entities": {"held_out": True, "wording": False},
@@ -330,8 +338,10 @@ def planning(bench: Bench, planner: Planner, questions: int) -> dict[str, Any]:
     found = {}
     for name, facts in kinds.items():
         rng = random.Random(f"planning {bench.seed} {name}")
-        wanted = facts.get("shapes")
-        choice = sorted((g, s) for g, s in shapes if (s in HELD_OUT_SHAPES) == (wanted is not None))
+        expected = facts.get("shapes")
+        choice = sorted(
+            (g, s) for g, s in shapes if (s in HELD_OUT_SHAPES) == (expected is not None)
+        )
         by_group = {group: [s for g, s in choice if g == group] for group, _ in choice}
         valid = right = 0
         for i in range(questions):
@@ -347,19 +357,19 @@ def planning(bench: Bench, planner: Planner, questions: int) -> dict[str, Any]:
             valid += query is not None
             right += query == asked.query
         found[name] = {"valid": valid / questions, "right": right / questions}
-    bench.tell(f"plans: {json.dumps(found)}")
+    bench.report(f"plans: {json.dumps(found)}")
     return found
 
 
 def _planned(planner: Planner, asked: Asked) -> Query | None:
     try:
-        return planner.understand(asked.text, Unhurried())
+        return planner.understand(asked.text, NoDeadline())
     except CollabError:
         return None
 
 
-class TellingWorker:
-    """A worker whose outputs without an answer hold a canary each.
+class CanaryWorker:
+    """A worker with a canary in each output without an answer.
 
     Attributes:
         planted: the canaries.
@@ -374,32 +384,36 @@ class TellingWorker:
         return self._worker.name
 
     def ask(
-        self, requests: Sequence[ChatRequest], control: Control, told: Told = tell_nobody
+        self,
+        requests: Sequence[ChatRequest],
+        control: Control,
+        on_result: OnResult = ignore_result,
     ) -> list[Reply | CollabError]:
         """Answer ``requests``; see ``chat.base.ChatModel``."""
-        results = [self._telling(reply) for reply in self._worker.ask(requests, control)]
-        for place, result in enumerate(results):
-            told(place, result)
+        results = [self._with_canary(reply) for reply in self._worker.ask(requests, control)]
+        for index, result in enumerate(results):
+            on_result(index, result)
         return results
 
     def close(self) -> None:
-        """Leave the worker open: it is the caller's."""
+        """Leave the worker open, which belongs to the caller."""
 
-    def _telling(self, reply: Reply | CollabError) -> Reply | CollabError:
+    def _with_canary(self, reply: Reply | CollabError) -> Reply | CollabError:
         if isinstance(reply, CollabError):
             return reply
         output = worker_output(reply.text, quotes=False, max_characters=2000)
         if output is not None and output.answer is not None:
             return reply
-        self.planted.append(f"canary-output-{len(self.planted)}-")
-        told = {"explanation": self.planted[-1], "citation": self.planted[-1], "answer": None}
-        return replace(reply, text=json.dumps(told))
+        canary = f"canary-output-{len(self.planted)}-"
+        self.planted.append(canary)
+        fields = {"explanation": canary, "citation": canary, "answer": None}
+        return replace(reply, text=json.dumps(fields))
 
 
 def privacy(bench: Bench, tokens: int, questions: int) -> dict[str, Any]:
     """Return how many canaries cross the wire of MinionS.
 
-    One stands in each paragraph of a log that answers nothing, one in each output without answer.
+    There is one in each paragraph of a log without an answer, and in each output without one.
     """
     case = make_case(f"privacy {bench.seed}", tokens, questions, bench.count)
     answering = {entry.text for asked in case.asked for group in asked.planted for entry in group}
@@ -410,10 +424,10 @@ def privacy(bench: Bench, tokens: int, questions: int) -> dict[str, Any]:
             paragraph = f"{paragraph}\nNote {planted[-1]}."
         paragraphs.append(paragraph)
     case = replace(case, text="\n\n".join(paragraphs))
-    worker = TellingWorker(bench.models.local)
-    answered = answer_all(WAYS["minions"], [case], replace(bench.models, local=worker))
+    worker = CanaryWorker(bench.models.local)
+    answered = answer_all(METHODS["minions"], [case], replace(bench.models, local=worker))
     wire = "\n".join(text for each in answered for text in each.wire)
     canaries = planted + worker.planted
     seen = sum(canary in wire for canary in canaries)
-    bench.tell(f"{seen} of {len(canaries)} canaries were seen on the wire")
+    bench.report(f"{seen} of {len(canaries)} canaries were seen on the wire")
     return {"canaries_seen": seen, "canaries_planted": len(canaries), "wire_bytes": len(wire)}

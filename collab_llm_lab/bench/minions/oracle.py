@@ -1,8 +1,7 @@
-"""The remote ``oracle``: it understands every question of the benchmark and reads without fault.
+"""The remote ``oracle``, which understands every question of the benchmark and reads correctly.
 
-It stands for a large model, so that the figures tell of worker and protocol alone. It is a program
-over the text that crosses the wire: it knows the grammar of questions and log lines, and nothing
-of the log that a prompt does not show.
+It replaces a large model, so that the figures depend only on worker and protocol. It knows the
+grammar of questions and log lines, but of the log only the text of its prompts.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from collab_llm_nodes.chat.base import Control
 from collab_llm_nodes.protocols.minions.embedded.queries import FACTS, Query
 from collab_llm_nodes.protocols.minions.embedded.remote import UNKNOWN, PlannedRemote
 from collab_llm_nodes.protocols.minions.messages import CannotPlan
-from collab_llm_nodes.protocols.minions.reduction import number
+from collab_llm_nodes.protocols.minions.plan import number
 
 
 class Oracle(PlannedRemote):
-    """See the module's text."""
+    """Remote that plans and reads by the benchmark's grammar."""
 
     def close(self) -> None:
         pass
@@ -37,7 +36,7 @@ class Oracle(PlannedRemote):
                 if any(name.startswith("second_") for name in fields):
                     of.append(tuple(fields.get(f"second_{n}") or fields[n] for n in names))
                 return Query(kind, fact, tuple(of))
-        raise CannotPlan("it is none of the benchmark's")
+        raise CannotPlan("it is no question of the benchmark")
 
     def read(self, text: str, question: str, control: Control) -> str:
         query = self.understand(question, control)
@@ -46,21 +45,21 @@ class Oracle(PlannedRemote):
         return query.answer(found) or UNKNOWN
 
     def findings(self, query: Query, task: int, answer: str, citation: str) -> list[str]:
-        """Believe what the cited lines say, and what they say alone."""
-        said = super().findings(query, task, answer, citation)
+        """Return the answers that the cited lines state."""
+        answers = super().findings(query, task, answer, citation)
         cited = [v for line in _lines(citation) for v in stated(query, query.of[task], line)]
-        return [value for value in cited if any(_agrees(part, value) for part in said)]
+        return [value for value in cited if any(_agrees(part, value) for part in answers)]
 
 
 def _agrees(said: str, value: str) -> bool:
-    """Return True for the words of ``value``, and for the same number with its unit."""
+    """Return True for the same words, or for the same number with a unit."""
     return said.lower() == value.lower() or (
         value.replace(".", "", 1).isdigit() and number(said) == number(value)
     )
 
 
 def _lines(citation: str) -> list[str]:
-    """Return the lines in a citation, which stand behind each other with semicolons between."""
+    """Return the lines in a citation, which are separated by semicolons."""
     return [line.strip() for part in citation.splitlines() for line in part.split(";")]
 
 

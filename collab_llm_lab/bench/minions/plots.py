@@ -67,11 +67,11 @@ def _lengths(axis: Any, results: Results) -> None:
 
 
 def _classes(axis: Any, results: Results) -> None:
-    ways = ("local_only", "minion", "minions", "remote_only")
-    for number, way in enumerate(ways):
-        shares = results["protocols"][way]["accuracy_by_class"]
+    methods = ("local_only", "minion", "minions", "remote_only")
+    for number, method in enumerate(methods):
+        shares = results["protocols"][method]["accuracy_by_class"]
         places = [i + 0.2 * number for i in range(len(shares))]
-        axis.bar(places, [*shares.values()], 0.18, label=way.replace("_", " "))
+        axis.bar(places, [*shares.values()], 0.18, label=method.replace("_", " "))
         axis.set_xticks([i + 0.3 for i in range(len(shares))], [*shares], fontsize=7, rotation=30)
     axis.legend(fontsize=7)
     _label(axis, "classes of questions", "", "accuracy")

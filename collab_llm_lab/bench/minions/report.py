@@ -1,4 +1,4 @@
-"""``collab-llm bench minions``: what is measured in which order, and the tables of it."""
+"""``collab-llm bench minions``: parts, goals and tables."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from rich.table import Table
 from collab_llm_lab.bench.chat import JobsShape, measure_parallel
 from collab_llm_lab.bench.harness import Keep, beside, check_parts, forget, run_parts
 from collab_llm_lab.bench.minions import PARTS, measure
-from collab_llm_lab.bench.minions.attacks import run_attacks
-from collab_llm_lab.bench.minions.crew import (
+from collab_llm_lab.bench.minions.answering import (
     PRICED_AS,
     TARGET,
     WORKER,
     Counter,
-    Desk,
-    Staff,
-    crew,
+    ModelCache,
+    ModelSpec,
+    answering,
     read,
 )
+from collab_llm_lab.bench.minions.attacks import run_attacks
 from collab_llm_lab.bench.minions.figures import break_even, paired
 from collab_llm_lab.bench.minions.material import Case, make_cases
 from collab_llm_lab.bench.minions.measure import Bench
-from collab_llm_lab.bench.minions.ways import WAYS, Answered
+from collab_llm_lab.bench.minions.methods import METHODS, Answered
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.chat.ledger import PriceTable
 from collab_llm_nodes.config import from_yaml
@@ -36,12 +36,12 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.protocols.minions.embedded.remote import ROLE, Planner
 
 _RUN = ("machine", "models", "threads", "processes")
-"""Facts of a run, which parts that are measured later have of their own."""
+"""Facts of a run, stored separately for parts that are measured later."""
 
 Results = Mapping[str, Any]
 
 _WORKERS = (WORKER, TARGET, "ssm-reports")
-"""Models of the family that are a worker in turn; the first alone is trained for it."""
+"""Models of the family that are the worker in turn; only the first is trained for it."""
 _ROWS = (
     ("accuracy", "{:.3f}"),
     ("remote_prefill_tokens", "{:,.0f}"),
@@ -58,11 +58,11 @@ class Sizes:
     """Numbers of questions, and lengths of logs in tokens.
 
     Attributes:
-        questions: of the main table, on logs of ``tokens``; ``per_log`` share a log.
-        trained: logs of the main table that the trained remote is asked about, too.
+        questions: questions of the main table on logs of ``tokens``, ``per_log`` of them per log.
+        trained: logs of the main table for the trained remote.
         few: questions of each point of the other parts, on one log.
         shape: jobs of ``parallel``.
-        reality: questions to the pretrained worker, on logs of ``reality_tokens`` in equal parts.
+        reality: questions to the pretrained worker, equally on logs of ``reality_tokens``.
     """
 
     questions: int = 406
@@ -114,19 +114,19 @@ def run_minions(
     """Measure Minion, MinionS and the baselines with the text family in ``models``.
 
     Args:
-        processes: answer questions about several logs side by side.
+        processes: processes that answer questions about different logs.
         parts: some of ``PARTS``, empty for all; ``reality`` needs ``pretrained``, and
             ``reality_encoder`` needs ``encoder``.
-        pretrained: folder of a model to be the worker of some questions too.
-        encoder: folder of an encoder that finds the passages of RAG too.
-        answers: folder that keeps the answers about each log, for a run that goes on later.
-        keep: is given the results so far after each part.
+        pretrained: folder of a further model as worker.
+        encoder: folder of a further encoder for RAG.
+        answers: folder that stores the answers about each log, to resume a run.
+        keep: called with the results after each part.
 
     Returns:
-        ``protocols.<way>`` with remote ``oracle``, ``trained.protocols.<way>`` and
+        ``protocols.<method>`` with remote ``oracle``, ``trained.protocols.<method>`` and
         ``trained.plans``; ``paired`` gains; ``sweeps.<setting>.<value>``, ``contexts.<tokens>``,
         ``requests`` (figure 3, tables 4 and 5), ``workers.<model>`` (table 2),
-        ``remotes.<remote>.<way>`` (table 3), ``reality``, ``reality_encoder``,
+        ``remotes.<remote>.<method>`` (table 3), ``reality``, ``reality_encoder``,
         ``break_even_tokens``; ``parallel``, ``privacy``, ``attacks``; ``seconds.<part>`` and
         ``failed.<part>``; ``goals`` and ``ok``.
 
@@ -135,7 +135,7 @@ def run_minions(
         ModelError: a model cannot be loaded.
     """
     check_parts(parts, PARTS)
-    staff = Staff(models, models / WORKER, threads=threads)
+    spec = ModelSpec(models, models / WORKER, threads=threads)
     count = Counter(read(models / WORKER)).text
     prices = from_yaml(PriceTable, config_file("prices.yaml"))
     results: dict[str, Any] = {
@@ -145,18 +145,18 @@ def run_minions(
         "threads": threads,
         "processes": processes,
     }
-    desk = Desk()
+    cache = ModelCache()
 
-    def tell(text: str) -> None:
+    def report_line(text: str) -> None:
         console.print(text, highlight=False)
 
     given = {"reality": pretrained, "reality_encoder": encoder}
     wanted = [part for part in PARTS if part in (parts or PARTS) and given.get(part, True)]
-    with crew(desk, processes, answers) as answer:
-        bench = Bench(staff, desk, answer, prices, count, seed, tell)
+    with answering(cache, processes, answers) as answer:
+        bench = Bench(spec, cache, answer, prices, count, seed, report_line)
         run = _Run(bench, sizes, pretrained, encoder)
         run_parts([(part, partial(_PARTS[part], run)) for part in wanted], results, console, keep)
-    desk.close()
+    cache.close()
     results["goals"] = _goals(results, wanted)
     results["ok"] = _ok(results)
     _print("remote: oracle", results.get("protocols", {}), console)
@@ -179,10 +179,10 @@ def _ok(results: Results) -> bool:
 
 @dataclass
 class _Run:
-    """The common state of the parts of a run.
+    """Common state of the parts of a run.
 
     Attributes:
-        answers: of the main table's ways, in the order of its questions; empty until they are in.
+        answers: answers of the main table by method; empty before it is measured.
     """
 
     bench: Bench
@@ -202,7 +202,7 @@ class _Run:
 
 
 def _protocols(run: _Run) -> dict[str, Any]:
-    rows, run.answers = run.bench.rows(WAYS, run.main)
+    rows, run.answers = run.bench.rows(METHODS, run.main)
     local, minion, minions = (run.answers[name] for name in ("local_only", "minion", "minions"))
     gains = {
         "minion_over_local_only": paired(local, minion, run.bench.seed),
@@ -213,17 +213,17 @@ def _protocols(run: _Run) -> dict[str, Any]:
 
 def _trained(run: _Run) -> dict[str, Any]:
     """Return rows and plans of the trained remote, and rows of both on the same questions."""
-    folder = run.bench.staff.family / TARGET
+    folder = run.bench.spec.family / TARGET
     if not (folder / f"{ROLE}.json").is_file():
-        run.bench.tell(f"{folder} has not learnt to plan: no remote is trained")
+        run.bench.report(f"{folder} has not learnt to plan: no remote is trained")
         return {"trained": {}, "remotes": {}}
     cases = run.main[: run.sizes.trained]
-    trained = run.bench.with_staff(trained=True)
-    rows, _ = trained.rows(WAYS, cases)
+    trained = run.bench.with_models(trained=True)
+    rows, _ = trained.rows(METHODS, cases)
     questions = sum(len(case.asked) for case in cases)
-    answers = run.answers or run.bench.rows(WAYS, cases)[1]
+    answers = run.answers or run.bench.rows(METHODS, cases)[1]
     oracle = {
-        name: run.bench.row(f"oracle, {name}", answers[name][:questions], cases) for name in WAYS
+        name: run.bench.row(f"oracle, {name}", answers[name][:questions], cases) for name in METHODS
     }
     planner = trained.models.remote
     assert isinstance(planner, Planner)
@@ -250,7 +250,7 @@ def _sweeps(run: _Run) -> dict[str, Any]:
 def _workers(run: _Run) -> dict[str, Any]:
     few = run.sizes.few
     cases = run.cases("workers", min(run.sizes.contexts), few, few)
-    folders = [run.bench.staff.family / name for name in _WORKERS]
+    folders = [run.bench.spec.family / name for name in _WORKERS]
     here = [folder for folder in folders if (folder / "config.json").is_file()]
     return {"workers": measure.workers(run.bench, here, cases)}
 
@@ -261,7 +261,7 @@ def _requests(run: _Run) -> dict[str, Any]:
 
 
 def _parallel(run: _Run) -> dict[str, Any]:
-    engine = Engine(read(run.bench.staff.family / WORKER))
+    engine = Engine(read(run.bench.spec.family / WORKER))
     engine.eos = frozenset()  # every reply has the same length
     found = measure_parallel(engine, run.sizes.shape, repeats=run.sizes.repeats)
     engine.close()
@@ -306,10 +306,10 @@ _PARTS: Mapping[str, Callable[[_Run], dict[str, Any]]] = {
 _READ = "remote_prefill_tokens"
 
 
-def _share(results: Results, way: str, figure: str) -> float:
-    """Return a figure of a way as a share of remote only's."""
+def _share(results: Results, method: str, figure: str) -> float:
+    """Return a figure of a method as a share of remote only's."""
     rows = results["protocols"]
-    return float(rows[way][figure] / rows["remote_only"][figure])
+    return float(rows[method][figure] / rows["remote_only"][figure])
 
 
 def _surely_better(results: Results, gain: str) -> bool:
@@ -356,11 +356,11 @@ _GOALS: Mapping[str, tuple[str, Callable[[Results], bool]]] = {
         lambda found: found["attacks"]["escaped"] == found["attacks"]["hung"] == 0,
     ),
 }
-"""Each goal's part, and the rule by which it is reached."""
+"""Part and criterion of each goal."""
 
 
 def _goals(results: Results, parts: Sequence[str]) -> dict[str, bool]:
-    """Return which goals of the parts that were run are reached; none of a part that failed."""
+    """Return for each goal of the parts that were run if it is reached."""
     return {
         name: part not in results["failed"] and holds(results)
         for name, (part, holds) in _GOALS.items()
@@ -372,9 +372,9 @@ def _print(title: str, rows: Mapping[str, Mapping[str, Any]], console: Console) 
     if not rows:
         return
     table = Table(title=title)
-    table.add_column("way")
+    table.add_column("method")
     for name, _ in _ROWS:
         table.add_column(name.replace("_", " "), justify="right")
-    for way, row in rows.items():
-        table.add_row(way.replace("_", " "), *(form.format(row[name]) for name, form in _ROWS))
+    for method, row in rows.items():
+        table.add_row(method.replace("_", " "), *(form.format(row[name]) for name, form in _ROWS))
     console.print(table)

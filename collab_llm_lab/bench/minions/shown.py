@@ -1,10 +1,10 @@
-"""Solved examples before each request, for a worker that was never trained for the protocol.
+"""Few-shot examples before each request, for a worker that was not trained for the protocol.
 
-A base model, which knows no chat and follows no instruction, reads them as one text: a passage, a
-question, "Answer:" and the reply, on one line. Its own reply ends with its line, since it would go
-on with the next passage.
+A base model, which follows neither chats nor instructions, reads them as one text: a passage, a
+question, "Answer:" and the reply, on one line. Its own reply ends with its line, after which it
+would continue with the next passage.
 
-Each role has examples of its own: jobs of MinionS, talks of Minion, and questions about a text.
+Each role has its own examples: jobs of MinionS, talks of Minion, and questions about a text.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from collab_llm_nodes.chat.base import (
     ChatModel,
     ChatRequest,
     Control,
+    OnResult,
     Reply,
-    Told,
-    tell_nobody,
+    ignore_result,
 )
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.turns import Turn
+from collab_llm_nodes.protocols.minions import prompts
 from collab_llm_nodes.protocols.minions.embedded.queries import FACTS
-from collab_llm_nodes.protocols.minions.embedded.windows import CLOSING, OPENING
 
 JOB, TALK, DIRECT = "job", "talk", "direct"
 EXAMPLES = 4
-"""Number of examples of each role."""
+"""Examples of each role."""
 PLAIN_CHAT = (
     "{{ bos_token or '' }}{% for turn in messages %}"
     "{% if turn.role == 'user' %}{{ turn.content }}\nAnswer:"
@@ -42,17 +42,17 @@ PLAIN_CHAT = (
 """Chat template of a base model, which has none of its own."""
 _LINES = 6
 """Lines of the log of an example."""
-_TELLING = ("seen", "where")
-"""Facts whose lines hold more than the answer: an example shows what to leave out."""
+_LONGER_LINES = ("seen", "where")
+"""Facts whose lines contain more than the answer: an example shows what to leave out."""
 
 
 class ShownExamples:
-    """A ``chat.base.ChatModel`` that has solved examples before each request.
+    """``chat.base.ChatModel`` with solved examples before each request.
 
     Args:
-        model: closed with this.
+        model: answers; closed with this.
         shown: chats of examples, by role.
-        plain: put prompts as a base model understands them, and its replies to jobs as JSON.
+        plain: rewrite prompts for a base model, and its replies to jobs as JSON.
     """
 
     def __init__(
@@ -65,14 +65,17 @@ class ShownExamples:
         return self._model.name
 
     def ask(
-        self, requests: Sequence[ChatRequest], control: Control, told: Told = tell_nobody
+        self,
+        requests: Sequence[ChatRequest],
+        control: Control,
+        on_result: OnResult = ignore_result,
     ) -> list[Reply | CollabError]:
         """Answer ``requests``; see ``chat.base.ChatModel``."""
         results = self._model.ask([self._shown(each) for each in requests], control)
         if self._plain:
             results = [_in_form(*both) for both in zip(requests, results, strict=True)]
-        for place, result in enumerate(results):
-            told(place, result)
+        for index, result in enumerate(results):
+            on_result(index, result)
         return results
 
     def close(self) -> None:
@@ -80,7 +83,7 @@ class ShownExamples:
         self._model.close()
 
     def _shown(self, request: ChatRequest) -> ChatRequest:
-        """Return ``request`` with the examples of its role before it."""
+        """Return ``request`` after the examples of its role."""
         role = _role(request.turns)
         turns = (*self._examples[role], *request.turns)
         if not self._plain:
@@ -89,23 +92,29 @@ class ShownExamples:
 
 
 def _role(turns: Sequence[Turn]) -> str:
-    """Return the role that a prompt asks for."""
+    """Return the role of a prompt."""
     if turns[0].role == "system":
         return TALK
-    return DIRECT if OPENING in turns[-1].content else JOB
+    return DIRECT if prompts.read_back(prompts.DIRECT, turns[-1].content, "context") else JOB
+
+
+def _values(template: str, turn: Turn, longest: str) -> dict[str, str]:
+    values = prompts.read_back(template, turn.content, longest)
+    assert values is not None, "the prompt is not of this template"
+    return values
 
 
 def _plain_jobs(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """Return prompts as questions about a text, and replies as a quote with the answer behind it.
+    """Return prompts as questions about a text, and replies as a quote followed by the answer.
 
-    Nothing has to be closed behind the answer: a base model rather repeats the last key of an
-    object, until its reply is cut off. The mark of the quote is that of ``chat.quoting``.
+    Nothing must be closed after the answer, since a base model would repeat the last key of an
+    object until its reply is cut off. The mark of the quote is that of ``chat.quoting``.
     """
     found = []
     for turn in turns:
         if turn.role == "user":
-            chunk, task = turn.content.split("## Text\n", 1)[1].rsplit("\n\n## Task\n", 1)
-            content = _question(chunk, f'Which line begins with "{task}"?')
+            values = _values(prompts.WORKER_BRIEF, turn, "chunk")
+            content = _question(values["chunk"], f'Which line begins with "{values["task"]}"?')
         else:
             reply = json.loads(turn.content)
             content = _FOUND.format(**reply) if reply["answer"] is not None else _ABSENT
@@ -114,11 +123,11 @@ def _plain_jobs(turns: Sequence[Turn]) -> tuple[Turn, ...]:
 
 
 def _plain_talks(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """Return each text, with the last message about it, as one question."""
+    """Return each text with the last message about it as one question."""
     found: list[Turn] = []
     for turn in turns:
         if turn.role == "system":
-            text = turn.content.split(OPENING, 1)[1].rsplit(CLOSING, 1)[0]
+            text = _values(prompts.CHAT_LOCAL, turn, "context")["context"]
             continue
         if turn.role == "user":
             turn = replace(turn, content=_question(text, f'What follows "{turn.content}"?'))
@@ -131,8 +140,8 @@ def _plain_questions(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     found = []
     for turn in turns:
         if turn.role == "user":
-            text, rest = turn.content.split(OPENING, 1)[1].rsplit(CLOSING, 1)
-            turn = replace(turn, content=_question(text, rest.split("\n\n", 1)[0]))
+            values = _values(prompts.DIRECT, turn, "context")
+            turn = replace(turn, content=_question(values["context"], values["question"]))
         found.append(turn)
     return tuple(found)
 
@@ -160,9 +169,9 @@ _PLAIN = {JOB: _plain_jobs, TALK: _plain_talks, DIRECT: _plain_questions}
 
 
 def teach_plain_chat(engine: Engine) -> bool:
-    """Have a base model take chats, and end its replies with their line; leave others as they are.
+    """Give a base model a chat template and end its replies with their line.
 
-    Call it before the engine's first session. Return True for a base model.
+    Call it before the engine's first session. Returns False for a chat model, which is unchanged.
     """
     tokenizer = engine.loaded.tokenizer
     if tokenizer.chat_template:
@@ -174,21 +183,22 @@ def teach_plain_chat(engine: Engine) -> bool:
 
 
 def examples(role: str, count: int, seed: str) -> tuple[Turn, ...]:
-    """Return chats of ``role`` one after the other; one in four finds nothing, and is not the last.
+    """Return chats of ``role``, of which one in four finds nothing.
 
-    A base model likes to repeat what it was shown last. The first asks about one of ``_TELLING``.
+    That one is not the last, which a base model tends to repeat. The first asks about one of
+    ``_LONGER_LINES``.
     """
     rng = random.Random(seed)
-    others = [fact for fact in FACTS if fact not in _TELLING]
+    others = [fact for fact in FACTS if fact not in _LONGER_LINES]
     turns: list[Turn] = []
     for number in range(count):
-        fact = rng.choice(others if number else _TELLING)
+        fact = rng.choice(others if number else _LONGER_LINES)
         turns += _example(rng, role, fact, finds=number % 4 != 2)
     return tuple(turns)
 
 
 def _example(rng: random.Random, role: str, fact: str, *, finds: bool) -> tuple[Turn, ...]:
-    """Return a chat of ``role`` that asks about ``fact``, and finds something or nothing."""
+    """Return a chat of ``role`` that asks about ``fact``, with or without a finding."""
     while True:
         group = worker_group(rng, _LINES, 4, role=role)
         for chat, sources, asked in zip(group.chats, group.sources, group.facts, strict=True):

@@ -23,7 +23,7 @@ from collab_llm_nodes.protocols.minions.embedded.queries import (
     SUM,
     Query,
 )
-from collab_llm_nodes.protocols.minions.reduction import number
+from collab_llm_nodes.protocols.minions.plan import number
 
 _TOLERANCE = 0.01
 

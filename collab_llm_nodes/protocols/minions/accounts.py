@@ -1,4 +1,4 @@
-"""Both ledgers of one answer, and the audit log of all: what leaves, and what it costs."""
+"""Cost and privacy ledgers of one answer, and the audit log of all answers."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
 from collab_llm_nodes.chat.base import Reply
-from collab_llm_nodes.chat.energy import EnergyMeter
-from collab_llm_nodes.chat.ledger import Call, CostLedger, Price
-from collab_llm_nodes.chat.privacy import CHOICE, Departure, LeavesTooMuch, PrivacyLedger
+from collab_llm_nodes.chat.ledger import Call, CostLedger, EnergyMeter, Price
+from collab_llm_nodes.chat.privacy import CHOICE, Disclosure, PrivacyLedger
 from collab_llm_nodes.errors import CollabError, ConfigError, Unavailable
 from collab_llm_nodes.protocols.minions.messages import AskRemote
 
 
 class AuditLog:
-    """A file to which each text that is about to be sent adds a line. Any thread may use it.
+    """File with a line for each text before it is sent. Thread-safe.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -40,21 +39,21 @@ class AuditLog:
             ) from error
         self._lock = threading.Lock()
 
-    def add(self, answer: str, departures: Iterable[Departure]) -> None:
-        """Add a line for each of ``departures`` of the answer with this id.
+    def add(self, answer: str, disclosures: Iterable[Disclosure]) -> None:
+        """Add a line for each disclosure of the answer with this id.
 
         Raises:
-            Unavailable: the disk is full, or the file is gone: nothing must be sent.
+            Unavailable: the file cannot be written, so nothing must be sent.
         """
         at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         lines = "".join(
-            json.dumps({"at": at, "answer": answer, **asdict(departure)}) + "\n"
-            for departure in departures
+            json.dumps({"at": at, "answer": answer, **asdict(disclosure)}) + "\n"
+            for disclosure in disclosures
         ).encode()
         try:
             with self._lock:
                 written = os.write(self._file, lines)
-                if written < len(lines):  # it must not name texts that are not sent
+                if written < len(lines):  # it must not list texts that are not sent
                     os.ftruncate(self._file, os.fstat(self._file).st_size - written)
                     raise _unwritten("the disk is full")
         except OSError as error:
@@ -74,107 +73,97 @@ def _unwritten(why: str) -> Unavailable:
     )
 
 
+@dataclass
 class Accounts:
     """The ledgers of one answer.
 
-    Args:
-        answer: its id, in the audit log.
+    Attributes:
+        answer: its id in the audit log.
         remote, local: names of the models.
-        away: the remote runs on another machine: its tokens and bytes cross the network.
-        max_bytes: cap on what leaves; 0: none.
-        price: of the remote's tokens; None: unknown.
+        away: the remote runs on another machine.
+        max_bytes: cap on disclosed bytes; 0: none.
+        price: price of the remote's tokens; None: unknown.
         alpha: price of a reply's token, in prompt tokens.
-        meter: of this machine's energy; None: not measured.
+        meter: meter of this machine's energy; None: not measured.
     """
 
-    def __init__(
-        self,
-        answer: str,
-        remote: str,
-        local: str,
-        *,
-        away: bool,
-        max_bytes: int,
-        audit: AuditLog | None,
-        price: Price | None,
-        alpha: float,
-        meter: EnergyMeter | None,
-    ) -> None:
-        self.cost = CostLedger()
-        self.privacy = PrivacyLedger(max_bytes or sys.maxsize)
-        self._answer, self._remote, self._local = answer, remote, local
-        self._away, self._audit, self._price, self._alpha = away, audit, price, alpha
-        self._meter = meter
+    answer: str
+    remote: str
+    local: str
+    away: bool
+    max_bytes: int
+    audit: AuditLog | None
+    price: Price | None
+    alpha: float
+    meter: EnergyMeter | None
+    cost: CostLedger = field(default_factory=CostLedger)
+
+    def __post_init__(self) -> None:
+        self.privacy = PrivacyLedger(self.max_bytes or sys.maxsize)
         self._bytes_up = self._bytes_down = 0
         self._choice_bits: Counter[int] = Counter()
 
     @property
     def bytes_up(self) -> int:
-        """Bytes of texts that were sent to another machine, each as often as it was sent."""
-        return self._bytes_up if self._away else 0
+        """Bytes of texts sent to another machine, repeated ones included."""
+        return self._bytes_up if self.away else 0
 
     @property
     def bytes_down(self) -> int:
-        """Bytes of the replies that came from there."""
-        return self._bytes_down if self._away else 0
+        """Bytes of replies from another machine."""
+        return self._bytes_down if self.away else 0
 
-    def depart(self, ask: AskRemote) -> tuple[Departure, ...]:
-        """Enter all parts of what the remote is about to read.
+    def record_request(self, ask: AskRemote) -> tuple[Disclosure, ...]:
+        """Enter all parts of a request before it is sent.
 
         Raises:
-            LeavesTooMuch: with it more would leave than allowed.
+            DisclosureLimit: the request exceeds the cap.
             Unavailable: the audit log cannot be written.
         """
         texts = [(part.kind.value, part.text) for message in ask.messages for part in message.parts]
-        try:
-            entered = self.privacy.depart_together(
-                ask.round, self._remote, texts, self._record, ask.choice_bits
-            )
-        except LeavesTooMuch as error:
-            error.field = "privacy.max_bytes"
-            raise
+        entered = self.privacy.enter(ask.round, self.remote, texts, self._record, ask.choice_bits)
         self._choice_bits[ask.round] += ask.choice_bits
         return entered
 
-    def heard(
-        self, round: int, departures: Sequence[Departure], result: Reply | CollabError
+    def record_reply(
+        self, round: int, disclosures: Sequence[Disclosure], result: Reply | CollabError
     ) -> None:
-        """Enter the remote's reply to what has departed."""
-        self.cost.record(Call.of(round, self._remote, result, remote=True))
-        sent = sum(departure.bytes for departure in departures if departure.kind != CHOICE)
+        """Enter the remote's reply to a request with these disclosures."""
+        self.cost.record(Call.of(round, self.remote, result, remote=True))
+        sent = sum(disclosure.bytes for disclosure in disclosures if disclosure.kind != CHOICE)
         self._bytes_up += result.attempts * sent
         if isinstance(result, Reply):
             self._bytes_down += len(result.text.encode("utf-8", "replace"))
         if result.attempts > 1:
-            for departure in departures:
-                self.privacy.sent_again(departure, result.attempts)
-            self._record(self.privacy.departures[-len(departures) :])
+            for disclosure in disclosures:
+                self.privacy.sent_again(disclosure, result.attempts)
+            self._record(self.privacy.disclosures[-len(disclosures) :])
 
-    def _record(self, departures: Iterable[Departure]) -> None:
-        if self._audit is not None:
-            self._audit.add(self._answer, departures)
+    def _record(self, disclosures: Iterable[Disclosure]) -> None:
+        if self.audit is not None:
+            self.audit.add(self.answer, disclosures)
 
-    def worked(self, round: int, results: Iterable[Reply | CollabError]) -> None:
+    def record_jobs(self, round: int, results: Iterable[Reply | CollabError]) -> None:
         """Enter the local model's replies."""
         for result in results:
-            self.cost.record(Call.of(round, self._local, result, remote=False))
+            self.cost.record(Call.of(round, self.local, result, remote=False))
 
-    def measure(self, round: int) -> None:
-        """Enter the energy since the last time, if it is measured."""
-        joules = self._meter.joules() if self._meter is not None else None
+    def record_energy(self, round: int) -> None:
+        """Enter the energy since the last call, if it is measured."""
+        joules = self.meter.joules() if self.meter is not None else None
         if joules is not None:
             self.cost.record_energy(round, joules)
 
     def figures(self) -> dict[str, float]:
-        """Return both ledgers as figures, in all and by round (``name.ROUND``)."""
+        """Return both ledgers as figures, in total and by round (``name.ROUND``)."""
         found: dict[str, float] = {}
         for role, remote in (("remote", True), ("local", False)):
             found |= _tokens(role, "", self.cost, remote, None)
             for round in self.cost.by_round(remote=remote):
                 found |= _tokens(role, f".{round}", self.cost, remote, round)
-        found["weighted_tokens"] = self.cost.weighted_tokens(self._alpha)
-        if self._price is not None:
-            found["cost_usd"] = self._price.usd(self.cost.usage(remote=True))
+        found["weighted_tokens"] = self.cost.weighted_tokens(self.alpha)
+        if self.price is not None:
+            found["cost_usd"] = self.price.usd(self.cost.usage(remote=True))
         for round, joules in self.cost.energy_j.items():
             found["energy_j"] = found.get("energy_j", 0.0) + joules
             found[f"energy_j.{round}"] = joules
@@ -184,7 +173,7 @@ class Accounts:
         found |= {f"choice_bits.{n}": float(bits) for n, bits in self._choice_bits.items() if bits}
         for round, kinds in self.privacy.by_round().items():
             for kind, count in kinds.items():
-                if kind == CHOICE:  # no text
+                if kind == CHOICE:  # counted above, in bits
                     continue
                 found[f"sent_{kind}"] = found.get(f"sent_{kind}", 0.0) + count
                 found[f"sent_{kind}.{round}"] = float(count)

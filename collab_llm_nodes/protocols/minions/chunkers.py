@@ -1,4 +1,4 @@
-"""The chunking functions that programs and plans may call, over those of ``knowledge/``."""
+"""Chunking functions that programs and plans may call, over those of ``knowledge/``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from collab_llm_nodes.knowledge.chunking import ChunkPlan, chunks
 from collab_llm_nodes.knowledge.documents import PAGE_BREAK, Document
+from collab_llm_nodes.protocols.minions.prompts import read_back
 
 _WHOLE_PAGES = 10_000_000
-"""Characters of a piece that is cut at its pages only."""
+"""Size limit of a piece that is cut only at its pages [characters]."""
+_SIGNATURE = "def {name}(doc: str, {argument}: int = {size}) -> list[str]:"
 
 
 @dataclass(frozen=True)
@@ -18,8 +20,8 @@ class Chunker:
 
     Attributes:
         argument: name of its second argument, a size.
-        size: default of that argument.
-        low, high: limits of it; sizes beyond are set to the nearest.
+        size: default size.
+        low, high: limits to which a size is clipped.
         about: one sentence for the remote.
         split: cuts one document into pieces of that size.
     """
@@ -33,23 +35,32 @@ class Chunker:
     split: Callable[[str, int], Iterable[str]]
 
     def __call__(self, document: str, size: int = 0) -> list[str]:
-        """Return the pieces of ``document``; ``size`` 0: the default."""
+        """Return the pieces of ``document``; ``size`` 0 means the default."""
         return list(self.cut(document, size))
 
     def cut(self, document: str, size: int = 0) -> Iterable[str]:
-        """Yield the pieces of ``document`` one by one; see ``__call__``."""
+        """Yield the pieces of ``document``; ``size`` 0 means the default."""
         return self.split(document, self.size_of(size))
 
     def size_of(self, size: int) -> int:
-        """Return the size of the pieces where ``size`` is asked for; 0: the default."""
+        """Return ``size`` within the limits; 0 means the default."""
         return min(max(size or self.size, self.low), self.high)
 
     def source(self, size: int = 0) -> str:
-        """Return signature and meaning, for a prompt; ``size`` as its default, unless 0."""
-        return (
-            f"def {self.name}(doc: str, {self.argument}: int = {size or self.size}) -> list[str]:\n"
-            f'    """{self.about}"""'
+        """Return signature and docstring for a prompt; ``size`` 0 means the default."""
+        signature = _SIGNATURE.format(
+            name=self.name, argument=self.argument, size=size or self.size
         )
+        return f'{signature}\n    """{self.about}"""'
+
+
+def offered(prompt: str) -> tuple[str, int]:
+    """Return name and default size of the first chunking function that ``prompt`` offers."""
+    for line in prompt.splitlines():
+        signature = read_back(_SIGNATURE, line)
+        if signature is not None:
+            return signature["name"], int(signature["size"])
+    raise ValueError("the prompt offers no chunking function")
 
 
 def _pieces(document: str, plan: ChunkPlan) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""``collab-llm ask``: a question in the terminal, with a live table of jobs and both ledgers."""
+"""``collab-llm ask``: answer a question in the terminal, with a live table of jobs and ledgers."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ PROTOCOLS = {
     "local-only": ("minions", LOCAL_ONLY),
     "rag": ("minions", RAG),
 }
-"""Protocol and way of each value of ``--protocol``."""
+"""Protocol and ``way`` of each value of ``--protocol``."""
 _ROWS = 12
-"""Jobs shown at a time."""
+"""Jobs in the table."""
 _CELL = 60
-"""Characters of a text in a table."""
+"""Length of a text in a table [characters]."""
 _COUNTS = ("jobs", "done", "kept", "abstained", "truncated", "unreadable", "failed", "cut")
 _TOKENS = ("prefill", "cached", "decode")
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question as it was typed.
+    """A question with the options of the command line.
 
     Attributes:
-        files: documents; read with the rights of who asks.
+        files: documents, read with the user's rights.
         protocol: a key of ``PROTOCOLS``.
         config: parameter file of ``minions_server``, or the name of a shipped one.
-        options: NAME=VALUE each, as a request may set them.
-        store: folder of a store that is read, too.
-        deadline_s: the best answer then counts [s].
+        options: options of a request, as NAME=VALUE.
+        store: folder of a store that is read as well.
+        deadline_s: time after which the best answer so far is taken [s].
     """
 
     text: str
@@ -72,10 +72,10 @@ class Question:
 
 
 def run_ask(question: Question, console: Console) -> tuple[Answer, dict[str, Any]]:
-    """Answer ``question`` and print what is done meanwhile.
+    """Answer ``question`` and print the progress.
 
     Returns:
-        the answer, and a report for JSON.
+        The answer, and a report for JSON.
 
     Raises:
         CollabError: a file, an option or a model cannot be used.
@@ -96,11 +96,11 @@ def run_ask(question: Question, console: Console) -> tuple[Answer, dict[str, Any
         try:
             with Live(console=console) as live:
                 answer = running.run(
-                    request, lambda told: live.update(progress_table(told)), control
+                    request, lambda progress: live.update(progress_table(progress)), control
                 )
                 live.update(progress_table(answer))
         finally:
-            control.cancel()  # Ctrl-C: the models end what they are at
+            control.cancel()  # on Ctrl-C, running requests end
     if not console.is_terminal:
         console.print()  # rich ends a live display's last line on terminals only
     _print_ledgers(answer, console)
@@ -132,7 +132,7 @@ def _settings(question: Question) -> tuple[str, ServedMinions, frozenset[str]]:
     pairs = [option.partition("=") for option in question.options]
     keys = [key for key, _, _ in pairs]
     values = [value for *_, value in pairs]
-    # The command line's user is the operator, and may send documents away.
+    # The user of the command line is the operator and may allow more to be sent.
     return name, with_options(settings, keys, values, by_operator=True), frozenset(keys)
 
 
@@ -143,22 +143,22 @@ def _document(file: str) -> Document:
     return read_document(path, Folders([path.parent]), DocumentLimits(), file)
 
 
-def progress_table(told: Progress) -> Group:
-    """Return the stage, the jobs of each round, and what the last ones have found."""
-    rounds = by_round(told.metrics.figures())
+def progress_table(progress: Progress) -> Group:
+    """Return the stage, the jobs of each round, and the kept outputs of the last one."""
+    rounds = by_round(progress.metrics.figures())
     names = [name for name in _COUNTS if any(each.get(name) for each in rounds.values())]
     counts = Table("round", *names, "bytes sent")
     for number, figures in rounds.items():
         sent = sum(value for name, value in figures.items() if name.startswith("sent_"))
         row = (f"{figures[name]:.0f}" if name in figures else "" for name in names)
         counts.add_row(str(number), *row, f"{sent:.0f}")
-    parts: list[RenderableType] = [f"{told.stage}, {told.share_done:.0%} done", counts]
-    if isinstance(told.metrics, MinionsMetrics):
-        parts += _found(told.metrics)
+    parts: list[RenderableType] = [f"{progress.stage}, {progress.share_done:.0%} done", counts]
+    if isinstance(progress.metrics, MinionsMetrics):
+        parts += _kept(progress.metrics)
     return Group(*parts)
 
 
-def _found(metrics: MinionsMetrics) -> Sequence[Table]:
+def _kept(metrics: MinionsMetrics) -> Sequence[Table]:
     kept = [job for job in metrics.jobs if job.kept]
     if not kept:
         return []
@@ -173,7 +173,7 @@ def _found(metrics: MinionsMetrics) -> Sequence[Table]:
 
 
 def _print_ledgers(answer: Answer, console: Console) -> None:
-    """Print what left the robot, by kind, and what it cost."""
+    """Print the bytes sent to the remote by kind, and the cost."""
     figures = answer.metrics.figures()
     sent = Table("read by the remote", "bytes")
     for name, value in figures.items():
@@ -186,8 +186,8 @@ def _print_ledgers(answer: Answer, console: Console) -> None:
     for role in ("remote", "local"):
         cost.add_row(role, *(f"{figures.get(f'{role}_{n}_tokens', 0):.0f}" for n in _TOKENS))
     console.print(sent, cost)
-    told = [f"rounds: {answer.metrics.rounds}", f"{answer.metrics.total_s:.1f} s"]
+    summary = [f"rounds: {answer.metrics.rounds}", f"{answer.metrics.total_s:.1f} s"]
     if "cost_usd" in figures:
-        told.append(f"{figures['cost_usd']:.6f} US dollars")
-    told += [mark.value for mark in Mark if f"marked_{mark.value}" in figures]
-    console.print(", ".join(told), highlight=False)
+        summary.append(f"{figures['cost_usd']:.6f} US dollars")
+    summary += [mark.value for mark in Mark if f"marked_{mark.value}" in figures]
+    console.print(", ".join(summary), highlight=False)

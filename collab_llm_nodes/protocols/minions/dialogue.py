@@ -1,4 +1,4 @@
-"""Parts common to all machines: checks of the input, and questions asked until they are clear."""
+"""Parts common to all machines: input checks, retrieval, and repeated questions."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from collab_llm_nodes.protocols.minions.messages import (
     AskRemote,
     Message,
     Retrieve,
-    filled,
-    replied,
+    fill,
+    reply_turn,
 )
 
 T = TypeVar("T")
+_REPAIRS = 2
+"""Repeated questions after a reply of the wrong form; a model that errs thrice does not learn."""
 
 
-def check(question: str, documents: Sequence[str]) -> None:
-    """Raise InvalidInput if there is no question, no text to answer it from, or no proper text."""
+def check_input(question: str, documents: Sequence[str]) -> None:
+    """Raise InvalidInput if the question or all documents are empty, or one is no valid Unicode."""
     if not question.strip():
         raise InvalidInput("is empty", field="question", remedy="ask something")
     if not any(document.strip() for document in documents):
@@ -30,76 +32,75 @@ def check(question: str, documents: Sequence[str]) -> None:
             text.encode()
         except UnicodeEncodeError:
             raise InvalidInput(
-                "holds half of a surrogate pair, which is no character",
+                "contains a lone surrogate",
                 field=f"documents[{i - 1}]" if i else "question",
                 remedy="decode it with errors='replace'",
             ) from None
 
 
-def retrieved(question: str, k: int) -> Generator[Retrieve, Any, tuple[str, ...]]:
-    """Return the ``k`` passages that fit the question best; InvalidInput if there are none."""
+def retrieve_passages(question: str, k: int) -> Generator[Retrieve, Any, tuple[str, ...]]:
+    """Return the ``k`` best passages for the question; raise InvalidInput without any."""
     passages: tuple[str, ...] = yield Retrieve(question, k)
     if not passages:
-        raise nothing_fits()
+        raise no_passage_found()
     return passages
 
 
-def nothing_fits() -> InvalidInput:
-    """Return the error for a question to which no passage was found."""
+def no_passage_found() -> InvalidInput:
+    """Return the error for a question without a matching passage."""
     return InvalidInput(
-        "no passage has to do with the question",
+        "no passage matches the question",
         field="question",
         remedy="ask in the words of the documents, or read all of them",
     )
 
 
-def too_late() -> DeadlineExceeded:
-    """Return the error for a model that had not ended its reply at the deadline."""
+def reply_cut_off() -> DeadlineExceeded:
+    """Return the error for a reply that was cut off by the deadline."""
     return DeadlineExceeded(
-        "the model had not ended its reply by then",
+        "the model had not finished its reply",
         field="deadline_s",
         remedy="raise it, or ask for fewer rounds",
     )
 
 
 def answer_in(reply: Reply, role: str) -> str:
-    """Return a reply as an answer.
+    """Return the text of a reply.
 
     Args:
         role: of the model, remote or local.
 
     Raises:
-        ModelError: there is no answer in it.
+        ModelError: the reply is empty, and not because of a deadline.
     """
     text = reply.text.strip()
     if not text and reply.finish is not Finish.DEADLINE:
         raise ModelError(
             f"the {role} model's reply holds no answer ({reply.finish.value})",
             field=f"{role}.max_tokens",
-            remedy="raise it: models that think first need more tokens",
+            remedy="raise it: reasoning models need more tokens",
         )
     return text
 
 
-def asked(
-    ask: Callable[[], AskRemote], talk: list[Message], read: Callable[[str], T | None], repairs: int
+def ask_until_readable(
+    ask: Callable[[], AskRemote], chat: list[Message], read: Callable[[str], T | None]
 ) -> Generator[AskRemote, Any, T | None]:
-    """Ask the remote, and ask again while its reply cannot be read.
+    """Ask the remote, and ask again while its reply has the wrong form.
 
     Args:
-        ask: returns the action that sends ``talk``.
-        talk: gets the replies, and the requests for better ones.
-        read: returns what a reply says; None if it has not the form asked for.
-        repairs: times to ask again.
+        ask: returns the action that sends ``chat``.
+        chat: extended by the replies and the requests for better ones.
+        read: parses a reply; returns None for a wrong form.
 
     Returns:
-        what ``read`` has returned; None if no reply could be read. The last one ends ``talk``.
+        The parsed reply; None if all had a wrong form.
     """
-    for attempt in range(repairs + 1):
+    for attempt in range(_REPAIRS + 1):
         if attempt:
-            talk.append(filled(prompts.NOT_READABLE))
+            chat.append(fill(prompts.NOT_READABLE))
         reply: Reply = yield ask()
-        talk.append(replied(reply.text))
+        chat.append(reply_turn(reply.text))
         found = read(reply.text)
         if found is not None:
             return found

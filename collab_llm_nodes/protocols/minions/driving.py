@@ -1,4 +1,4 @@
-"""The loop that drives a machine: models, sandbox and retrieval are the caller's."""
+"""The loop that drives a machine with the caller's models, sandbox and retrieval."""
 
 from __future__ import annotations
 
@@ -24,31 +24,30 @@ from collab_llm_nodes.protocols.minions.messages import (
 
 
 @dataclass(frozen=True)
-class Means:
-    """Means to carry out the actions of a machine.
+class Handlers:
+    """Callbacks that perform the actions of a machine.
 
     Attributes:
-        remote: sends to the remote model. The only way out of the robot: count there what leaves.
-        local: asks the local model, all prompts at once; returns for each, in order, its reply or
-            the error that ended it.
-        programs: runs a program in the sandbox.
-        retrieve: takes the question and a number of passages.
-        told: hears of the jobs of each round.
-        begun: hears of each action before it is carried out; what it raises ends the action.
+        remote: asks the remote model. All that leaves the robot passes here.
+        local: asks the local model all prompts at once; returns replies or errors, in order.
+        program: runs a program in the sandbox.
+        retrieve: takes the question and the number of passages.
+        on_executed: called with the jobs of each round.
+        on_action: called before each action; if it raises, the action fails.
     """
 
     remote: Callable[[AskRemote], Reply]
     local: Callable[[Sequence[LocalPrompt]], Sequence[Reply | CollabError]]
-    programs: Callable[[RunProgram], ProgramJobs | Fault] | None = None
+    program: Callable[[RunProgram], ProgramJobs | Fault] | None = None
     retrieve: Callable[[str, int], Sequence[str]] | None = None
-    told: Callable[[Executed], None] = lambda executed: None
-    begun: Callable[[Action], None] = lambda action: None
+    on_executed: Callable[[Executed], None] = lambda executed: None
+    on_action: Callable[[Action], None] = lambda action: None
 
 
-def drive(machine: Machine, means: Means) -> Outcome:
-    """Carry out what ``machine`` asks for until it ends.
+def drive(machine: Machine, handlers: Handlers) -> Outcome:
+    """Perform the actions of ``machine`` until it ends.
 
-    An error of an action is given to the machine, which then returns the best answer there is.
+    An error of an action is thrown into the machine, which may return its best answer so far.
 
     Raises:
         CollabError: of the machine, or of an action.
@@ -62,31 +61,31 @@ def drive(machine: Machine, means: Means) -> Outcome:
                 outcome: Outcome = end.value
                 return outcome
             try:
-                step = partial(machine.send, _carried_out(action, means))
+                step = partial(machine.send, _perform(action, handlers))
             except CollabError as error:
                 step = partial(machine.throw, error)
     finally:
         machine.close()
 
 
-def _carried_out(action: Action, means: Means) -> Any:
-    means.begun(action)
+def _perform(action: Action, handlers: Handlers) -> Any:
+    handlers.on_action(action)
     match action:
         case AskRemote():
-            return means.remote(action)
+            return handlers.remote(action)
         case AskLocal(prompts=prompts):
-            return tuple(means.local(prompts))
+            return tuple(handlers.local(prompts))
         case RunProgram():
-            if means.programs is None:
+            if handlers.program is None:
                 raise ConfigError(
-                    "no sandbox is there for programs", field="planner", remedy="set it to plan"
+                    "programs need a sandbox", field="planner", remedy="set it to plan"
                 )
-            return means.programs(action)
+            return handlers.program(action)
         case Retrieve(question=question, k=k):
-            if means.retrieve is None:
+            if handlers.retrieve is None:
                 raise ConfigError(
-                    "nothing is there to retrieve with", field="retrieve", remedy="set it to 0"
+                    "retrieval needs a retriever", field="retrieve", remedy="set it to 0"
                 )
-            return tuple(means.retrieve(question, k))
+            return tuple(handlers.retrieve(question, k))
         case Executed():
-            return means.told(action)
+            return handlers.on_executed(action)

@@ -1,4 +1,4 @@
-"""Things that all answers share: models, sandboxes, documents, prices, the audit log."""
+"""Resources that all answers share: models, sandboxes, documents, prices, the audit log."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from pathlib import Path
 
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.chat.base import ChatModel
-from collab_llm_nodes.chat.energy import EnergyMeter
 from collab_llm_nodes.chat.in_process import InProcessChat
-from collab_llm_nodes.chat.ledger import Price, PriceTable
+from collab_llm_nodes.chat.ledger import EnergyMeter, Price, PriceTable
 from collab_llm_nodes.chat.remote import RemoteChat
 from collab_llm_nodes.config import from_yaml
 from collab_llm_nodes.engine.engine import Engine
@@ -36,15 +35,15 @@ from collab_llm_nodes.protocols.minions.served import (
     ServedMinions,
 )
 
-_MOST_WARNINGS = 20
-"""Different ones; a request's settings may be any."""
+_MAX_WARNINGS = 20
+"""Different warnings that are logged; requests may cause any number."""
 
 
 class Equipment:
-    """See the module docstring. Any thread may use it.
+    """Resources of a server of Minion or MinionS. Thread-safe.
 
     Args:
-        remote, local: models to use instead of those that ``config`` names; they are closed here.
+        remote, local: models to use, and to close, instead of those that ``config`` names.
 
     Raises:
         ConfigError: a model, folder, price or file that does not exist.
@@ -75,20 +74,20 @@ class Equipment:
             self._sandboxes: queue.LifoQueue[Sandbox] = queue.LifoQueue()
             if isinstance(config, ServedMinions):
                 for _ in range(config.parallel):
-                    sandbox = Sandbox(config.limits)  # its process is started by its first program
+                    sandbox = Sandbox(config.limits)  # its first program starts its process
                     opened.callback(sandbox.close)
                     self._sandboxes.put(sandbox)
             self.warn(config)
             self._opened = opened.pop_all()
         self.parallel = config.parallel
         if config.cost.energy and EnergyMeter().joules() is None:
-            resources.log.warning("cost.energy: this machine does not tell its energy")
+            resources.log.warning("cost.energy: this machine does not report its energy")
 
     def warn(self, config: ServedConfig) -> None:
-        """Log each setting that makes little sense, once; of requests' settings the first few."""
+        """Log each warning about ``config`` once, up to a limit."""
         warnings = config.warnings() if isinstance(config, ServedMinions) else ()
         for warning in set(warnings) - self._warned:
-            if len(self._warned) < _MOST_WARNINGS:
+            if len(self._warned) < _MAX_WARNINGS:
                 self._warned.add(warning)
                 self._log.warning(warning)
 
@@ -108,10 +107,10 @@ class Equipment:
 
     @contextmanager
     def sandbox(self, control: Control) -> Iterator[Sandbox]:
-        """Lend a sandbox, in which a program ends when the answer is given up.
+        """Lend a sandbox whose program is interrupted when the answer is cancelled.
 
         Raises:
-            Cancelled, DeadlineExceeded: before one was free, or while it was in use.
+            Cancelled, DeadlineExceeded: before a sandbox was free, or while it was in use.
         """
         left_s = min(max(0.0, control.due - time.monotonic()), threading.TIMEOUT_MAX)
         try:
@@ -124,39 +123,38 @@ class Equipment:
 
         def interrupt() -> None:
             with lending:
-                if lent:  # a cancellation may come late, when another answer has this sandbox
+                if lent:  # at a late cancellation, another answer may have it
                     sandbox.interrupt()
 
-        forget = control.on_cancel(interrupt)
+        unregister = control.on_cancel(interrupt)
         try:
             control.check()
             yield sandbox
         finally:
-            forget()
+            unregister()
             with lending:
                 lent = False
             self._sandboxes.put(sandbox)
-            control.check()  # a sandbox that was interrupted fails in various ways; this is why
+            control.check()  # an interrupted sandbox fails with other errors
 
     def health(self) -> Mapping[str, object]:
-        """Return the models' figures for people."""
-        told: dict[str, object] = {"remote": self.remote.name, "local": self.local.name}
+        """Return figures of the models for diagnostics."""
+        figures: dict[str, object] = {"remote": self.remote.name, "local": self.local.name}
         for role, model in (("remote", self.remote), ("local", self.local)):
             if isinstance(model, WindowedChat):
                 model = model.reader
             if isinstance(model, InProcessChat):
-                told |= {f"{role}_{name}": value for name, value in model.health().items()}
-        return told
+                figures |= {f"{role}_{name}": value for name, value in model.health().items()}
+        return figures
 
     def close(self) -> None:
         """Free everything."""
         self._opened.close()
 
     def _price(self, config: CostConfig) -> Price | None:
-        """Return the remote's price; None where the table does not know it."""
+        """Return the remote's price; None if the table has none."""
         name = config.priced_as or self.remote.name
-        known = {price.model: price for price in self._prices.prices}
-        return known.get(name)
+        return next((price for price in self._prices.prices if price.model == name), None)
 
 
 def _chat(config: ChatModelConfig, field: str, opened: ExitStack) -> ChatModel:
@@ -207,5 +205,5 @@ def _prices(config: CostConfig) -> PriceTable:
     file = Path(config.prices).expanduser()
     table = from_yaml(PriceTable, file if file.is_file() else config_file(config.prices))
     if config.priced_as:
-        table.of(config.priced_as)  # a name that was given must be there
+        table.of(config.priced_as)  # raises for a name that is not there
     return table

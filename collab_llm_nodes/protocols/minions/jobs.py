@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+MAX_SAMPLES = 16
+"""Samples of one task over one chunk: more hardly change a majority."""
+
 
 class Fault(str, Enum):
     """Reason why a decomposition gave no jobs.
 
-    These codes, and the fixed sentences of ``told``, are all that the remote learns of a failure:
-    the text of an exception could hold the document. Each is a letter of the code in ``choice.py``.
+    The remote learns only these codes and the fixed sentences of ``message``: the text of an
+    exception could contain the document. Each code is a symbol of the code in ``choice.py``.
     """
 
     SYNTAX = "SYNTAX"
@@ -30,12 +33,12 @@ class Fault(str, Enum):
     NOT_A_PLAN = "NOT_A_PLAN"
 
     @property
-    def told(self) -> str:
-        """The sentence that the remote reads."""
-        return _TOLD[self]
+    def message(self) -> str:
+        """Sentence that the remote reads."""
+        return _MESSAGES[self]
 
 
-_TOLD = {
+_MESSAGES = {
     Fault.SYNTAX: "The program could not be read, or defines no function prepare_jobs.",
     Fault.RAISED: "The program raised an exception.",
     Fault.TIME: "The program ran too long.",
@@ -54,11 +57,11 @@ _TOLD = {
 
 
 @dataclass(frozen=True)
-class WantedJob:
-    """A job as a program or a plan asks for it; it has no name yet.
+class RequestedJob:
+    """A job as a program or a plan requests it.
 
     Attributes:
-        times: number of times that it is listed, which is a wish for so many samples.
+        times: how often it is listed, which requests as many samples.
     """
 
     chunk: str
@@ -72,11 +75,11 @@ class JobList:
     """The jobs of one decomposition.
 
     Attributes:
-        cut: jobs left out because they exceeded a limit.
+        left_out: number of jobs left out because they exceeded a limit.
     """
 
-    jobs: tuple[WantedJob, ...]
-    cut: int = 0
+    jobs: tuple[RequestedJob, ...]
+    left_out: int = 0
 
 
 class Cut(NamedTuple):
@@ -88,13 +91,14 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class ProgramJobs(JobList):
-    """The jobs that a program wants. The program has read the documents, and may have hidden some
-    of their text in them: see ``choice.py``.
+    """The jobs that a program requests.
+
+    A program reads the documents and may encode their text in its jobs (``choice.py``).
 
     Attributes:
-        texts, sizes, chunkers: strings, numbers and names of chunking functions that stand in the
-            program, each once; the strings in its order.
-        cuts: calls of chunking functions that it has made, each once.
+        texts, sizes, chunkers: distinct strings, numbers and names of chunking functions in the
+            program's source; the strings in its order.
+        cuts: distinct calls of chunking functions.
     """
 
     texts: tuple[str, ...] = ()
@@ -108,8 +112,8 @@ class JobManifest:
     """One task over one piece of text, as the worker gets it.
 
     Attributes:
-        chunk_id, task_id: numbers given by the host; whatever a program sets is ignored.
-        sample: counts the answers asked for to one task over one chunk, from 0.
+        chunk_id, task_id: numbers given by the host; a program's own are ignored.
+        sample: index of the sample of one task over one chunk, from 0.
     """
 
     chunk: str
@@ -121,7 +125,7 @@ class JobManifest:
 
     @property
     def job_id(self) -> str:
-        """Name of the job; unique within its round."""
+        """Name of the job, unique within its round."""
         return f"c{self.chunk_id}_t{self.task_id}_s{self.sample}"
 
 
@@ -135,7 +139,7 @@ class JobOutput:
 
     @property
     def length(self) -> int:
-        """Characters that the worker has written."""
+        """Characters that the worker wrote."""
         return len(self.explanation) + len(self.citation or "") + len(self.answer or "")
 
 
@@ -146,7 +150,7 @@ class Dropped(str, Enum):
     ABSTAINED = "abstained"
     TRUNCATED = "truncated"
     UNREADABLE = "unreadable"
-    UNSUPPORTED = "unsupported"  # its citation does not stand in the text
+    UNSUPPORTED = "unsupported"  # its citation does not occur in the text
     FAILED = "failed"
 
 
@@ -167,8 +171,7 @@ class Job:
 class Numbering:
     """Numbers of chunks and tasks, the same in all rounds of an answer.
 
-    Both count up in the order of first use. They tell the remote which outputs belong together,
-    and nothing that a program could choose.
+    Both count up in the order of first use, which no program can choose.
     """
 
     def __init__(self) -> None:
@@ -177,37 +180,35 @@ class Numbering:
 
     def number(
         self,
-        wanted: JobList,
+        requested: JobList,
         *,
         tasks: int,
         samples: int,
-        max_samples: int,
         max_jobs: int,
         max_characters: int,
     ) -> tuple[tuple[JobManifest, ...], int]:
-        """Return the jobs to run, those over one chunk together, and how many were left out.
+        """Return the jobs to run, grouped by chunk, and how many were left out.
 
         Args:
-            tasks: most different tasks; 0: as many as wanted.
-            samples: answers to each task over each chunk; 0: as many as wanted.
-            max_samples: limit of both.
-            max_jobs: most jobs.
-            max_characters: most text of all their chunks, each counted as often as it is read.
+            tasks: limit of different tasks; 0: as many as requested.
+            samples: samples of each task over each chunk; 0: as many as requested.
+            max_jobs: limit of jobs.
+            max_characters: limit of their chunks' text, each chunk counted once per job.
         """
         times: Counter[tuple[str, str, str]] = Counter()
-        for job in wanted.jobs:
+        for job in requested.jobs:
             times[job.chunk, job.task, job.advice] += job.times
-        allowed = list(dict.fromkeys(job.task for job in wanted.jobs))[: tasks or None]
+        allowed = list(dict.fromkeys(job.task for job in requested.jobs))[: tasks or None]
         answers: Counter[tuple[int, int]] = Counter()
         jobs: list[JobManifest] = []
-        cut = wanted.cut
+        left_out = requested.left_out
         for (chunk, task, advice), count in times.items():
-            repeats = min(samples or count, max_samples)
+            repeats = min(samples or count, MAX_SAMPLES)
             if task not in allowed:
-                cut += repeats
+                left_out += repeats
                 continue
             kept = min(repeats, max_jobs - len(jobs), max_characters // max(len(chunk), 1))
-            cut += repeats - kept
+            left_out += repeats - kept
             if kept <= 0:
                 continue
             max_characters -= kept * len(chunk)
@@ -219,5 +220,5 @@ class Numbering:
                 JobManifest(chunk, task, advice, chunk_id, task_id, sample)
                 for sample in range(first, first + kept)
             ]
-        # Stable: jobs over one chunk stand together, so that the worker reads it once.
-        return tuple(sorted(jobs, key=lambda job: job.chunk_id)), cut
+        # Jobs over one chunk stand together, so that the worker reads it once.
+        return tuple(sorted(jobs, key=lambda job: job.chunk_id)), left_out

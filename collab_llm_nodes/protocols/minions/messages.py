@@ -1,11 +1,11 @@
-"""Messages of the machines: what is asked of whom, and what comes back.
+"""Actions and outcomes of the protocol machines.
 
-A machine is a generator. It yields an action, is sent the reply that the action names, and returns
-an ``Outcome``. It does no I/O and knows no clock: a driver asks the models, runs the programs and
-throws into the machine what goes wrong, such as a deadline.
+A machine is a generator: it yields an action, is sent the action's reply and returns an
+``Outcome``. It does no I/O and has no clock: a driver asks the models, runs the programs and throws
+errors, such as a deadline, into the machine.
 
-Only an ``AskRemote`` leaves the robot. Each of its parts names its kind, so that one place can
-count what has been disclosed.
+Only an ``AskRemote`` leaves the robot. Each of its parts has a kind, so that one place can count
+what is disclosed.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ from collab_llm_nodes.protocols.minions.jobs import Job
 
 
 class CannotPlan(ModelError):
-    """The remote model has no plan for the question, such as one unlike all it was trained on.
-
-    A remote of the package's own may raise it from ``ChatModel.ask``, or return it as a result.
-    """
+    """The remote model cannot plan the question, for example one unlike its training data."""
 
     def __init__(self, why: str, *, remedy: str = "") -> None:
         super().__init__(
@@ -36,15 +33,15 @@ class CannotPlan(ModelError):
 
 
 class Kind(str, Enum):
-    """Origin of a part of what the remote reads."""
+    """Origin of a text that the remote reads."""
 
     INSTRUCTIONS = "instructions"  # this package's own sentences, codes and counts
     QUESTION = "question"  # the user's
     REMOTE = "remote"  # the remote's own words, sent back
-    EXTRACT = "extract"  # the worker's outputs that were kept
+    EXTRACT = "extract"  # kept outputs of the worker
     MESSAGE = "message"  # the local model's side of a chat
-    PASSAGE = "passage"  # retrieved pieces of the documents
-    DOCUMENT = "document"  # the documents
+    PASSAGE = "passage"  # retrieved passages of the documents
+    DOCUMENT = "document"  # whole documents
 
 
 @dataclass(frozen=True)
@@ -64,12 +61,12 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The whole turn."""
+        """Text of the whole turn."""
         return "".join(part.text for part in self.parts)
 
 
-def filled(template: str, **values: Part | Message | str) -> Message:
-    """Return the user's message that ``template`` becomes with ``values`` at its places.
+def fill(template: str, **values: Part | Message | str) -> Message:
+    """Return ``template`` as a user's message with ``values`` at its places.
 
     Args:
         values: parts, and those of a message, keep their kinds; a str counts as instructions.
@@ -87,8 +84,8 @@ def filled(template: str, **values: Part | Message | str) -> Message:
     return Message("user", tuple(part for part in parts if part.text))
 
 
-def replied(text: str) -> Message:
-    """Return the remote's own reply as a turn of its chat, which must not be empty."""
+def reply_turn(text: str) -> Message:
+    """Return the remote's reply as a turn of its chat; an empty one gets a placeholder."""
     silent = Part(Kind.INSTRUCTIONS, "(no reply)")
     return Message("assistant", (Part(Kind.REMOTE, text) if text.strip() else silent,))
 
@@ -100,8 +97,8 @@ class AskRemote:
     Attributes:
         stage: "message", "decompose", "synthesize" or "answer".
         round: counts from 1.
-        choice_bits: what it tells, beside its texts, by what a program has chosen since the message
-            before (``choice.py``).
+        choice_bits: information in the choices of programs since the last message
+            (``choice.py``).
     """
 
     stage: str
@@ -118,7 +115,7 @@ class LocalPrompt:
 
     Attributes:
         seed: differs between samples of one job.
-        quotable: text with the lines that the reply may quote; empty: it is not held to any.
+        quotable: text whose lines the reply may quote; empty: unconstrained.
     """
 
     turns: tuple[Turn, ...]
@@ -130,10 +127,9 @@ class LocalPrompt:
 
 @dataclass(frozen=True)
 class AskLocal:
-    """Ask the local model, all prompts at once; the reply is a tuple of their replies, in order.
+    """Ask the local model all prompts at once; the reply is a tuple of replies or errors, in order.
 
-    A prompt that could not be answered has its ``CollabError`` in place of it. Prompts
-    over one chunk begin with the same text and stand next to each other.
+    Prompts over one chunk begin with the same text and are neighbours.
     """
 
     stage: str
@@ -146,7 +142,7 @@ class RunProgram:
     """Run a program of the remote in the sandbox; the reply is ``ProgramJobs`` or a ``Fault``.
 
     Attributes:
-        last_jobs: all jobs of the last round, with their outputs.
+        last_jobs: jobs of the last round with their outputs.
         chunkers, chunk_size: see ``Sandbox.run``.
     """
 
@@ -168,24 +164,20 @@ class Retrieve:
 
 @dataclass(frozen=True)
 class Executed:
-    """Tell that a round's jobs are done; the reply is None.
-
-    Attributes:
-        cut: jobs left out because they exceeded a limit.
-    """
+    """Report that a round's jobs are done; the reply is None."""
 
     round: int
     jobs: tuple[Job, ...]
-    cut: int = 0
+    left_out: int = 0
 
 
 class Mark(str, Enum):
     """Reservation about an answer."""
 
-    FORCED = "forced"  # the remote had to answer: no rounds were left
-    PARTIAL = "partial"  # limits left jobs or outputs out
-    UNDECIDED = "undecided"  # the remote never said that it was sure
-    UNREADABLE = "unreadable"  # the remote's reply had not the form asked for
+    FORCED = "forced"  # the remote had to answer in the last round
+    PARTIAL = "partial"  # limits excluded jobs, outputs or text
+    UNDECIDED = "undecided"  # the remote made no decision
+    UNREADABLE = "unreadable"  # the remote's reply had the wrong form
 
 
 @dataclass(frozen=True)
@@ -193,9 +185,9 @@ class Outcome:
     """The answer.
 
     Attributes:
-        rounds: rounds that were begun.
-        jobs: those of the last round.
-        error: what has ended it early, such as a deadline; ``answer`` is then the best there is.
+        rounds: rounds that were started.
+        jobs: jobs of the last round.
+        error: error that ended it early, such as a deadline; ``answer`` is then the best so far.
     """
 
     answer: str

@@ -1,4 +1,4 @@
-"""Figures of one answer: rounds, jobs, and both ledgers, in all and by round."""
+"""Figures of one answer: rounds, jobs and both ledgers, in total and by round."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from collab_llm_nodes.protocols.minions.jobs import Job
 
 @dataclass
 class MinionsMetrics(GenerationMetrics):
-    """Figures by name; those of one round have its number behind a dot: ``kept.2``.
+    """Figures by name; those of one round end in its number: ``kept.2``.
 
     Attributes:
-        own: see docs/minions.md for the names.
-        jobs: the last round's, with their outputs but not the texts that they were about; no
-            figures.
+        own: figures by the names in docs/minions.md.
+        jobs: jobs of the last round with their outputs but without their chunks.
     """
 
     own: Mapping[str, float] = field(default_factory=dict)
     jobs: tuple[Job, ...] = ()
 
     def figures(self) -> Mapping[str, float]:
-        """Return the figures beyond those of every protocol."""
+        """Return the figures of this protocol."""
         return self.own
 
     def add(self, other: MinionsMetrics) -> None:
-        """Sum ``other`` into this one, but for what belongs to single rounds and jobs."""
+        """Add the totals of ``other``, and drop figures of rounds and jobs."""
         for common in fields(GenerationMetrics):
             value = getattr(self, common.name) + getattr(other, common.name)
             setattr(self, common.name, value)
@@ -40,10 +39,10 @@ class MinionsMetrics(GenerationMetrics):
 
 
 def by_round(figures: Mapping[str, float]) -> dict[int, dict[str, float]]:
-    """Return the figures that belong to a round, by its number, in order."""
+    """Return the figures of each round by its number, in order."""
     rounds: dict[int, dict[str, float]] = {}
     for name, value in figures.items():
-        what, _, number = name.rpartition(".")
-        if what and number.isascii() and number.isdigit() and len(number) < 4:
-            rounds.setdefault(int(number), {})[what] = value
+        base, _, number = name.rpartition(".")
+        if base and number.isascii() and number.isdigit() and len(number) < 4:
+            rounds.setdefault(int(number), {})[base] = value
     return dict(sorted(rounds.items()))

@@ -1,7 +1,6 @@
-"""Minion: the two models chat until the remote can answer (paper 000, section 4 and appendix D.1).
+"""Minion: the two models chat until the remote can answer (paper 000, section 4, appendix D.1).
 
-Only the local model reads the text. All that it says goes to the remote, unfiltered: that is the
-protocol.
+Only the local model reads the text. By the protocol, all its words go to the remote, unfiltered.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 from collab_llm_nodes.errors import Cancelled, CollabError, ModelError
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions import prompts
-from collab_llm_nodes.protocols.minions.dialogue import asked, check
+from collab_llm_nodes.protocols.minions.dialogue import ask_until_readable, check_input
 from collab_llm_nodes.protocols.minions.messages import (
     Action,
     AskLocal,
@@ -23,7 +22,7 @@ from collab_llm_nodes.protocols.minions.messages import (
     Mark,
     Outcome,
     Part,
-    filled,
+    fill,
 )
 from collab_llm_nodes.protocols.minions.reading import Decision, decision
 from collab_llm_nodes.protocols.minions.settings import MinionConfig
@@ -33,32 +32,31 @@ def minion(question: str, documents: Sequence[str], config: MinionConfig) -> Mac
     """Answer ``question`` about ``documents``.
 
     Raises:
-        InvalidInput: there is no question, or no text.
+        InvalidInput: there is no question or no text.
         ModelError: while it runs: the remote has no message for the local model.
-        CollabError: while it runs: what was thrown in before there was any answer.
+        CollabError: while it runs: thrown in before there was any answer.
     """
-    check(question, documents)
+    check_input(question, documents)
     return _Minion(question, "\n\n".join(documents), config).run()
 
 
 class _Minion:
-    """One chat under way.
+    """One running answer.
 
     Attributes:
-        said: the chat with the remote.
-        heard: the chat with the local model.
-        latest: the local model's last answer, the best there is when the time is over.
+        remote_chat, local_chat: the chat with each model.
+        latest: the local model's last answer, used if the chat ends early.
     """
 
     def __init__(self, question: str, context: str, config: MinionConfig) -> None:
         self.config = config
         self.style = style = prompts.STYLES[config.style]
-        asked_for = Part(Kind.QUESTION, question)
-        self.said = [filled(prompts.CHAT_BEGIN, document=style.document, question=asked_for)]
+        part = Part(Kind.QUESTION, question)
+        self.remote_chat = [fill(prompts.CHAT_BEGIN, document=style.document, question=part)]
         system = prompts.CHAT_LOCAL.format(
             document=style.document, context=context, question=question
         )
-        self.heard = [Turn("system", system)]
+        self.local_chat = [Turn("system", system)]
         self.latest = ""
         self.round = 1
 
@@ -71,21 +69,21 @@ class _Minion:
             return Outcome(self.latest, frozenset(), self.round, error=error)
 
     def _chat(self) -> Machine:
-        decided = yield from self._hear_remote(message=True, answer=False)
+        decided = yield from self._ask_remote(message=True, answer=False)
         for number in range(1, self.config.rounds + 1):
             self.round = number
-            yield from self._hear_local(decided.missing)
+            yield from self._ask_local(decided.missing)
             forced = number == self.config.rounds and self.config.force_final
             template = prompts.CHAT_LAST if forced else prompts.CHAT_CONTINUE
-            heard = Part(Kind.MESSAGE, self.latest)
-            self.said.append(filled(template, reply=heard, answer=self.style.answer))
-            decided = yield from self._hear_remote(message=not forced, answer=True)
+            reply = Part(Kind.MESSAGE, self.latest)
+            self.remote_chat.append(fill(template, reply=reply, answer=self.style.answer))
+            decided = yield from self._ask_remote(message=not forced, answer=True)
             if decided.final:
                 return self._outcome(decided.answer, *[Mark.FORCED] * forced)
         return self._outcome(self.latest, Mark.UNDECIDED)
 
-    def _hear_remote(self, *, message: bool, answer: bool) -> Generator[Action, Any, Decision]:
-        """Return the remote's reply.
+    def _ask_remote(self, *, message: bool, answer: bool) -> Generator[Action, Any, Decision]:
+        """Return the remote's decision.
 
         Args:
             message: it may be a message to the local model.
@@ -98,31 +96,31 @@ class _Minion:
                 return None
             return found if (answer if found.final else message and found.missing) else None
 
-        repairs = self.config.remote.repairs
-        decided = yield from asked(self._ask, self.said, read, repairs)
+        decided = yield from ask_until_readable(self._request, self.remote_chat, read)
         if decided is None:
             raise ModelError(
-                "the remote's replies have not the form asked for",
+                "the remote's replies have the wrong form",
                 field="remote",
                 remedy="use a more capable remote",
             )
         return decided
 
-    def _hear_local(self, message: str) -> Generator[Action, Any, None]:
+    def _ask_local(self, message: str) -> Generator[Action, Any, None]:
         local = self.config.local
-        self.heard.append(Turn("user", message))
-        prompt = LocalPrompt(tuple(self.heard), local.temperature, local.max_tokens, self.round)
+        self.local_chat.append(Turn("user", message))
+        prompt = LocalPrompt(
+            tuple(self.local_chat), local.temperature, local.max_tokens, self.round
+        )
         (reply,) = yield AskLocal("answer", self.round, (prompt,))
         if isinstance(reply, CollabError):
             raise reply
         self.latest = reply.text.strip() or prompts.CHAT_SILENT
-        self.heard.append(Turn("assistant", self.latest))
+        self.local_chat.append(Turn("assistant", self.latest))
 
-    def _ask(self) -> AskRemote:
-        """The one place where something is sent to the remote."""
-        remote = self.config.remote
-        said = tuple(self.said)
-        return AskRemote("message", self.round, said, remote.temperature, remote.max_tokens)
+    def _request(self) -> AskRemote:
+        """Return the action that sends the chat; the only place that creates one."""
+        remote, chat = self.config.remote, tuple(self.remote_chat)
+        return AskRemote("message", self.round, chat, remote.temperature, remote.max_tokens)
 
     def _outcome(self, answer: str, *marks: Mark) -> Outcome:
         return Outcome(answer, frozenset(marks), self.round)

@@ -1,12 +1,12 @@
-"""MinionS: the remote splits the work, the worker does it, the remote puts it together.
+"""MinionS: the remote decomposes the question, the worker does the jobs, the remote synthesizes.
 
 Paper 000, section 5. One round is
 
     decompose ─▶ execute ─▶ synthesize ─▶ answer, or another round
     (remote)     (local)     (remote)
 
-Nothing goes to the remote but the question, the worker's kept outputs, this package's fixed
-sentences, the remote's own words, and what the choice of jobs tells (``choice.py``).
+The remote gets only the question, the worker's kept outputs, this package's fixed sentences, its
+own words, and the information in the choice of jobs (``choice.py``).
 """
 
 from __future__ import annotations
@@ -24,8 +24,13 @@ from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions import prompts
 from collab_llm_nodes.protocols.minions.choice import RUN_BITS, Bounds, canonical
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
-from collab_llm_nodes.protocols.minions.dialogue import asked, check, retrieved
+from collab_llm_nodes.protocols.minions.dialogue import (
+    ask_until_readable,
+    check_input,
+    retrieve_passages,
+)
 from collab_llm_nodes.protocols.minions.jobs import (
+    MAX_SAMPLES,
     Dropped,
     Fault,
     Job,
@@ -49,8 +54,8 @@ from collab_llm_nodes.protocols.minions.messages import (
     Outcome,
     Part,
     RunProgram,
-    filled,
-    replied,
+    fill,
+    reply_turn,
 )
 from collab_llm_nodes.protocols.minions.plan import Plan, jobs_of, read_plan
 from collab_llm_nodes.protocols.minions.reading import (
@@ -59,6 +64,7 @@ from collab_llm_nodes.protocols.minions.reading import (
     find_program,
     worker_output,
 )
+from collab_llm_nodes.protocols.minions.sandbox.limits import MAX_TEXT
 from collab_llm_nodes.protocols.minions.settings import (
     HISTORY,
     PLAN,
@@ -72,34 +78,33 @@ def minions(
     question: str,
     documents: Sequence[str],
     config: MinionsConfig,
-    still_wanted: Callable[[], None] = lambda: None,
+    check: Callable[[], None] = lambda: None,
 ) -> Machine:
     """Answer ``question`` about ``documents``.
 
     Args:
-        still_wanted: called while the documents are cut for a program; what it raises ends the
-            answer, as an action's error does.
+        check: called while the documents are cut for a program; if it raises, the answer ends.
 
     Raises:
-        InvalidInput: there is no question, or no text.
-        CannotPlan: while it runs: the remote gives nothing that could be carried out.
-        CollabError: while it runs: what was thrown in before there was any answer.
+        InvalidInput: there is no question or no text.
+        CannotPlan: while it runs: no decomposition of the remote works.
+        CollabError: while it runs: thrown in before there was any answer.
     """
-    check(question, documents)
-    return _MinionS(question, tuple(documents), config, still_wanted).run()
+    check_input(question, documents)
+    return _MinionS(question, tuple(documents), config, check).run()
 
 
 class _MinionS:
-    """One answer under way.
+    """One running answer.
 
     Attributes:
-        best: answer of the remote so far that it was not sure of.
-        found: answer that most workers have given, in the last round with any.
-        room: length of the workers' words that may still be sent.
-        choice_left: bits that programs may still tell by their choice.
-        choice_unsent: those told by the next message.
+        best: the remote's last answer without a final decision.
+        found: the most frequent answer of the workers in the last round with any.
+        room: characters of outputs that may still be sent.
+        choice_left: bits that programs may still disclose by their choice.
+        choice_unsent: bits that the next message discloses.
         missing, scratchpad: memory between rounds, in the remote's words.
-        history: all that was said, with ``carry: history``.
+        history: the whole conversation, with ``carry: history``.
     """
 
     def __init__(
@@ -107,10 +112,10 @@ class _MinionS:
         question: str,
         documents: tuple[str, ...],
         config: MinionsConfig,
-        still_wanted: Callable[[], None],
+        check: Callable[[], None],
     ) -> None:
         self.config, self.documents = config, documents
-        self.still_wanted = still_wanted
+        self.check = check
         self.style = prompts.STYLES[config.style]
         self.text = question
         self.question = Part(Kind.QUESTION, question)
@@ -131,14 +136,14 @@ class _MinionS:
         config = self.config
         try:
             if config.retrieve:
-                self.documents = yield from retrieved(self.text, config.retrieve)
+                self.documents = yield from retrieve_passages(self.text, config.retrieve)
             length = sum(map(len, self.documents))
             self.room = max(_ALWAYS_SENT, int(config.remote_share * length))
             for number in range(1, config.rounds + 1):
                 self.round = number
-                wanted = yield from self._decompose()
-                cut = yield from self._execute(wanted)
-                decided: Decision = yield from self._synthesize(cut)
+                jobs = yield from self._decompose()
+                left_out = yield from self._execute(jobs)
+                decided: Decision = yield from self._synthesize(left_out)
                 if decided.final:
                     return self._outcome(decided.answer, decided.explanation)
                 self.best = decided.answer or self.best
@@ -156,29 +161,29 @@ class _MinionS:
     # ------------------------------------------------------------------ decompose
 
     def _decompose(self) -> Generator[Action, Any, JobList]:
-        """Return the jobs of the remote's program; of its plan, where no program works."""
+        """Return the jobs of the remote's program, or of its plan if no program works."""
         planners = (PLAN,) if self.config.planner == PLAN else (PROGRAM, PLAN)
         fault = Fault.NO_JOBS
         for planner in planners:
-            talk = [self._decompose_prompt(planner)]
+            chat = [self._decompose_prompt(planner)]
             for _ in range(self.config.attempts):
                 if planner == PROGRAM and self.choice_left < RUN_BITS:
                     break
-                reply: Reply = yield self._ask("decompose", talk)
-                talk.append(replied(reply.text))
-                wanted = yield from self._carried_out(planner, reply.text)
-                if isinstance(wanted, JobList):
-                    self._remember(talk)
-                    return wanted
-                fault = wanted
-                talk.append(filled(prompts.FAILED, told=fault.told))
+                reply: Reply = yield self._ask("decompose", chat)
+                chat.append(reply_turn(reply.text))
+                jobs = yield from self._jobs_of_reply(planner, reply.text)
+                if isinstance(jobs, JobList):
+                    self._remember(chat)
+                    return jobs
+                fault = jobs
+                chat.append(fill(prompts.FAILED, fault=fault.message))
         raise CannotPlan(f"none of its decompositions works ({fault.value})")
 
-    def _carried_out(self, planner: str, text: str) -> Generator[Action, Any, JobList | Fault]:
+    def _jobs_of_reply(self, planner: str, text: str) -> Generator[Action, Any, JobList | Fault]:
         config = self.config
         self.plan = None
         if planner == PROGRAM:
-            wanted: ProgramJobs | Fault = yield RunProgram(
+            jobs: ProgramJobs | Fault = yield RunProgram(
                 self.round,
                 find_program(text),
                 self.documents,
@@ -186,8 +191,8 @@ class _MinionS:
                 self._chunkers(),
                 config.chunk_size,
             )
-            return self._chosen(wanted)
-        plan = read_plan(text, self._chunkers(), config.limits, reduce=config.reduce)
+            return self._charged(jobs)
+        plan = read_plan(text, self._chunkers(), reduce=config.reduce)
         if isinstance(plan, Fault):
             return plan
         self.plan = plan
@@ -196,23 +201,23 @@ class _MinionS:
             self.documents,
             self.jobs,
             chunk_size=config.chunk_size,
-            limits=config.limits,
+            max_jobs=config.limits.jobs,
         )
 
-    def _chosen(self, wanted: ProgramJobs | Fault) -> JobList | Fault:
-        """Return the jobs to do for a program's; what their choice tells is charged."""
+    def _charged(self, jobs: ProgramJobs | Fault) -> JobList | Fault:
+        """Return the jobs to do for a program's, and charge the bits of its choice."""
         bits = RUN_BITS
-        chosen: JobList | Fault = wanted
-        if isinstance(wanted, ProgramJobs):
+        chosen: JobList | Fault = jobs
+        if isinstance(jobs, ProgramJobs):
             config = self.config
             bounds = Bounds(
                 self.documents,
                 list(dict.fromkeys(job.manifest.chunk for job in self.jobs)),
                 config.chunk_size,
-                1 if config.samples else config.max_samples,
-                config.limits,
+                1 if config.samples else MAX_SAMPLES,
+                config.limits.jobs,
             )
-            chosen, bits = canonical(wanted, bounds, self.choice_left, self.still_wanted)
+            chosen, bits = canonical(jobs, bounds, self.choice_left, self.check)
         self.choice_left -= bits
         self.choice_unsent += bits
         return chosen
@@ -228,7 +233,7 @@ class _MinionS:
                 chunkers=sources, reduce=prompts.PLAN_REDUCE if config.reduce else ""
             )
             form += prompts.PLAN_REDUCE_ABOUT if config.reduce else ""
-        return filled(
+        return fill(
             prompts.DECOMPOSE,
             round=str(self.round),
             document=self.style.document,
@@ -245,7 +250,7 @@ class _MinionS:
         )
 
     def _carried(self) -> Message | str:
-        """Return what the remote may remember of the rounds before."""
+        """Return the remote's memory of earlier rounds."""
         if self.round == 1:
             return ""
         if self.config.carry == HISTORY:
@@ -253,46 +258,45 @@ class _MinionS:
         notes: Message | str = ""
         if self.config.carry == SCRATCHPAD and self.scratchpad:
             written = Part(Kind.REMOTE, "\n".join(self.scratchpad))
-            notes = filled(prompts.CARRIED_SCRATCHPAD, scratchpad=written)
+            notes = fill(prompts.CARRIED_SCRATCHPAD, scratchpad=written)
         missing = Part(Kind.REMOTE, self.missing or prompts.NOTHING_MISSING)
-        return filled(prompts.CARRIED, missing=missing, notes=notes)
+        return fill(prompts.CARRIED, missing=missing, notes=notes)
 
     def _chunkers(self) -> tuple[str, ...]:
         return (self.config.chunker,) if self.config.chunker else tuple(CHUNKERS)
 
     # ------------------------------------------------------------------ execute
 
-    def _execute(self, wanted: JobList) -> Generator[Action, Any, int]:
+    def _execute(self, jobs: JobList) -> Generator[Action, Any, int]:
         """Have the worker do the jobs; return how many were left out."""
         config = self.config
-        manifests, cut = self.numbering.number(
-            wanted,
+        manifests, left_out = self.numbering.number(
+            jobs,
             tasks=config.tasks,
             samples=config.samples,
-            max_samples=config.max_samples,
             max_jobs=config.limits.jobs,
-            max_characters=config.limits.output_mb << 20,
+            max_characters=MAX_TEXT,
         )
         local = tuple(self._worker_prompt(manifest) for manifest in manifests)
         replies: Sequence[Reply | CollabError] = yield AskLocal("execute", self.round, local)
         failed = [reply for reply in replies if isinstance(reply, CollabError)]
         if failed and len(failed) == len(replies):
-            raise failed[0]  # nothing found is not the same as nothing asked
+            raise failed[0]  # a failure, and not an empty result
         self.jobs = tuple(self._job(*both) for both in zip(manifests, replies, strict=True))
         answers = Counter(job.output.answer for job in self.jobs if job.kept and job.output.answer)
         if answers:
             self.found = answers.most_common(1)[0][0]
-        if cut:
+        if left_out:
             self.marks.add(Mark.PARTIAL)
-        yield Executed(self.round, self.jobs, cut)
-        return cut
+        yield Executed(self.round, self.jobs, left_out)
+        return left_out
 
     def _worker_prompt(self, manifest: JobManifest) -> LocalPrompt:
         text = self.style.worker.format(
             chunk=manifest.chunk, task=manifest.task, advice=manifest.advice, question=self.text
         )
         local = self.config.local
-        seed = (self.round - 1) * self.config.max_samples + manifest.sample
+        seed = (self.round - 1) * MAX_SAMPLES + manifest.sample
         quotable = manifest.chunk if self.config.check_citations else ""
         return LocalPrompt(
             (Turn("user", text),), local.temperature, local.max_tokens, seed, quotable
@@ -303,9 +307,7 @@ class _MinionS:
             return Job(manifest, JobOutput(), Dropped.FAILED)
         if reply.finish is not Finish.STOP:
             return Job(manifest, JobOutput(), Dropped.TRUNCATED)
-        output = worker_output(
-            reply.text, quotes=self.style.quotes, max_characters=self.config.field_characters
-        )
+        output = worker_output(reply.text, quotes=self.style.quotes, max_characters=_MAX_FIELD)
         if output is None:
             return Job(manifest, JobOutput(), Dropped.UNREADABLE)
         if output.answer is None and self.config.abstain_filter:
@@ -316,55 +318,53 @@ class _MinionS:
                 return Job(manifest, output, Dropped.UNSUPPORTED)
             output = replace(output, citation=cited)
         if self.style.quotes:
-            output = replace(output, citation=None)  # its answer is made of the quotes
+            output = replace(output, citation=None)  # its answer contains the quotes
         return Job(manifest, output)
 
     # ------------------------------------------------------------------ synthesize
 
-    def _synthesize(self, cut: int) -> Generator[Action, Any, Decision]:
-        """Ask the remote for its decision about the outputs."""
+    def _synthesize(self, left_out: int) -> Generator[Action, Any, Decision]:
+        """Return the remote's decision about the outputs."""
         last = self.round == self.config.rounds
         forced = last and self.config.force_final or not self.style.more
-        talk = [self._synthesize_prompt(cut, forced)]
+        chat = [self._synthesize_prompt(left_out, forced)]
 
         def read(text: str) -> Decision | None:
             found = decision(text)
             return found if found is not None and (found.final or not forced) else None
 
-        repairs = self.config.remote.repairs
-        decided = yield from asked(lambda: self._ask("synthesize", talk), talk, read, repairs)
-        self._remember(talk)
+        decided = yield from ask_until_readable(lambda: self._ask("synthesize", chat), chat, read)
+        self._remember(chat)
         if decided is None:
             self.marks.add(Mark.UNREADABLE)
-            words = _own_words(talk[-1]) or self.best or self.found
+            words = _own_words(chat[-1]) or self.best or self.found
             return Decision(forced, words if forced else "")
         if forced and self.style.more:
             self.marks.add(Mark.FORCED)
         return decided
 
-    def _synthesize_prompt(self, cut: int, forced: bool) -> Message:
+    def _synthesize_prompt(self, jobs_left_out: int, forced: bool) -> Message:
         outputs, left_out = self._outputs()
-        notes = prompts.JOBS_LEFT_OUT if cut else ""
+        notes = prompts.JOBS_LEFT_OUT if jobs_left_out else ""
         if left_out:
             self.marks.add(Mark.PARTIAL)
             notes += prompts.OUTPUTS_LEFT_OUT
-        final = "provide_final_answer"
         more = "" if forced else prompts.MISSING_FIELD
         if not forced and self.config.carry == SCRATCHPAD:
             more += prompts.SCRATCHPAD_FIELD
-        return filled(
+        return fill(
             prompts.SYNTHESIZE,
             question=self.question,
             outputs=outputs,
             notes=notes,
             guidelines=prompts.LAST_ROUND if forced and self.style.more else self.style.guidelines,
-            decisions=final if forced else f"{final} or {self.style.more}",
+            decisions=prompts.FINAL if forced else f"{prompts.FINAL} or {self.style.more}",
             answer=self.style.answer,
             more=more,
         )
 
     def _outputs(self) -> tuple[Part, bool]:
-        """Return the kept outputs as the remote reads them, and if some had to be left out."""
+        """Return the kept outputs as the remote reads them, and whether some were left out."""
         kept = [job for job in self.jobs if job.kept]
         if self.plan is not None and self.plan.reduction is not None:
             value = self.plan.reduction.of(kept)
@@ -374,17 +374,20 @@ class _MinionS:
         room = self.config.remote_characters
         left_out = False
         lines: list[str] = []
-        told: set[int] = set()
+        headed: set[int] = set()
         for job in sorted(kept, key=lambda job: job.manifest.task_id):
             line = _line(job)
-            if job.manifest.task_id not in told:
-                line = f"{_heading(job.manifest)}\n{line}"
+            if job.manifest.task_id not in headed:
+                heading = prompts.TASK_HEADING.format(
+                    number=job.manifest.task_id, task=job.manifest.task
+                )
+                line = f"{heading}\n{line}"
             if len(line) >= room or job.output.length > self.room:
                 left_out = True
                 continue
             room -= len(line) + 1
             self.room -= job.output.length
-            told.add(job.manifest.task_id)
+            headed.add(job.manifest.task_id)
             lines.append(line)
         if not lines:
             return Part(Kind.INSTRUCTIONS, prompts.NO_OUTPUTS), left_out
@@ -392,16 +395,16 @@ class _MinionS:
 
     # ------------------------------------------------------------------ the remote, the end
 
-    def _ask(self, stage: str, talk: Sequence[Message]) -> AskRemote:
-        """The one place where something is sent to the remote."""
+    def _ask(self, stage: str, chat: Sequence[Message]) -> AskRemote:
+        """Return the action that sends ``chat``; the only place that creates one."""
         remote = self.config.remote
-        messages = (*self.history, *talk)
+        messages = (*self.history, *chat)
         bits, self.choice_unsent = self.choice_unsent, 0
         return AskRemote(stage, self.round, messages, remote.temperature, remote.max_tokens, bits)
 
-    def _remember(self, talk: Sequence[Message]) -> None:
+    def _remember(self, chat: Sequence[Message]) -> None:
         if self.config.carry == HISTORY:
-            self.history += talk
+            self.history += chat
 
     def _outcome(
         self, answer: str, explanation: str = "", error: CollabError | None = None
@@ -410,37 +413,36 @@ class _MinionS:
 
 
 def cited_lines(citation: str | None, chunk: str) -> str | None:
-    """Return ``citation`` as ``chunk`` has it, several lines with "; " between; None if one fails.
+    """Return ``citation`` as ``chunk`` has it, its lines joined by "; "; None if one is not there.
 
-    A part of a line counts from ``_LEAST_CITED`` characters on, since a letter stands in any text.
-    A small model miscopies a rare name in the middle of a line: the line that is meant stands for
-    such a one.
+    A part of a line needs ``_MIN_CITED`` characters, since a letter occurs in any text. A small
+    model miscopies rare names within a line; such a line is replaced by the one that it resembles.
     """
     lines = [" ".join(line.split()) for line in chunk.splitlines()]
     text = " ".join(lines)
     cited = (citation or "").split("; ")
-    if len(cited) > _MOST_CITED:
+    if len(cited) > _MAX_CITED:
         return None
     found = []
     for line in cited:
         words = " ".join(line.split())
-        true = words in lines or (len(words) >= _LEAST_CITED and words in text)
-        meant = words if true else _meant(words, lines)
-        if not meant:
+        true = words in lines or (len(words) >= _MIN_CITED and words in text)
+        match = words if true else _resembled(words, lines)
+        if not match:
             return None
-        found.append(meant)
+        found.append(match)
     return "; ".join(found)
 
 
-def _meant(words: str, lines: Sequence[str]) -> str:
-    """Return the one line that begins and ends as ``words`` do; empty if there is none."""
+def _resembled(words: str, lines: Sequence[str]) -> str:
+    """Return the only line that begins and ends as ``words`` do; empty if it is not unique."""
     shares = [(_shared(words, line), line) for line in dict.fromkeys(lines)]
     alike = [line for share, line in shares if share >= _ALIKE]
     return alike[0] if len(alike) == 1 else ""
 
 
 def _shared(a: str, b: str) -> float:
-    """Return which share of the longer text the common begin and end of both are."""
+    """Return the length of the common prefix and suffix as a share of the longer text."""
     short, long = sorted((len(a), len(b)))
     if short < _ALIKE * long or not short:
         return 0.0
@@ -449,21 +451,19 @@ def _shared(a: str, b: str) -> float:
 
 
 _ALWAYS_SENT = 1000
-"""Characters that workers may say about the shortest document."""
+"""Outputs that may be sent about the shortest document [characters]."""
+_MAX_FIELD = 2000
+"""Length to which each field of an output is cut: a page of text is no extract [characters]."""
 _ALIKE = 0.75
-_LEAST_CITED = 12
-"""Fewest characters of a citation that is no whole line."""
-_MOST_CITED = 32
-"""Most lines of a citation."""
+"""Share of a line that a miscopied citation must have in common with it."""
+_MIN_CITED = 12
+"""Shortest citation that is not a whole line [characters]."""
+_MAX_CITED = 32
+"""Longest citation [lines]."""
 
 
 def _own_words(message: Message) -> str:
     return "".join(part.text for part in message.parts if part.kind is Kind.REMOTE).strip()
-
-
-def _heading(manifest: JobManifest) -> str:
-    """Return a line about a task, whose text the remote wrote itself."""
-    return f"Task t{manifest.task_id}: {manifest.task}"
 
 
 def _line(job: Job) -> str:

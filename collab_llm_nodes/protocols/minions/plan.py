@@ -1,4 +1,4 @@
-"""The plan: a decomposition as plain JSON, for remotes that cannot program, or may not.
+"""Plans: decompositions as plain JSON, for remotes that cannot or may not write programs.
 
     {
       "tasks": [{"task": "Extract the total revenue of 2015.", "advice": "Look for a table."}],
@@ -8,34 +8,106 @@
       "reduce": {"rule": "ratio", "tasks": [1, 2]}
     }
 
-Each task is done over each chunk, as in the paper's own examples of programs. ``over`` may be
-"answered": then only the chunks on which a job of the last round has found something are cut again.
-``reduce`` is an extension of ours, see ``reduction.py``.
+Each task is done over each chunk, as in the paper's examples of programs. With "answered" as
+``over``, only the chunks in which a job of the last round found something are cut again.
+``reduce`` is not in the paper: the robot computes a number from the answers, and the remote reads
+it in place of them, which needs fewer tokens and discloses less.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
-from collab_llm_nodes.protocols.minions.jobs import Fault, Job, JobList, WantedJob
+from collab_llm_nodes.protocols.minions.jobs import Fault, Job, JobList, RequestedJob
 from collab_llm_nodes.protocols.minions.reading import find_object
-from collab_llm_nodes.protocols.minions.reduction import RULES, Reduction
-from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
+from collab_llm_nodes.protocols.minions.sandbox.limits import MAX_CHUNK, MAX_TASK
 
 _MAX_TASKS = 64
 _MAX_SAMPLES = 64
+_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
+_NUMBER_WITHIN = 200
+"""Characters of an answer in which its number is searched."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Rule that computes one number from the answers to tasks.
+
+    Attributes:
+        tasks: number of tasks.
+        compute: takes the answers to each task, at least one each.
+    """
+
+    tasks: int
+    compute: Callable[[list[list[float]]], float]
+
+
+def _ratio(answers: list[list[float]]) -> float:
+    above, below = map(_most_frequent, answers)
+    return above / below if below else math.nan
+
+
+RULES: dict[str, Rule] = {
+    "sum": Rule(1, lambda answers: math.fsum(answers[0])),
+    "count": Rule(1, lambda answers: float(len(answers[0]))),
+    "max": Rule(1, lambda answers: max(answers[0])),
+    "ratio": Rule(2, _ratio),
+    "diff": Rule(2, lambda answers: _most_frequent(answers[0]) - _most_frequent(answers[1])),
+}
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A rule and its tasks, in order."""
+
+    rule: str
+    tasks: tuple[str, ...]
+
+    def of(self, jobs: Iterable[Job]) -> float | None:
+        """Return the number; None if a task has no number among its answers.
+
+        Samples of one task over one chunk count once, as the number that most of them give.
+        Overlapping chunks count each, so ``sum`` and ``count`` need disjoint ones.
+        """
+        samples: dict[str, dict[int, list[float]]] = {task: {} for task in self.tasks}
+        for job in jobs:
+            value = number(job.output.answer or "")
+            if value is not None and job.manifest.task in samples:
+                chunks = samples[job.manifest.task]
+                chunks.setdefault(job.manifest.chunk_id, []).append(value)
+        answers = [
+            [_most_frequent(values) for values in samples[task].values()] for task in self.tasks
+        ]
+        if not all(answers):
+            return None
+        value = RULES[self.rule].compute(answers)
+        return value if math.isfinite(value) else None
+
+
+def number(text: str) -> float | None:
+    """Return the first number in ``text``, such as 1,234.5; None without one."""
+    match = _NUMBER.search(text[:_NUMBER_WITHIN])
+    return float(match.group().replace(",", "")) if match else None
+
+
+def _most_frequent(values: list[float]) -> float:
+    """Return the value that occurs most often, and the first of several."""
+    return Counter(values).most_common(1)[0][0]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """See the module's text.
+    """A decomposition (see the module docstring).
 
     Attributes:
         tasks: pairs of a task and its advice.
-        answered: work on the chunks that gave an answer in the last round.
+        answered: cut only the chunks that gave an answer in the last round.
     """
 
     tasks: tuple[tuple[str, str], ...]
@@ -46,20 +118,18 @@ class Plan:
     reduction: Reduction | None = None
 
 
-def read_plan(
-    text: str, chunkers: Collection[str], limits: SandboxLimits, *, reduce: bool
-) -> Plan | Fault:
+def read_plan(text: str, chunkers: Collection[str], *, reduce: bool) -> Plan | Fault:
     """Return the plan in the remote's reply.
 
     Args:
-        chunkers: names of those that it may use; the first is the default.
-        reduce: it may ask for a reduction.
+        chunkers: names of the allowed ones; the first is the default.
+        reduce: reductions are allowed.
     """
     fields = find_object(text)
     if fields is None:
         return Fault.NOT_A_PLAN
     try:
-        return _plan(fields, chunkers, limits, reduce)
+        return _plan(fields, chunkers, reduce)
     except _Wrong:
         return Fault.NOT_A_PLAN
 
@@ -70,38 +140,36 @@ def jobs_of(
     last_jobs: Sequence[Job],
     *,
     chunk_size: int,
-    limits: SandboxLimits,
+    max_jobs: int,
 ) -> JobList | Fault:
     """Return the jobs of ``plan``.
 
     Args:
-        last_jobs: those of the last round, with their outputs.
-        chunk_size: takes the place of the plan's own, unless 0.
-        limits: jobs beyond ``limits.jobs`` are left out.
+        last_jobs: jobs of the last round with their outputs.
+        chunk_size: replaces the plan's own, unless 0.
+        max_jobs: further jobs are left out.
     """
     texts: Sequence[str] = documents
     if plan.answered:
         texts = list(dict.fromkeys(job.manifest.chunk for job in last_jobs if job.output.answer))
     chunker = CHUNKERS[plan.chunker]
-    jobs: list[WantedJob] = []
-    cut = 0
+    jobs: list[RequestedJob] = []
+    left_out = 0
     for text in texts:
         for chunk in chunker(text, chunk_size or plan.size):
             for task, advice in plan.tasks:
-                if len(jobs) < limits.jobs and len(chunk) <= limits.chunk_characters:
-                    jobs.append(WantedJob(chunk, task, advice, plan.samples))
+                if len(jobs) < max_jobs and len(chunk) <= MAX_CHUNK:
+                    jobs.append(RequestedJob(chunk, task, advice, plan.samples))
                 else:
-                    cut += 1
-    return JobList(tuple(jobs), cut) if jobs else Fault.NO_JOBS
+                    left_out += 1
+    return JobList(tuple(jobs), left_out) if jobs else Fault.NO_JOBS
 
 
 class _Wrong(Exception):
-    """The plan is not of the required form."""
+    """The plan has the wrong form."""
 
 
-def _plan(
-    fields: Mapping[str, Any], chunkers: Collection[str], limits: SandboxLimits, reduce: bool
-) -> Plan:
+def _plan(fields: Mapping[str, Any], chunkers: Collection[str], reduce: bool) -> Plan:
     known = {"tasks", "over", "chunker", "size", "samples"} | ({"reduce"} if reduce else set())
     _check(set(fields) <= known)
     tasks = fields.get("tasks")
@@ -112,19 +180,19 @@ def _plan(
     _check(over in ("documents", "answered"))
     size = _integer(fields.get("size", 0), 0, 1_000_000)
     samples = _integer(fields.get("samples", 1), 1, _MAX_SAMPLES)
-    parsed = tuple(_task(task, limits.task_characters) for task in tasks or ())
+    parsed = tuple(map(_task, tasks or ()))
     reduction = None
     if fields.get("reduce") is not None:
         reduction = _reduction(fields["reduce"], [task for task, _ in parsed])
     return Plan(parsed, chunker, size, samples, over == "answered", reduction)
 
 
-def _task(value: Any, max_characters: int) -> tuple[str, str]:
+def _task(value: Any) -> tuple[str, str]:
     value = {"task": value} if isinstance(value, str) else value
     _check(isinstance(value, dict) and set(value) <= {"task", "advice"})
     task, advice = value.get("task"), value.get("advice") or ""
     _check(isinstance(task, str) and isinstance(advice, str) and bool(task.strip()))
-    _check(max(len(task), len(advice)) <= max_characters)
+    _check(max(len(task), len(advice)) <= MAX_TASK)
     return task, advice
 
 

@@ -1,11 +1,47 @@
-"""The prompts: appendix F of paper 000 in our own sentences, a style for each of its experiments.
+"""Prompts after appendix F of paper 000 in our own words, with a style for each of its experiments.
 
-Templates are filled by ``messages.filled`` or ``str.format``; doubled braces stand for single ones.
+Templates are filled by ``messages.fill`` or ``str.format``, and read by :func:`read_back`; doubled
+braces stand for single ones.
 """
 
 from __future__ import annotations
 
+import string
 from dataclasses import dataclass
+
+FINAL = "provide_final_answer"
+"""Decision of a remote that gives its answer."""
+MORE = "request_additional_info"
+"""Decision of a remote that asks for more, and QASPER's word for it."""
+
+
+def read_back(template: str, text: str, longest: str = "") -> dict[str, str] | None:
+    """Return the values that ``template`` was filled with to give ``text``; None for another text.
+
+    Args:
+        longest: place whose value may contain the template's words; empty: the last one.
+    """
+    words, names = [""], list[str]()
+    for literal, name, _, _ in string.Formatter().parse(template):
+        words[-1] += literal
+        if name is not None:
+            names.append(name)
+            words.append("")
+    if not (text.startswith(words[0]) and text.endswith(words[-1])):
+        return None
+    rest = text[len(words[0]) : len(text) - len(words[-1])]
+    place = names.index(longest) if longest else len(names) - 1
+    values: dict[str, str] = {}
+    for name, between in zip(names[:place], words[1:], strict=False):
+        values[name], found, rest = rest.partition(between)
+        if not found:
+            return None
+    for name, between in zip(names[:place:-1], words[-2::-1], strict=False):
+        rest, found, values[name] = rest.rpartition(between)
+        if not found:
+            return None
+    return {**values, names[place]: rest}
+
 
 # ---------------------------------------------------------------- MinionS: decompose
 
@@ -101,7 +137,7 @@ PLAN_REDUCE_ABOUT = """
 rules are sum, count and max over the answers to one task; ratio and diff take two tasks."""
 
 FAILED = """\
-{told} Nothing was done. Send a corrected one, in the form described above."""
+{fault} Nothing was done. Send a corrected one, in the form described above."""
 
 CARRIED = """\
 
@@ -161,6 +197,8 @@ NO_OUTPUTS = "None of the jobs has found anything."
 OUTPUTS_LEFT_OUT = "Some outputs were left out, because they were too many.\n"
 JOBS_LEFT_OUT = "Some jobs were not done, because they were too many or their pieces too long.\n"
 REDUCED = "{rule} of the answers: {value}"
+TASK_HEADING = "Task t{number}: {task}"
+"""Line above the outputs of a task, whose text the remote wrote itself."""
 
 NOT_READABLE = """\
 Your reply had not the form asked for. Reply again, with exactly one JSON object of that form at \
@@ -221,7 +259,7 @@ Do the task, using only this text. Reply in JSON: explanation, citation and answ
 
 ## Task
 {task}"""
-"""The prompt of a worker trained on it: few tokens follow the piece, and it knows no advice."""
+"""Prompt of the embedded worker, trained on it: few tokens follow the piece, and no advice."""
 
 # ---------------------------------------------------------------- Minion
 
@@ -333,11 +371,11 @@ class Style:
 
     Attributes:
         document: name for the text.
-        rules: of the decomposition.
+        rules: rules of the decomposition.
         worker: template of the worker's prompt.
-        quotes: the worker replies with quotes for keywords; a keyword left out means "nothing".
-        guidelines: of the synthesis.
-        more: the remote's decision to go on; empty: it has to answer at once.
+        quotes: the worker replies with quotes for keywords and omits those without one.
+        guidelines: guidelines of the synthesis.
+        more: the remote's decision to continue; empty: it must answer at once.
         answer: form of the final answer.
     """
 
@@ -357,7 +395,7 @@ STYLES = {
         WORKER_BRIEF,
         quotes=False,
         guidelines=_CONSERVATIVE,
-        more="request_additional_info",
+        more=MORE,
         answer="the final answer alone",
     ),
     "general": Style(
@@ -366,7 +404,7 @@ STYLES = {
         WORKER_ANSWER,
         quotes=False,
         guidelines=_CONSERVATIVE,
-        more="request_additional_info",
+        more=MORE,
         answer="the final answer alone",
     ),
     "financebench": Style(
@@ -376,7 +414,7 @@ STYLES = {
         WORKER_ANSWER,
         quotes=False,
         guidelines=_CONSERVATIVE,
-        more="request_additional_info",
+        more=MORE,
         answer="the final answer alone, such as 0.56, without its calculation",
     ),
     "longhealth": Style(

@@ -1,4 +1,4 @@
-"""Replies of models read as JSON. A model may write anything: the work is bounded and linear."""
+"""Replies of models read as JSON, in linear time whatever they contain."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from collab_llm_nodes.chat.completions import whole_characters
 from collab_llm_nodes.chat.structured import last_object
 from collab_llm_nodes.models.thoughts import answer_of
 from collab_llm_nodes.protocols.minions.jobs import JobOutput
+from collab_llm_nodes.protocols.minions.prompts import FINAL
 
 _CODE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _NOTHING = frozenset({"", "none", "null", "n/a"})
-_FINAL = "provide_final_answer"
 
 
 def find_object(text: str) -> dict[str, Any] | None:
-    """Return the last JSON object in ``text``, which may have prose around it; None without one."""
+    """Return the last JSON object in ``text``, among prose; None without one."""
     text = answer_of(text)
     found = last_object(text)
     if found is not None:
@@ -31,9 +32,9 @@ def _ends_empty(text: str) -> bool:
 
 
 def _proper(value: Any) -> Any:
-    """Return ``value`` without halves of surrogate pairs, which JSON can spell and UTF-8 cannot."""
+    """Return ``value`` without lone surrogates, which JSON can express and UTF-8 cannot."""
     if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
+        return whole_characters(value)
     if isinstance(value, list):
         return [_proper(item) for item in value]
     if isinstance(value, dict):
@@ -42,7 +43,7 @@ def _proper(value: Any) -> Any:
 
 
 def find_program(text: str) -> str:
-    """Return the code blocks of a reply as one program; the whole reply if it has none."""
+    """Return the code blocks of a reply as one program; without any, the whole reply."""
     text = answer_of(text)
     blocks = _CODE.findall(text)
     program: str = _proper("\n".join(blocks) if blocks else text)
@@ -50,7 +51,7 @@ def find_program(text: str) -> str:
 
 
 def as_text(value: Any) -> str | None:
-    """Return a field of a model's answer as text; None where it says that there is nothing."""
+    """Return a field of a model's reply as text; None if it is empty or says "none"."""
     if isinstance(value, list):
         texts = [text for item in value if (text := as_text(item)) is not None]
         return "; ".join(texts) or None
@@ -61,13 +62,12 @@ def as_text(value: Any) -> str | None:
 
 
 def worker_output(text: str, *, quotes: bool, max_characters: int) -> JobOutput | None:
-    """Return what a worker has found; None if its answer has not the form asked for.
+    """Return a worker's output; None for a reply of the wrong form.
 
     Args:
-        quotes: the form is a quote for each keyword, where a keyword without one is left out. Else
-            it is an explanation, a citation and an answer; that is understood in both cases. The
-            citation of quotes is all of them.
-        max_characters: length of each field; the rest is cut off. An answer of quotes has it, too.
+        quotes: read an object of quotes by keyword, whose citation is all quotes; an object with
+            explanation, citation and answer is read in any case.
+        max_characters: length to which each field is cut.
     """
     fields = find_object(text)
     if fields is None:
@@ -75,8 +75,8 @@ def worker_output(text: str, *, quotes: bool, max_characters: int) -> JobOutput 
     if quotes and "answer" not in fields:
         texts = [(as_text(key), as_text(value)) for key, value in fields.items()]
         found = {key: quote for key, quote in texts if quote}
-        said = "; ".join(f"{key}: {quote}" for key, quote in found.items())[:max_characters]
-        return JobOutput("", "; ".join(found.values()) or None, said or None)
+        quoted = "; ".join(f"{key}: {quote}" for key, quote in found.items())[:max_characters]
+        return JobOutput("", "; ".join(found.values()) or None, quoted or None)
     if "answer" not in fields:
         return None
     explanation, citation, answer = (
@@ -91,7 +91,7 @@ class Decision:
     """Decision of the remote model.
 
     Attributes:
-        final: ``answer`` is its answer; else it wants to know more.
+        final: ``answer`` is its answer; otherwise it asks for more.
         missing: the information that it asks for.
         scratchpad: its notes for the next round.
     """
@@ -104,10 +104,9 @@ class Decision:
 
 
 def decision(text: str) -> Decision | None:
-    """Return the decision in the remote's reply; None if there is none.
+    """Return the decision in the remote's reply; None without one.
 
-    "request_additional_info" and QASPER's "need more information" mean the same, and so does a
-    message to the local model alone.
+    Any decision but the final one asks for more, and so does a message to the local model.
     """
     fields = find_object(text)
     if fields is None:
@@ -119,7 +118,7 @@ def decision(text: str) -> Decision | None:
     missing = of("message") or of("missing_info")
     if not (of("decision") or of("message")):
         return None
-    final = of("decision").lower() == _FINAL
+    final = of("decision").lower() == FINAL
     if final and not of("answer"):
         return None
     return Decision(final, of("answer"), of("explanation"), missing, of("scratchpad"))

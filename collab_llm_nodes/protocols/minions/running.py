@@ -1,4 +1,4 @@
-"""Minion and MinionS as protocols: requests in, answers with both ledgers out."""
+"""Minion and MinionS as served protocols: requests in, answers with both ledgers out."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from collab_llm_nodes.knowledge.retrieval import RetrievalConfig
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
 from collab_llm_nodes.protocols.minions.baselines import local_only, rag, remote_only
-from collab_llm_nodes.protocols.minions.choice import slot_s
-from collab_llm_nodes.protocols.minions.dialogue import nothing_fits, too_late
-from collab_llm_nodes.protocols.minions.driving import Means, drive
+from collab_llm_nodes.protocols.minions.choice import padding_s
+from collab_llm_nodes.protocols.minions.dialogue import no_passage_found, reply_cut_off
+from collab_llm_nodes.protocols.minions.driving import Handlers, drive
 from collab_llm_nodes.protocols.minions.equipment import Equipment
 from collab_llm_nodes.protocols.minions.jobs import Dropped, Fault, Job, ProgramJobs
 from collab_llm_nodes.protocols.minions.messages import (
@@ -48,27 +48,27 @@ from collab_llm_nodes.protocols.minions.served import (
     ServedMinion,
     ServedMinions,
 )
-from collab_llm_nodes.protocols.minions.settings import DirectConfig, MinionConfig
+from collab_llm_nodes.protocols.minions.settings import DirectConfig
 from collab_llm_nodes.protocols.minions.sources import Sources, field_of, sources_of
 from collab_llm_nodes.protocols.options import names
 
 MINION, MINIONS = "minion", "minions"
-_TELL_S = 0.25
-"""Pause between two reports while the local model works."""
+_REPORT_S = 0.25
+"""Interval of progress reports while the local model works."""
 _PROMPT_FIELDS = ("text", "turns")
-"""Names that models have for what they read."""
+"""Fields of a model's errors that mean its prompt."""
 _TEXT = re.compile(r"documents(?:\[(\d+)\])?")
 _DONE = {"decompose": 0.05, "program": 0.15, "execute": 0.2, "synthesize": 0.9, "answer": 0.5}
-"""Share of a round that is done when a stage begins."""
+"""Share of a round that is done at the start of a stage."""
 _EXECUTION = 0.7
 """Share of a round that its jobs take."""
 
 
 def check(protocol: str, request: Request) -> None:
-    """Refuse what can be refused without the models.
+    """Check a request without the models.
 
     Raises:
-        InvalidInput: ``field`` names the request's.
+        InvalidInput: ``field`` is the request's.
     """
     config: ServedConfig = request.config
     if not request.prompt.strip():
@@ -115,7 +115,7 @@ class MinionsRunning:
 
     Args:
         protocol: "minion" or "minions".
-        owner: close the equipment; else somebody else will.
+        owner: close the equipment as well.
     """
 
     def __init__(self, protocol: str, equipment: Equipment, *, owner: bool = True) -> None:
@@ -128,14 +128,11 @@ class MinionsRunning:
 
     @property
     def parallel(self) -> int:
-        """Calls of ``run`` at a time."""
+        """Concurrent calls of ``run``."""
         return self.equipment.parallel
 
     def run(self, request: Request, emit: Callable[[Progress], None], control: Control) -> Answer:
-        """Answer one question about documents.
-
-        An answer that fails has the ledgers, too: what has left, has left.
-        """
+        """Answer one question about documents; a failed answer has its ledgers, too."""
         control.check()
         self.equipment.warn(request.config)
         return _Run(self.protocol, self.equipment, self._workers, request, emit, control).answer()
@@ -145,20 +142,20 @@ class MinionsRunning:
         return self.equipment.health()
 
     def close(self) -> None:
-        """Free models and sandboxes, if they are this protocol's own."""
+        """Free the workers, and as the owner the equipment."""
         self._workers.shutdown()
         if self._owner:
             self.equipment.close()
 
 
 class _Run:
-    """One answer under way.
+    """One running answer.
 
     Attributes:
         counts: figures of the rounds' jobs, ``name.ROUND``.
-        jobs: the last round's, without the texts that they were about.
-        share: part of the whole that is done, 0 to 1.
-        program_begun: time at which the last program was begun, until the action after it.
+        jobs: jobs of the last round, without their chunks.
+        share: share of the whole that is done, 0 to 1.
+        program_begun: start time of the last program, until the next action.
     """
 
     def __init__(
@@ -183,8 +180,8 @@ class _Run:
         self.program_begun: float | None = None
 
     def answer(self) -> Answer:
-        """Read the documents, and drive the machine of the protocol over them."""
-        means = Means(
+        """Read the documents and drive the protocol's machine."""
+        handlers = Handlers(
             self._ask_remote,
             self._ask_local,
             self._run_program,
@@ -193,9 +190,9 @@ class _Run:
             self._begin,
         )
         try:
-            self._tell()
+            self._report()
             self.sources = sources_of(self.request, self.equipment.library, self.control.check)
-            outcome = drive(self._machine(), means)
+            outcome = drive(self._machine(), handlers)
         except CollabError as error:
             outcome = Outcome("", error=error)
         return self._answered(outcome)
@@ -210,15 +207,15 @@ class _Run:
         if config.way == LOCAL_ONLY:
             return local_only(question, texts, direct)
         if self.protocol == MINION:
-            return minion(question, texts, _chat(config))
+            return minion(question, texts, config)
         return minions(question, texts, config, self.control.check)
 
     def _texts(self) -> tuple[str, ...]:
-        """Return what the machine reads: the documents, or passages where they are too long."""
+        """Return the documents, or the best passages of very long ones."""
         config = self.config
         in_minions = config.way == PROTOCOL and self.protocol == MINIONS
         if config.way == RAG or (in_minions and config.retrieve):
-            # The machine asks for passages itself, and looks only whether there are documents.
+            # The machine retrieves passages itself; it needs a text for each document.
             stored = (config.store,) if self.sources.store is not None else ()
             return (*(document.name for document in self.sources.documents), *stored)
         if self.sources.characters <= config.large.characters:
@@ -227,17 +224,17 @@ class _Run:
         by_words = dataclasses.replace(config.retrieval, method="bm25")
         passages = self._passages(by_words, config.large.passages)
         if not passages:
-            raise nothing_fits()
+            raise no_passage_found()
         return passages
 
-    # Means of the machine.
+    # Handlers of the machine's actions.
 
     def _begin(self, action: Action) -> None:
-        """Note the stage; end the answer if it is not wanted any more."""
+        """Report the stage; raise if the answer was cancelled."""
         self.control.check()
         if self.program_begun is not None:
-            # Not right after the program: what is done with its jobs takes time by its choice, too.
-            self._wait(slot_s(time.monotonic() - self.program_begun))
+            # Only here, since the time to process its jobs depends on its choice as well.
+            self._wait(padding_s(time.monotonic() - self.program_begun))
             self.program_begun = None
         match action:
             case AskRemote(stage=stage, round=round):
@@ -251,20 +248,20 @@ class _Run:
                 self._move("retrieve", self.round)
             case Executed():
                 return
-        self._tell()
+        self._report()
 
     def _move(self, stage: str, round: int) -> None:
-        self.accounts.measure(self.round)
+        self.accounts.record_energy(self.round)
         self.stage, self.round = stage, round
         self._advance(_DONE.get(stage, 0.0))
 
     def _advance(self, done: float) -> None:
-        """Note that this share of the round is done; the whole share never falls."""
+        """Set the share of the round that is done; the whole share never decreases."""
         rounds = self.config.rounds if self.config.way == PROTOCOL else 1
         self.share = max(self.share, min((self.round - 1 + min(done, 1.0)) / rounds, 0.99))
 
     def _ask_remote(self, ask: AskRemote) -> Reply:
-        departures = self.accounts.depart(ask)
+        disclosures = self.accounts.record_request(ask)
         request = ChatRequest(
             tuple(Turn(message.role, message.text) for message in ask.messages),
             SamplingConfig(ask.temperature, seed=self.request.sampling.seed),
@@ -275,34 +272,32 @@ class _Run:
             (result,) = self.equipment.remote.ask([request], self.control)
         except CollabError as error:
             result = error
-        self.accounts.heard(ask.round, departures, result)
+        self.accounts.record_reply(ask.round, disclosures, result)
         if isinstance(result, CollabError):
             if result.field in _PROMPT_FIELDS and self.config.way == PROTOCOL:
-                result.field = "question"  # its prompt holds no document
+                result.field = "question"  # its prompt contains no document
                 result.remedy = "shorten it, or use a remote that reads longer prompts"
             raise result
         if result.finish is Finish.DEADLINE:
-            raise too_late()
+            raise reply_cut_off()
         return result
 
     def _ask_local(self, prompts: Sequence[LocalPrompt]) -> Sequence[Reply | CollabError]:
-        """Ask in a thread of its own, and tell meanwhile how many jobs are done."""
+        """Ask in a worker thread, and report the finished jobs meanwhile."""
         requests = [self._local_request(prompt) for prompt in prompts]
         done: list[int] = []
-
-        def note(place: int, result: Reply | CollabError) -> None:
-            done.append(place)
-
-        asked = self.workers.submit(self.equipment.local.ask, requests, self.control, note)
+        asked = self.workers.submit(
+            self.equipment.local.ask, requests, self.control, lambda index, _: done.append(index)
+        )
         reported = 0
-        while not wait_for([asked], _TELL_S).done:
+        while not wait_for([asked], _REPORT_S).done:
             if len(done) > reported:
                 reported = len(done)
                 self._note_done(reported, len(requests))
-                self._tell()
+                self._report()
         results = asked.result()
         self._note_done(len(results), len(results))
-        self.accounts.worked(self.round, results)
+        self.accounts.record_jobs(self.round, results)
         return results
 
     def _note_done(self, done: int, jobs: int) -> None:
@@ -328,11 +323,11 @@ class _Run:
             )
 
     def _wait(self, seconds: float) -> None:
-        """Wait, but not longer than the answer is wanted."""
-        given_up = threading.Event()
-        forget = self.control.on_cancel(given_up.set)
-        given_up.wait(max(0.0, min(seconds, self.control.due - time.monotonic())))
-        forget()
+        """Wait, at most until the deadline or a cancellation."""
+        cancelled = threading.Event()
+        unregister = self.control.on_cancel(cancelled.set)
+        cancelled.wait(max(0.0, min(seconds, self.control.due - time.monotonic())))
+        unregister()
         self.control.check()
 
     def _retrieve(self, question: str, k: int) -> tuple[str, ...]:
@@ -340,12 +335,11 @@ class _Run:
 
     def _passages(self, config: RetrievalConfig, count: int) -> tuple[str, ...]:
         self.stage = "retrieve"
-        self._tell()
+        self._report()
         return self.sources.passages(
             self.request.prompt,
             dataclasses.replace(config, chunks=count),
             self.equipment.encoder,
-            self.config.passage_characters,
             self.control.check,
         )
 
@@ -354,16 +348,16 @@ class _Run:
         reasons = Counter(job.dropped.value or "kept" for job in executed.jobs)
         for reason in ("kept", *filter(None, (each.value for each in Dropped))):
             self.counts[f"{reason}.{executed.round}"] = reasons[reason]
-        self.counts[f"cut.{executed.round}"] = executed.cut
-        self._tell()
+        self.counts[f"cut.{executed.round}"] = executed.left_out
+        self._report()
 
     # Reports.
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         self.emit(Progress(stage=self.stage, share_done=self.share, metrics=self._metrics()))
 
     def _answered(self, outcome: Outcome) -> Answer:
-        self.accounts.measure(self.round)
+        self.accounts.record_energy(self.round)
         self.marks |= outcome.marks
         error = outcome.error
         if error is not None:
@@ -405,15 +399,8 @@ class _Run:
 
 
 def _without_chunk(job: Job) -> Job:
-    """Return ``job`` as it may be kept when the documents are gone."""
+    """Return ``job`` without its chunk, so that the documents can be freed."""
     return dataclasses.replace(job, manifest=dataclasses.replace(job.manifest, chunk=""))
-
-
-def _chat(config: ServedMinion | ServedMinions) -> MinionConfig:
-    """Return the settings of the chat, which a server of MinionS has among its own."""
-    return MinionConfig(
-        config.remote, config.local, config.style, config.rounds, config.force_final
-    )
 
 
 check_minion, check_minions = partial(check, MINION), partial(check, MINIONS)

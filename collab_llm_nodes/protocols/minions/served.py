@@ -1,4 +1,4 @@
-"""Everything that a served Minion or MinionS can be told, beyond its machine's own settings."""
+"""Settings of a server of Minion or MinionS, beyond those of its machine."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ class ChatModelConfig:
 
     at: str = setting(
         IN_PROCESS,
-        "in_process: the model `model`; server: `server`, which speaks OpenAI's API.",
+        "in_process: the model `model`; server: `server`, with OpenAI's API.",
         choices=(IN_PROCESS, SERVER),
         read_only=True,
     )
     model: ModelConfig = field(default_factory=ModelConfig)
     role: str = setting(
         "",
-        "planner: `model` plans with a small file of that name beside it, as the embedded target"
-        " does. Empty: it answers as it is. In the same process only.",
+        "planner: `model` plans with a low-rank change of that name beside it, as the embedded"
+        " target does. Empty: it answers as it is. In process only.",
         choices=("", ROLE),
         read_only=True,
     )
     window: int = setting(
         0,
         "Texts of more tokens are read window by window, for models with a small context; the"
-        " reply has a line per window that answers. 0: never. In the same process only.",
+        " reply has a line per window that answers. 0: never. In process only.",
         low=0,
         high=1 << 20,
         read_only=True,
@@ -75,21 +75,23 @@ class ChatModelConfig:
         for name in ("role", "window"):
             if getattr(self, name) and self.at != IN_PROCESS:
                 raise ConfigError(
-                    f"set, and the model is at {self.at}", field=name, remedy="leave it out"
+                    f"needs a model in process, and at is {self.at}",
+                    field=name,
+                    remedy="leave it out",
                 )
 
 
 @dataclass(frozen=True)
 class PrivacyConfig:
-    """Bounds on what the remote model gets to read, and the record of it."""
+    """Bounds on the texts that the remote model reads, and their record."""
 
     max_bytes: int = fixed(
-        0, "Most that one answer may send to the remote [bytes]; 0: no limit.", low=0, high=1 << 40
+        0, "Texts sent to the remote per answer; 0: no limit [bytes].", low=0, high=1 << 40
     )
     audit_file: str = setting(
         "",
-        "File to which a line of JSON is added for each text before it is sent: size and hash, not"
-        " the text. Nothing is sent if that fails. Empty: none.",
+        "File to which a line of JSON, with size and hash, is added for each text before it is"
+        " sent. If that fails, nothing is sent. Empty: none.",
         read_only=True,
     )
 
@@ -106,7 +108,7 @@ class CostConfig:
         4.0, "Price of a token of a reply, in prompt tokens (paper 000, section 3).", low=1, high=5
     )
     energy: bool = setting(
-        False, "Measure the energy of this machine's processors, whatever uses them."
+        False, "Measure the energy of this machine's processors, all processes together."
     )
 
     def __post_init__(self) -> None:
@@ -119,12 +121,12 @@ class LargeConfig:
 
     characters: int = fixed(
         2_000_000,
-        "Longer documents, all together, are not read whole: the `passages` that fit the question"
-        " best are, and the answer is marked as partial [characters].",
+        "If all documents together are longer, only the best `passages` are read and the answer is"
+        " marked as partial [characters].",
         low=1000,
         high=1 << 31,
     )
-    passages: int = fixed(200, "Passages that are read then.", low=1, high=10_000)
+    passages: int = fixed(200, "Passages of longer documents that are read.", low=1, high=10_000)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -132,47 +134,46 @@ class LargeConfig:
 
 @dataclass(frozen=True)
 class ServedConfig:
-    """Settings that Minion and MinionS share."""
+    """Settings of a server of Minion or MinionS."""
 
     presets: ClassVar[Mapping[str, Any]] = {}
-    """Settings of the machine by the name of their preset."""
+    """Settings of the machine, by preset."""
 
     preset: str = setting(
         "",
-        "Defaults of the protocol's own settings: those of an experiment of paper 000, or of the"
-        " embedded models (docs/minions.md). Values that are set count over them. Empty: none.",
+        "Defaults of the protocol's settings: those of an experiment of paper 000, or of the"
+        " embedded models (docs/minions.md). Explicit values override them. Empty: none.",
         choices=("", *PRESETS),
         read_only=True,
     )
     way: str = setting(
         PROTOCOL,
-        "remote_only: the remote reads everything; rag: the remote reads the passages that fit"
-        " best; protocol: as its name says; local_only: the local model alone.",
+        "remote_only: the remote reads everything; rag: the remote reads the best passages;"
+        " protocol: Minion or MinionS; local_only: the local model alone.",
         choices=WAYS,
         per_request=ranked(*((way,) for way in WAYS)),
     )
     store: str = setting(
-        "", "Store whose documents are read, too, by its name in library.stores.", per_request=ANY
+        "",
+        "Store whose documents are read as well, by its name in library.stores.",
+        per_request=ANY,
     )
     remote_model: ChatModelConfig = field(default_factory=ChatModelConfig)
     local_model: ChatModelConfig = field(default_factory=ChatModelConfig)
     library: LibraryConfig = field(default_factory=LibraryConfig)
     retrieval: RetrievalConfig = field(default_factory=lambda: RetrievalConfig(chunks=50))
     encoder: TextEncoderConfig = field(default_factory=lambda: TextEncoderConfig(path=WORDS))
-    passage_characters: int = fixed(
-        1000, "Length of the passages of documents without a store.", low=100, high=100_000
-    )
     large: LargeConfig = field(default_factory=LargeConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     cost: CostConfig = field(default_factory=CostConfig)
-    parallel: int = setting(4, "Answers at a time.", low=1, high=64, read_only=True)
+    parallel: int = setting(4, "Concurrent answers.", low=1, high=64, read_only=True)
 
     def __post_init__(self) -> None:
         check_ranges(self)
 
     @classmethod
     def of_preset(cls: type[S], name: str) -> S:
-        """Return the defaults of the preset ``name``; empty: those of the class.
+        """Return the defaults of the preset ``name``; empty means those of the class.
 
         Raises:
             ConfigError: there is no such preset.
@@ -186,7 +187,7 @@ class ServedConfig:
 
 @dataclass(frozen=True)
 class ServedMinion(MinionConfig, ServedConfig):
-    """The chat of two models, served."""
+    """Settings of a server of Minion alone."""
 
     presets = CHAT_PRESETS
 
@@ -196,7 +197,7 @@ class ServedMinion(MinionConfig, ServedConfig):
 
 @dataclass(frozen=True)
 class ServedMinions(MinionsConfig, ServedConfig):
-    """Decompose, execute, aggregate, served."""
+    """Settings of a server of MinionS, which may host Minion as well."""
 
     presets = PRESETS
 
@@ -216,10 +217,10 @@ def served_minions(file: str) -> ServedMinions:
     """Read the parameters of ``minions_server`` from a ROS 2 parameter file, without ROS 2.
 
     Args:
-        file: a file, or the name of one in the config folder.
+        file: a path, or a name in the config folder.
 
     Raises:
-        ConfigError: there is no such file, or it holds something else.
+        ConfigError: there is no such file, or it has no such parameters.
     """
     path = Path(file) if Path(file).is_file() else config_file(file)
     try:

@@ -1,8 +1,7 @@
-"""Everything that Minion, MinionS and their baselines can be told."""
+"""Settings of Minion, MinionS and their baselines."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -19,6 +18,7 @@ from collab_llm_nodes.config import (
     setting,
 )
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
+from collab_llm_nodes.protocols.minions.jobs import MAX_SAMPLES
 from collab_llm_nodes.protocols.minions.prompts import STYLES
 from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
 
@@ -26,7 +26,7 @@ PROGRAM, PLAN = "program", "plan"
 EMBEDDED = "embedded"
 RETRIES, SCRATCHPAD, HISTORY = "retries", "scratchpad", "history"
 _REPEATS_ITSELF = 0.01
-"""Below this temperature samples of one job hardly differ."""
+"""Temperature below which samples of one job hardly differ."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,6 @@ class RemoteConfig:
     temperature: float = setting(0.0, "Temperature.", low=0.0, high=2.0, per_request=ANY)
     max_tokens: int = setting(
         2048, "Length limit of a reply [tokens].", low=1, high=MAX_TOKENS, per_request=ANY
-    )
-    repairs: int = fixed(
-        2, "Times that a reply of the wrong form is asked for again.", low=0, high=10
     )
 
     def __post_init__(self) -> None:
@@ -60,11 +57,15 @@ class LocalConfig:
 
 @dataclass(frozen=True)
 class MinionConfig:
-    """The chat of two models (paper 000, section 4)."""
+    """Settings of Minion, the chat of two models (paper 000, section 4), which MinionS shares."""
 
     remote: RemoteConfig = field(default_factory=RemoteConfig)
     local: LocalConfig = field(default_factory=LocalConfig)
-    style: str = fixed("general", "Wording of the prompts.", choices=tuple(STYLES))
+    style: str = fixed(
+        "general",
+        "Wording of the prompts, and in MinionS the form of the worker's outputs.",
+        choices=tuple(STYLES),
+    )
     rounds: int = setting(
         3, "Messages to the local model at most.", low=1, high=50, per_request=LOWER
     )
@@ -75,27 +76,22 @@ class MinionConfig:
 
 
 @dataclass(frozen=True)
-class MinionsConfig:
-    """Decompose, execute, aggregate (paper 000, section 5)."""
+class MinionsConfig(MinionConfig):
+    """Settings of MinionS: decompose, execute, aggregate (paper 000, section 5)."""
 
-    remote: RemoteConfig = field(default_factory=RemoteConfig)
-    local: LocalConfig = field(default_factory=LocalConfig)
+    rounds: int = setting(5, "Rounds at most.", low=1, high=50, per_request=LOWER)
     limits: SandboxLimits = field(default_factory=SandboxLimits)
-    style: str = fixed(
-        "general", "Wording of the prompts and form of the worker's answers.",
-        choices=tuple(STYLES),
-    )  # fmt: skip
     planner: str = setting(
         PLAN,
-        "plan: the remote writes a JSON plan; program: it writes a program, as in the paper, and a"
+        "plan: the remote writes a JSON plan; program: it writes a program, as in the paper, or a"
         " plan if that fails.",
         choices=(PROGRAM, PLAN),
         per_request=ranked((PROGRAM,), (PLAN,)),
     )
     choice_bits: int = setting(
         64,
-        "What programs may tell the remote by their choice of jobs, in one answer [bits]. Where a"
-        " choice would tell more, all its tasks are done over all pieces; below 8 no program runs.",
+        "Information about the documents that programs may disclose by their choice of jobs, per"
+        " answer [bits]. Beyond it, all tasks are done over all pieces; below 8 no program runs.",
         low=0,
         high=1 << 20,
         per_request=LOWER,
@@ -103,74 +99,62 @@ class MinionsConfig:
     attempts: int = fixed(
         3, "Programs or plans of a round at most, until one works.", low=1, high=20
     )
-    rounds: int = setting(5, "Rounds at most.", low=1, high=50, per_request=LOWER)
     tasks: int = setting(
-        3, "Different tasks of a round at most; 0: as the remote asks.", low=0, high=64,
+        3, "Different tasks of a round at most; 0: as the remote requests.", low=0, high=64,
         per_request=LIMIT,
     )  # fmt: skip
     samples: int = setting(
-        1,
-        "Answers of the worker to each task over each chunk, at most `max_samples`; 0: as the"
-        " remote asks.",
-        low=0, high=64, per_request=LIMIT,
+        1, "Samples of each task over each chunk; 0: as the remote requests.",
+        low=0, high=MAX_SAMPLES, per_request=LIMIT,
     )  # fmt: skip
-    max_samples: int = fixed(16, "Most samples of a task over a chunk.", low=1, high=64)
     chunker: str = setting(
         "",
-        "Chunking function that the remote has to use; empty: any.",
+        "Chunking function that the remote must use; empty: any.",
         choices=("", *CHUNKERS),
         per_request=GIVEN,
     )
     chunk_size: int = setting(
         0,
-        "Size of all chunks, in pages or characters as the function counts; 0: as the remote asks.",
+        "Size of all chunks, in the function's unit, pages or characters; 0: as the remote asks.",
         low=0,
         high=1_000_000,
         per_request=GIVEN,
     )
     abstain_filter: bool = setting(
-        True, "Send no outputs in which the worker has found nothing.", per_request=ON
+        True, "Send no outputs in which the worker found nothing.", per_request=ON
     )
     check_citations: bool = setting(
         True,
-        "Send no outputs whose citation does not stand in their piece of text. Not in the paper.",
+        "Send no outputs whose citation does not occur in their piece of text. Not in the paper.",
         per_request=ON,
     )
     carry: str = setting(
         SCRATCHPAD,
-        "Memory of the remote between rounds. retries: what was missing; scratchpad: that and its"
-        " notes; history: all that was said.",
+        "Memory of the remote between rounds. retries: the missing information; scratchpad: that"
+        " and its notes; history: the whole conversation.",
         choices=(RETRIES, SCRATCHPAD, HISTORY),
         per_request=ranked((HISTORY,), (SCRATCHPAD,), (RETRIES,)),
     )
-    force_final: bool = setting(True, "Make the remote answer in the last round.", per_request=ANY)
     retrieve: int = setting(
-        0, "Work on this many retrieved passages in place of the documents; 0: off.",
+        0, "Work on this many retrieved passages instead of the documents; 0: off.",
         low=0, high=10_000, per_request=LIMIT,
     )  # fmt: skip
     reduce: bool = setting(
-        False, "Let plans compute with the answers here. Not in the paper.", per_request=ANY
+        False, "Let plans compute with the answers on the robot. Not in the paper.", per_request=ANY
     )
     remote_characters: int = fixed(
-        60_000, "Length of the outputs that a round may send.", low=1000, high=10_000_000
+        60_000, "Outputs sent per round [characters].", low=1000, high=10_000_000
     )
     remote_share: float = fixed(
         0.25,
-        "Outputs of an answer, as a share of the documents' length, and 1000 characters in any"
-        " case; the rest is not sent. A worker that repeats its piece, as a document may ask it"
-        " to, sends no more.",
+        "Outputs sent per answer, as a share of the documents' length but at least 1000 characters:"
+        " a bound on a worker that repeats its pieces, as a document may instruct it to.",
         low=0.0,
         high=1e6,
     )
-    field_characters: int = fixed(
-        2000, "Length of each field of an output; the rest is cut off.", low=50, high=100_000
-    )
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
     def warnings(self) -> list[str]:
-        """Return what is allowed and makes little sense, one sentence each."""
+        """Return a sentence for each setting that is allowed but makes little sense."""
         if self.samples > 1 and self.local.temperature < _REPEATS_ITSELF:
             return [
                 f"samples is {self.samples} at local.temperature {self.local.temperature:g}: the"
@@ -181,16 +165,15 @@ class MinionsConfig:
 
 @dataclass(frozen=True)
 class DirectConfig:
-    """One model answers alone: remote only, local only or RAG (paper 000, appendix B)."""
+    """Settings of one model alone: remote only, local only or RAG (paper 000, appendix B).
+
+    Attributes:
+        retrieve: passages that the remote reads in RAG.
+    """
 
     remote: RemoteConfig = field(default_factory=lambda: RemoteConfig(temperature=0.2))
     local: LocalConfig = field(default_factory=LocalConfig)
-    retrieve: int = setting(
-        50, "Retrieved passages that the remote reads in RAG.", low=1, high=10_000
-    )
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
+    retrieve: int = 50
 
 
 _ALMOST_GREEDY = LocalConfig(temperature=1e-5)
@@ -199,12 +182,12 @@ PRESETS: Mapping[str, MinionsConfig] = {
     "financebench": MinionsConfig(
         style="financebench", planner=PROGRAM, chunker="chunk_on_multiple_pages", chunk_size=5
     ),
-    # Its prompt lets the remote do nothing but answer: there is no second round.
+    # In its prompt the remote can only answer, so there is no second round.
     "longhealth": MinionsConfig(
         style="longhealth", planner=PROGRAM, local=_ALMOST_GREEDY, rounds=1
     ),
     "qasper": MinionsConfig(style="qasper", planner=PROGRAM, local=_ALMOST_GREEDY),
-    # Logs of a robot, read by the text worker and planned by the text target in its role planner.
+    # Logs of a robot, read by the text worker and planned by the text target as planner.
     EMBEDDED: MinionsConfig(
         style=EMBEDDED,
         chunker="chunk_by_paragraph",
@@ -214,12 +197,11 @@ PRESETS: Mapping[str, MinionsConfig] = {
         local=LocalConfig(temperature=0.0, max_tokens=160),
     ),
 }
-"""The paper's experiments, and the embedded models. The former have the temperatures of appendix B
-and prompts after appendix F, in our own words; it gives no numbers of rounds, tasks and samples for
-its table 1, so these are the defaults."""
+"""Settings of the paper's experiments and of the embedded models. The former have the temperatures
+of appendix B and prompts after appendix F; the paper gives no numbers of rounds, tasks and samples
+for its table 1, so these are the defaults."""
 
 CHAT_PRESETS: Mapping[str, MinionConfig] = {
-    name: dataclasses.replace(MinionConfig(), style=name, local=preset.local)
-    for name, preset in PRESETS.items()
+    name: MinionConfig(style=name, local=preset.local) for name, preset in PRESETS.items()
 }
-"""The same as a chat."""
+"""The same for Minion."""

@@ -1,4 +1,4 @@
-"""Texts that an answer is about: documents by content, file or store, and passages of them."""
+"""Documents of a request, by content, file or store, and passages of them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from collab_llm_nodes.knowledge.retrieval import RetrievalConfig, retrieve
 from collab_llm_nodes.knowledge.store import Store
 from collab_llm_nodes.protocols.base import Request
 
+_PASSAGE = 1000
+"""Length of a passage, as in appendix E.3 of paper 000 [characters]."""
+
 
 @dataclass(frozen=True)
 class Sources:
     """The documents of one request.
 
     Attributes:
-        documents: given by content or read from files.
-        store: further ones, by name; None without.
+        documents: documents by content or read from files.
+        store: store with further ones; None without.
     """
 
     documents: tuple[Document, ...]
@@ -30,13 +33,13 @@ class Sources:
 
     @property
     def characters(self) -> int:
-        """Length of all of them."""
+        """Length of all documents."""
         stored = self.store.documents() if self.store is not None else ()
         given = sum(len(document.content) for document in self.documents)
         return given + sum(document.characters for document in stored)
 
     def texts(self) -> tuple[str, ...]:
-        """Return all of them, those of the store last."""
+        """Return all documents, those of the store last."""
         return tuple(document.content for document in (*self.documents, *self._stored()))
 
     def passages(
@@ -44,21 +47,19 @@ class Sources:
         question: str,
         config: RetrievalConfig,
         encoder: Encoder,
-        characters: int,
         check: Callable[[], None],
     ) -> tuple[str, ...]:
-        """Return the passages that fit ``question``, the best one first.
+        """Return the passages that match ``question``, the best one first.
 
-        A store is searched as it is. Other documents are cut into pieces and indexed in a
-        temporary folder, with those of the store if there is one as well.
+        A store alone is searched as it is. Otherwise all documents are cut into passages and
+        indexed in a temporary folder.
 
         Args:
-            characters: length of such a piece.
-            check: called now and then; what it raises ends the work.
+            check: called between steps; if it raises, so does this.
         """
         if self.store is not None and not self.documents:
             return _found(self.store, question, config, encoder)
-        plan = ChunkPlan("window", characters)
+        plan = ChunkPlan("window", _PASSAGE)
         with tempfile.TemporaryDirectory(prefix="collab_llm_") as folder, Store(folder) as built:
             for number, document in enumerate((*self.documents, *self._stored())):
                 named = Document(str(number), document.content)
@@ -74,10 +75,10 @@ class Sources:
 
 
 def field_of(request: Request, place: int | None = None) -> str:
-    """Return the request's field that holds a text of the answer's.
+    """Return the request's field that contains a document.
 
     Args:
-        place: index of the text among those of the request and then of the store; None: any.
+        place: index of the document, those of the store last; None: any document.
     """
     given = request.documents
     if place is None and len(given) == 1 and not request.config.store:
@@ -90,10 +91,10 @@ def field_of(request: Request, place: int | None = None) -> str:
 
 
 def sources_of(request: Request, library: Library, check: Callable[[], None]) -> Sources:
-    """Return the documents of ``request``: one without content is a file of the library.
+    """Return the documents of ``request``; one without content is a file of the library.
 
     Raises:
-        InvalidInput: one is not usable, not readable or not allowed; there is no such store.
+        InvalidInput: a document cannot be read or is not allowed; there is no such store.
     """
     documents = []
     for i, given in enumerate(request.documents):

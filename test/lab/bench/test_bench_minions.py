@@ -14,12 +14,19 @@ from tiny_encoder import write_tiny_encoder
 from typer.testing import CliRunner
 
 from collab_llm_lab.bench.minions import PARTS, measure, plots, report
-from collab_llm_lab.bench.minions.crew import Counter, Desk, Staff, Task, crew, read
+from collab_llm_lab.bench.minions.answering import (
+    Counter,
+    ModelCache,
+    ModelSpec,
+    Task,
+    answering,
+    read,
+)
 from collab_llm_lab.bench.minions.figures import break_even, interval, paired, row
 from collab_llm_lab.bench.minions.material import make_case, make_cases, passages_of
+from collab_llm_lab.bench.minions.methods import METHODS, Answered, Models, answer_all
 from collab_llm_lab.bench.minions.oracle import Oracle
 from collab_llm_lab.bench.minions.shown import ShownExamples, examples, teach_plain_chat
-from collab_llm_lab.bench.minions.ways import WAYS, Answered, Models, answer_all
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.chat.base import ChatRequest, Finish, Reply, Usage
 from collab_llm_nodes.chat.ledger import PriceTable
@@ -85,7 +92,7 @@ def models() -> Models:
 @pytest.mark.parametrize("name", ["remote_only", "minions"])
 def test_with_a_perfect_worker_all_answers_are_right(models: Models, name: str) -> None:
     cases = make_cases("perfect", 1500, 28, 14, words)
-    answered = answer_all(WAYS[name], cases, models)
+    answered = answer_all(METHODS[name], cases, models)
     assert [each.asked.text for each in answered if not each.right] == []
     figures = row(answered, 1500, PRICES)
     assert figures["accuracy"] == 1.0
@@ -125,14 +132,14 @@ def test_the_oracle_takes_a_number_with_its_unit(said: str, believed: list[str])
 
 def test_minions_sends_less_than_the_log(models: Models) -> None:
     cases = make_cases("short", 3000, 7, 7, words)
-    for each in answer_all(WAYS["minions"], cases, models):
+    for each in answer_all(METHODS["minions"], cases, models):
         wire = "\n".join(each.wire)
         lines = [line for line in cases[0].text.splitlines() if line and line in wire]
         assert len(lines) <= len(each.asked.planted[0]) + len(each.asked.planted[1])
 
 
 def test_local_only_asks_nobody_else(models: Models) -> None:
-    answered = answer_all(WAYS["local_only"], make_cases("local", 800, 7, 7, words), models)
+    answered = answer_all(METHODS["local_only"], make_cases("local", 800, 7, 7, words), models)
     assert not any(each.wire for each in answered)
     assert all(each.cost.usage(remote=False).prefill == 5 for each in answered)
 
@@ -148,10 +155,10 @@ def test_passages_are_found(method: str) -> None:
 
 def test_a_perfect_worker_does_chunks_and_tasks_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "SEPARATE_CHUNKS", (1, 3))
-    desk = Desk()
-    with crew(desk, 1) as answer:
-        staff = Staff(Path("none"), Path("none"))
-        bench = measure.Bench(staff, desk, answer, PRICES, words, 0, lambda text: None)
+    cache = ModelCache()
+    with answering(cache, 1) as answer:
+        spec = ModelSpec(Path("none"), Path("none"))
+        bench = measure.Bench(spec, cache, answer, PRICES, words, 0, lambda text: None)
         found = measure.chunks_and_tasks(bench, Grep(), 3)  # type: ignore[arg-type]
     assert found["separate"] == {"1": 1.0, "3": 1.0}
     assert set(found["chunks_in_one_request"].values()) == {1.0}
@@ -218,7 +225,7 @@ def test_a_pretrained_worker_is_shown_solved_examples() -> None:
     parrot = Parrot()
     system = Turn("system", prompts.CHAT_LOCAL.format(document="a log", context="a", question="q"))
     asked = {
-        "job": (Turn("user", "## Text\na\n\n## Task\nb"),),
+        "job": (Turn("user", prompts.WORKER_BRIEF.format(chunk="a", task="b")),),
         "talk": (system, Turn("user", "b")),
         "direct": (Turn("user", prompts.DIRECT.format(context="a", question="b?")),),
     }
@@ -260,11 +267,13 @@ def test_a_run_that_was_ended_goes_on_with_the_answers_it_has(
     family = write_family(tmp_path / "family")
     count = Counter(read(family / "text-worker")).text
     cases = make_cases("kept", 400, 2, 1, count)
-    tasks = [(Staff(family, family / "text-worker"), WAYS["local_only"], case) for case in cases]
+    tasks = [
+        (ModelSpec(family, family / "text-worker"), METHODS["local_only"], case) for case in cases
+    ]
     kept = tmp_path / "answers"
 
     def answered(tasks: Sequence[Task]) -> list[list[Answered]]:
-        with crew(Desk(), processes, kept) as answer:
+        with answering(ModelCache(), processes, kept) as answer:
             return [*answer(tasks)]
 
     first = answered(tasks[:1])
@@ -292,10 +301,10 @@ def test_answers_of_a_stranger_are_data(tmp_path: Path) -> None:
     family = write_family(tmp_path / "family")
     count = Counter(read(family / "text-worker")).text
     (case,) = make_cases("kept", 400, 1, 1, count)
-    task = (Staff(family, family / "text-worker"), WAYS["local_only"], case)
+    task = (ModelSpec(family, family / "text-worker"), METHODS["local_only"], case)
 
     def answered() -> list[Answered]:
-        with crew(Desk(), 1, tmp_path / "answers") as answer:
+        with answering(ModelCache(), 1, tmp_path / "answers") as answer:
             return [each for answers in answer([task]) for each in answers]
 
     answered()
@@ -444,14 +453,14 @@ def test_the_command_measures_everything(tmp_path: Path, monkeypatch: pytest.Mon
     assert results["failed"] == {}
     assert list(results["workers"]) == ["ssm-reports", "text-target", "text-worker"]
     assert results["remotes"]["oracle"]["minions"]["questions"] == 4
-    assert set(results["trained"]["protocols"]) == set(results["protocols"]) == set(WAYS)
+    assert set(results["trained"]["protocols"]) == set(results["protocols"]) == set(METHODS)
     assert results["trained"]["protocols"]["minions"]["errors"] == 4  # random weights plan nothing
     assert results["trained"]["plans"]["kinds"] == {"valid": 0.0, "right": 0.0}
     assert set(results["sweeps"]["carry"]) == {"retries", "scratchpad", "history"}
     assert results["privacy"]["canaries_seen"] == 0
     assert results["privacy"]["canaries_planted"] > 3
     assert results["parallel"]["both_s"] > 0
-    assert set(results["reality"]["protocols"]) == set(WAYS) - {"rag_dense"}
+    assert set(results["reality"]["protocols"]) == set(METHODS) - {"rag_dense"}
     assert results["reality_encoder"]["encoder"] == "encoder"
     assert results["reality_encoder"]["protocols"]["rag_dense"]["questions"] == 8
     assert set(results["contexts"]) == {"400", "800"}

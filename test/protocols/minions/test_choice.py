@@ -1,4 +1,4 @@
-"""Hostile programs that tell by the choice of their jobs: no more than they are charged."""
+"""Hostile programs disclose no more by the choice of their jobs than they are charged."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from minions_world import World, final, found, more, paper, plan, text_of
+from minions_world import World, final, found, more, paper, plan, run_in, text_of
 
 from collab_llm_nodes.errors import Cancelled
-from collab_llm_nodes.protocols.minions.choice import RUN_BITS, Bounds, canonical, slot_s
+from collab_llm_nodes.protocols.minions.choice import RUN_BITS, Bounds, canonical, padding_s
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
 from collab_llm_nodes.protocols.minions.jobs import (
     Cut,
@@ -22,12 +22,11 @@ from collab_llm_nodes.protocols.minions.jobs import (
     JobManifest,
     Numbering,
     ProgramJobs,
-    WantedJob,
+    RequestedJob,
 )
-from collab_llm_nodes.protocols.minions.messages import LocalPrompt, RunProgram
+from collab_llm_nodes.protocols.minions.messages import LocalPrompt
 from collab_llm_nodes.protocols.minions.minions import minions
 from collab_llm_nodes.protocols.minions.sandbox.host import Sandbox
-from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
 from collab_llm_nodes.protocols.minions.settings import MinionsConfig
 
 _PAGES = 24
@@ -46,7 +45,7 @@ def prepare_jobs(context, last_jobs):
 """
 _TAIL = "\n    return jobs\n```"
 
-# Each body encodes the document in another thing that the remote may see.
+# Each body encodes the document in another part of its jobs.
 ATTACKS: Mapping[str, str] = {
     "pairs": """
     jobs = [JobManifest(p, t) for i, p in enumerate(pages) for j, t in enumerate(TASKS[:3])
@@ -101,24 +100,8 @@ def _document(secret: str) -> str:
     return "\f".join([f"Page. SECRET {secret} ", *pages])
 
 
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    running = Sandbox(SandboxLimits(run_s=30, wall_s=60))
-    yield running
-    running.close()
-
-
 def _drive(sandbox: Sandbox, attack: str, secret: str, config: MinionsConfig) -> World:
     """Have the remote write the same program in all rounds; a plan, once no program is run."""
-
-    def run(action: RunProgram) -> ProgramJobs | Fault:
-        return sandbox.run(
-            action.program,
-            action.documents,
-            action.last_jobs,
-            chunkers=action.chunkers,
-            chunk_size=action.chunk_size,
-        )
 
     def remote() -> Iterator[str]:
         rounds = 0
@@ -136,7 +119,7 @@ def _drive(sandbox: Sandbox, attack: str, secret: str, config: MinionsConfig) ->
         text = text_of(prompt)
         return found(text if "Repeat the" in text else "yes", citation="Page")
 
-    world = World(remote(), worker=worker, run_program=run)
+    world = World(remote(), worker=worker, run_program=run_in(sandbox))
     world.drive(minions("What sings?", [_document(secret)], config))
     return world
 
@@ -145,7 +128,7 @@ _SECRETS = [f"{i * 0x9E3779B97F4A7C15 % (1 << 384):096x}"[::-1] for i in range(1
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_program_tells_no_more_than_its_bits(sandbox: Sandbox, attack: str) -> None:
+def test_a_program_discloses_no_more_than_its_bits(sandbox: Sandbox, attack: str) -> None:
     """Check that with few bits the remote reads the same about many documents, and never a byte."""
     config = paper(choice_bits=_ROUNDS * RUN_BITS, tasks=0, samples=0, rounds=_ROUNDS, attempts=1)
     wires = set()
@@ -160,7 +143,7 @@ def test_a_program_tells_no_more_than_its_bits(sandbox: Sandbox, attack: str) ->
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_by_default_an_answer_tells_8_bytes_at_most(sandbox: Sandbox, attack: str) -> None:
+def test_by_default_an_answer_discloses_8_bytes_at_most(sandbox: Sandbox, attack: str) -> None:
     config = MinionsConfig(planner="program", tasks=0, samples=0, rounds=_ROUNDS)
     assert _BITS == 64
     for secret in _SECRETS[:2]:
@@ -186,18 +169,18 @@ _BY_PAGE: Mapping[str, Any] = {
 
 
 def _bounds(max_samples: int = 1) -> Bounds:
-    return Bounds(_DOCUMENTS, ("x",), 0, max_samples, SandboxLimits(run_s=30, wall_s=60))
+    return Bounds(_DOCUMENTS, ("x",), 0, max_samples, 2048)
 
 
 def _outcomes(left: int) -> dict[object, int]:
     """Return what can become of all choices of pairs, and the fewest bits that it was charged."""
     chunks = ("a", "b", "c", "x", "a\fb")
-    pairs = [WantedJob(c, t) for c in chunks for t in _TEXTS[:2]]
+    pairs = [RequestedJob(c, t) for c in chunks for t in _TEXTS[:2]]
     least: dict[object, int] = {}
     for count in range(1, len(pairs) + 1):
         for jobs in itertools.combinations(pairs, count):
-            wanted = ProgramJobs(jobs, texts=_TEXTS, **_BY_PAGE)
-            result, bits = canonical(wanted, _bounds(), left)
+            requested = ProgramJobs(jobs, texts=_TEXTS, **_BY_PAGE)
+            result, bits = canonical(requested, _bounds(), left)
             assert bits <= max(left, RUN_BITS)
             least[result] = min(bits, least.get(result, bits))
     return least
@@ -217,7 +200,7 @@ def test_the_code_has_room_for_each_end() -> None:
 
 
 def test_order_and_repetition_change_nothing() -> None:
-    jobs = [WantedJob(c, t) for c in ("c", "a") for t in ("u", "t")]
+    jobs = [RequestedJob(c, t) for c in ("c", "a") for t in ("u", "t")]
     results = {
         canonical(ProgramJobs(order, texts=_TEXTS, **_BY_PAGE), _bounds(), 99)
         for order in itertools.permutations((*jobs, jobs[0]))
@@ -235,14 +218,14 @@ def test_order_and_repetition_change_nothing() -> None:
 @pytest.mark.parametrize(
     ("job", "fault"),
     [
-        (WantedJob("a", "computed"), Fault.NOT_WRITTEN),
-        (WantedJob("a", "t", "computed"), Fault.NOT_WRITTEN),
-        (WantedJob("made up", "t"), Fault.NOT_A_PIECE),
-        (WantedJob("x", "t"), None),  # a chunk of the last round
-        (WantedJob("c", "t"), None),  # a document
+        (RequestedJob("a", "computed"), Fault.NOT_WRITTEN),
+        (RequestedJob("a", "t", "computed"), Fault.NOT_WRITTEN),
+        (RequestedJob("made up", "t"), Fault.NOT_A_PIECE),
+        (RequestedJob("x", "t"), None),  # a chunk of the last round
+        (RequestedJob("c", "t"), None),  # a document
     ],
 )
-def test_texts_that_a_program_makes_are_refused(job: WantedJob, fault: Fault | None) -> None:
+def test_texts_that_a_program_makes_are_refused(job: RequestedJob, fault: Fault | None) -> None:
     result, bits = canonical(ProgramJobs((job,), texts=_TEXTS), _bounds(), 99)
     assert (result if isinstance(result, Fault) else None) is fault
     assert fault is None or bits == RUN_BITS
@@ -250,8 +233,8 @@ def test_texts_that_a_program_makes_are_refused(job: WantedJob, fault: Fault | N
 
 def test_a_size_that_stands_nowhere_in_the_program_gives_no_pieces() -> None:
     document = "word " * 100
-    bounds = Bounds([document], [], 0, 1, SandboxLimits())
-    piece = WantedJob(CHUNKERS["chunk_by_paragraph"](document, 137)[0], "t")
+    bounds = Bounds([document], [], 0, 1, 2048)
+    piece = RequestedJob(CHUNKERS["chunk_by_paragraph"](document, 137)[0], "t")
     cuts, name = (Cut("chunk_by_paragraph", 137),), ("chunk_by_paragraph",)
     computed = ProgramJobs((piece,), texts=_TEXTS, chunkers=name, cuts=cuts)
     assert canonical(computed, bounds, 99)[0] is Fault.NOT_A_PIECE
@@ -264,31 +247,31 @@ _MANY = [f"Line {i}. " + "word " * 18 for i in range(1000)]
 def _many_pairs(tasks: int) -> tuple[ProgramJobs, Bounds]:
     """A few kB of a program that make a million pairs of piece and task."""
     texts = tuple(f"t{i}" for i in range(tasks))
-    bounds = Bounds(["\n\n".join(_MANY)], [], 0, 1, SandboxLimits())
+    bounds = Bounds(["\n\n".join(_MANY)], [], 0, 1, 2048)
     name, size = "chunk_by_paragraph", 100
     piece = CHUNKERS[name](bounds.documents[0], size)[0]
-    jobs = tuple(WantedJob(piece, text) for text in texts)
+    jobs = tuple(RequestedJob(piece, text) for text in texts)
     cuts = (Cut(name, size),)
     return ProgramJobs(jobs, 0, texts, sizes=(size,), chunkers=(name,), cuts=cuts), bounds
 
 
 @pytest.mark.parametrize(("left", "done"), [(1 << 20, 1000), (64, 2048)])
 def test_pairs_that_are_not_done_are_not_made(left: int, done: int) -> None:
-    wanted, bounds = _many_pairs(1000)
+    requested, bounds = _many_pairs(1000)
     tracemalloc.start()
     try:
-        result, bits = canonical(wanted, bounds, left)
+        result, bits = canonical(requested, bounds, left)
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert isinstance(result, JobList)
     assert (len(result.jobs), bits <= left) == (done, True)
-    assert result.cut == (0 if done == 1000 else len(_MANY) * 1000 - done)
+    assert result.left_out == (0 if done == 1000 else len(_MANY) * 1000 - done)
     assert most < 20e6
 
 
 def test_cutting_for_a_program_ends_when_nobody_waits_for_it() -> None:
-    wanted, bounds = _many_pairs(2)
+    requested, bounds = _many_pairs(2)
     checks = iter(range(100))
 
     def check() -> None:
@@ -296,27 +279,25 @@ def test_cutting_for_a_program_ends_when_nobody_waits_for_it() -> None:
             raise Cancelled("the caller gave it up")
 
     with pytest.raises(Cancelled):
-        canonical(wanted, bounds, 64, check)
+        canonical(requested, bounds, 64, check)
 
 
 def test_numbers_of_chunks_and_tasks_follow_the_documents() -> None:
-    wanted = ProgramJobs(
-        (WantedJob("c", "u"), WantedJob("a", "t")),
+    requested = ProgramJobs(
+        (RequestedJob("c", "u"), RequestedJob("a", "t")),
         texts=_TEXTS,
         **_BY_PAGE,
     )
-    chosen, _ = canonical(wanted, _bounds(), 99)
+    chosen, _ = canonical(requested, _bounds(), 99)
     assert isinstance(chosen, JobList)
-    jobs, _ = Numbering().number(
-        chosen, tasks=0, samples=1, max_samples=1, max_jobs=9, max_characters=99
-    )
+    jobs, _ = Numbering().number(chosen, tasks=0, samples=1, max_jobs=9, max_characters=99)
     assert [job.job_id for job in jobs] == ["c1_t1_s0", "c2_t2_s0"]
     assert isinstance(jobs[0], JobManifest)
 
 
 @pytest.mark.parametrize("took_s", [0.0, 0.01, 0.1, 0.11, 2.5, 10.0, 299.0])
 def test_the_remote_learns_of_an_end_at_few_times(took_s: float) -> None:
-    told_s = took_s + slot_s(took_s)
-    assert told_s >= took_s
-    assert math.log2(told_s / 0.1) == pytest.approx(round(math.log2(told_s / 0.1)))
-    assert told_s < max(0.2, 2 * took_s)
+    learned_s = took_s + padding_s(took_s)
+    assert learned_s >= took_s
+    assert math.log2(learned_s / 0.1) == pytest.approx(round(math.log2(learned_s / 0.1)))
+    assert learned_s < max(0.2, 2 * took_s)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import string
 import time
 from collections.abc import Callable, Sequence
 
 import pytest
 
-from collab_llm_nodes.chat.base import ChatRequest, Finish, Reply, Told, Usage, tell_nobody
+from collab_llm_nodes.chat.base import ChatRequest, Finish, OnResult, Reply, Usage, ignore_result
 from collab_llm_nodes.errors import Cancelled, CollabError, DeadlineExceeded, ModelError
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.minions import prompts
-from collab_llm_nodes.protocols.minions.driving import Means, drive
+from collab_llm_nodes.protocols.minions.driving import Handlers, drive
 from collab_llm_nodes.protocols.minions.embedded.queries import (
     CHANGE,
     COUNT,
@@ -29,12 +30,11 @@ from collab_llm_nodes.protocols.minions.embedded.queries import (
     read_query,
 )
 from collab_llm_nodes.protocols.minions.embedded.remote import UNKNOWN, Planner
-from collab_llm_nodes.protocols.minions.embedded.windows import CLOSING, OPENING, WindowedChat
+from collab_llm_nodes.protocols.minions.embedded.windows import WindowedChat
 from collab_llm_nodes.protocols.minions.messages import AskRemote, CannotPlan, LocalPrompt
 from collab_llm_nodes.protocols.minions.minion import minion
 from collab_llm_nodes.protocols.minions.minions import cited_lines, minions
 from collab_llm_nodes.protocols.minions.plan import Plan, read_plan
-from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
 from collab_llm_nodes.protocols.minions.settings import LocalConfig, MinionConfig, MinionsConfig
 
 PRICES = Query(LARGEST, "price", (("red mug",), ("tin pan",)))
@@ -62,7 +62,10 @@ class Says:
         self.asked: list[ChatRequest] = []
 
     def ask(
-        self, requests: Sequence[ChatRequest], control: object, told: Told = tell_nobody
+        self,
+        requests: Sequence[ChatRequest],
+        control: object,
+        on_result: OnResult = ignore_result,
     ) -> list[Reply | CollabError]:
         self.asked += requests
         answers = [self._answer(request.turns[-1].content) for request in requests]
@@ -145,7 +148,7 @@ def test_every_plan_is_one_of_the_plan_language(kind: str, reduce: bool) -> None
     fact = "spent" if OPERANDS[kind] == 1 and kind != LOOKUP else "price"
     query = Query(kind, fact, PRICES.of[: OPERANDS[kind]])
     text = json.dumps(query.plan("chunk_by_page", reduce=reduce))
-    read = read_plan(text, ["chunk_by_page"], SandboxLimits(), reduce=reduce)
+    read = read_plan(text, ["chunk_by_page"], reduce=reduce)
     assert isinstance(read, Plan)
     assert tuple(task for task, _ in read.tasks) == query.tasks
 
@@ -171,7 +174,7 @@ def worker(prompt: LocalPrompt) -> Reply:
     return Reply(json.dumps(said), Finish.STOP)
 
 
-def means(remote: Planner, sent: list[AskRemote] | None = None) -> Means:
+def handlers(remote: Planner, sent: list[AskRemote] | None = None) -> Handlers:
     def ask(action: AskRemote) -> Reply:
         if sent is not None:
             sent.append(action)
@@ -181,11 +184,11 @@ def means(remote: Planner, sent: list[AskRemote] | None = None) -> Means:
             raise reply
         return reply
 
-    return Means(ask, lambda prompts: [worker(prompt) for prompt in prompts])
+    return Handlers(ask, lambda prompts: [worker(prompt) for prompt in prompts])
 
 
 def test_minions_with_the_planner_answers() -> None:
-    outcome = drive(minions(QUESTION, [LOG], MINIONS), means(planner(PRICES.to_json())))
+    outcome = drive(minions(QUESTION, [LOG], MINIONS), handlers(planner(PRICES.to_json())))
     assert outcome.answer == "tin pan"
     assert {job.manifest.task for job in outcome.jobs} == set(PRICES.tasks)
 
@@ -196,7 +199,7 @@ def test_the_robot_computes_where_it_may() -> None:
     sent: list[AskRemote] = []
     asked = "What is the price of the tin pan over that of the red mug?"
     outcome = drive(
-        minions(asked, [LOG], config), means(planner(ratio.to_json(), reduce=True), sent)
+        minions(asked, [LOG], config), handlers(planner(ratio.to_json(), reduce=True), sent)
     )
     assert outcome.answer == "0.2642"
     assert "3.50" not in sent[-1].messages[-1].text
@@ -206,7 +209,7 @@ def test_what_was_not_found_is_looked_for_again_in_smaller_pieces() -> None:
     sent: list[AskRemote] = []
     remote = planner(Query(LOOKUP, "price", (("red mug",),)).to_json())
     outcome = drive(
-        minions("What does the red mug cost?", ["Quiet. " * 40], MINIONS), means(remote, sent)
+        minions("What does the red mug cost?", ["Quiet. " * 40], MINIONS), handlers(remote, sent)
     )
     assert outcome.answer == UNKNOWN
     assert outcome.rounds == MINIONS.rounds
@@ -222,17 +225,48 @@ def test_minion_with_the_planner_asks_each_task_and_answers() -> None:
         return [Reply(next(replies), Finish.STOP)]
 
     machine = minion(QUESTION, [LOG], MinionConfig(style="embedded"))
-    remote = means(planner(PRICES.to_json())).remote
-    outcome = drive(machine, Means(remote, local))
+    remote = handlers(planner(PRICES.to_json())).remote
+    outcome = drive(machine, Handlers(remote, local))
     assert outcome.answer == "tin pan"
     assert heard == list(PRICES.tasks)
 
 
 def test_in_the_last_round_minion_answers_what_it_knows() -> None:
     machine = minion(QUESTION, [LOG], MinionConfig(style="embedded", rounds=1))
-    remote = means(planner(PRICES.to_json())).remote
-    outcome = drive(machine, Means(remote, lambda asked: [Reply("None", Finish.STOP)]))
+    remote = handlers(planner(PRICES.to_json())).remote
+    outcome = drive(machine, Handlers(remote, lambda asked: [Reply("None", Finish.STOP)]))
     assert outcome.answer == UNKNOWN
+
+
+def reworded(template: str) -> str:
+    """Return ``template`` with other words around its places."""
+    parts = string.Formatter().parse(template)
+    escaped = ((text.replace("{", "{{").replace("}", "}}"), place) for text, place, *_ in parts)
+    return "".join(text.upper() + (f"{{{place}}}" if place else "") for text, place in escaped)
+
+
+def test_the_planner_reads_prompts_however_they_are_worded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It used to know the prompts by copies of their words."""
+    names = ["DECOMPOSE", "SYNTHESIZE", "CHAT_BEGIN", "CHAT_CONTINUE", "CHAT_LAST", "CHAT_LOCAL"]
+    for name in [*names, "DIRECT", "REDUCED", "TASK_HEADING", "PLAN_REDUCE"]:
+        monkeypatch.setattr(prompts, name, reworded(getattr(prompts, name)))
+    test_minions_with_the_planner_answers()
+    test_the_robot_computes_where_it_may()
+    test_what_was_not_found_is_looked_for_again_in_smaller_pieces()
+    test_minion_with_the_planner_asks_each_task_and_answers()
+    test_in_the_last_round_minion_answers_what_it_knows()
+    test_a_text_is_read_by_the_reader_and_its_tokens_are_counted()
+    test_every_line_of_a_long_text_is_read_once()
+    test_a_window_sees_the_last_message_of_a_talk()
+
+
+@pytest.mark.parametrize("text", ["a\n\n### Question\nb", "a\n\n### Text\nb", "{question}"])
+def test_a_text_with_the_words_of_its_prompt_is_read_whole(text: str) -> None:
+    prompt = prompts.DIRECT.format(context=text, question=QUESTION)
+    reader = Says(lambda text: "read")
+    remote = Planner("remote", Says(lambda text: ""), reader, count)
+    remote.ask([ChatRequest((Turn("user", prompt),))], Control())
+    assert [request.turns[0].content for request in reader.asked] == [prompt]
 
 
 @pytest.mark.parametrize(
@@ -242,21 +276,21 @@ def test_in_the_last_round_minion_answers_what_it_knows() -> None:
 )
 def test_a_question_beyond_the_planner_is_refused(reply: str) -> None:
     with pytest.raises(CannotPlan, match="ask in other words"):
-        drive(minions(QUESTION, [LOG], MINIONS), means(planner(reply)))
+        drive(minions(QUESTION, [LOG], MINIONS), handlers(planner(reply)))
 
 
 def test_a_failing_model_is_no_question_beyond_the_planner() -> None:
     broken = Says(lambda text: ModelError("out of memory"))
     remote = Planner("remote", broken, Says(lambda text: ""), count)
     with pytest.raises(ModelError, match="out of memory") as raised:
-        drive(minions(QUESTION, [LOG], MINIONS), means(remote))
+        drive(minions(QUESTION, [LOG], MINIONS), handlers(remote))
     assert not isinstance(raised.value, CannotPlan)
 
 
 def test_a_question_is_understood_once() -> None:
     model = Says(lambda text: PRICES.to_json())
     remote = Planner("remote", model, Says(lambda text: ""), count)
-    drive(minions(QUESTION, [LOG], MINIONS), means(remote))
+    drive(minions(QUESTION, [LOG], MINIONS), handlers(remote))
     assert len(model.asked) == 1
 
 
@@ -389,7 +423,9 @@ def test_an_overlong_line_is_read_in_parts(word: str) -> None:
     (reply,) = WindowedChat(model, count, 640).ask([request], Control(time.monotonic() + 60))
     assert isinstance(reply, Reply)
     prompts_read = [request.turns[0].content for request in model.asked]
-    read = [prompt.split(OPENING)[1].split(CLOSING)[0] for prompt in prompts_read]
+    values = [prompts.read_back(prompts.DIRECT, text, "context") for text in prompts_read]
+    read = [each["context"] for each in values if each is not None]
+    assert len(read) == len(prompts_read)
     assert all(count(text) <= 640 for text in read)
     assert "".join(read).replace("\n", "").replace(" ", "") == (
         f"before{line}behind".replace(" ", "")

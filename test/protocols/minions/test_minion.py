@@ -8,7 +8,7 @@ from minions_world import World, final, paper, text_of
 from collab_llm_nodes.chat.base import Finish, Reply
 from collab_llm_nodes.errors import ConfigError, DeadlineExceeded, InvalidInput, ModelError
 from collab_llm_nodes.protocols.minions.baselines import local_only, rag, remote_only
-from collab_llm_nodes.protocols.minions.driving import Means, drive
+from collab_llm_nodes.protocols.minions.driving import Handlers, drive
 from collab_llm_nodes.protocols.minions.messages import AskLocal, Kind, Mark, Outcome
 from collab_llm_nodes.protocols.minions.minion import minion
 from collab_llm_nodes.protocols.minions.minions import minions
@@ -165,7 +165,7 @@ def test_a_model_that_has_only_thought_has_not_answered() -> None:
         assert caught.value.field == field
 
 
-def test_rag_sends_the_passages_it_was_told_to() -> None:
+def test_rag_sends_the_best_passages() -> None:
     world = World(["42 kg"], passages=["first", "second", "third"])
     world.drive(rag("How heavy?", [_TEXT], DirectConfig(retrieve=2)))
     (message,) = world.sent[0].messages
@@ -179,15 +179,15 @@ def test_rag_without_a_passage_is_an_error() -> None:
 
 
 def test_retrieval_without_a_retriever_is_an_error() -> None:
-    means = Means(lambda ask: Reply("", Finish.STOP), lambda prompts: [])
+    handlers = Handlers(lambda ask: Reply("", Finish.STOP), lambda prompts: [])
     with pytest.raises(ConfigError, match="retrieve"):
-        drive(rag("How heavy?", [_TEXT], DirectConfig()), means)
+        drive(rag("How heavy?", [_TEXT], DirectConfig()), handlers)
 
 
 def test_programs_without_a_sandbox_are_an_error() -> None:
     machine = minions("How heavy?", [_TEXT], paper())
     with pytest.raises(ConfigError, match="planner"):
-        drive(machine, Means(lambda ask: Reply("a = 1", Finish.STOP), lambda prompts: []))
+        drive(machine, Handlers(lambda ask: Reply("a = 1", Finish.STOP), lambda prompts: []))
 
 
 def test_a_machine_that_is_given_up_ends() -> None:

@@ -1,4 +1,4 @@
-"""MinionS as a machine: the loop, its knobs, what it does with bad replies."""
+"""MinionS as a machine: the loop, its settings, bad replies."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from minions_world import (
     more,
     paper,
     plan,
+    requested,
     text_of,
-    wanted,
 )
 
 from collab_llm_nodes.chat.base import Finish, Reply
@@ -34,7 +34,14 @@ from collab_llm_nodes.errors import (
     ModelError,
     Unavailable,
 )
-from collab_llm_nodes.protocols.minions.jobs import Dropped, Fault, ProgramJobs, WantedJob
+from collab_llm_nodes.protocols.minions import minions as machine
+from collab_llm_nodes.protocols.minions.jobs import (
+    MAX_SAMPLES,
+    Dropped,
+    Fault,
+    ProgramJobs,
+    RequestedJob,
+)
 from collab_llm_nodes.protocols.minions.messages import (
     Kind,
     LocalPrompt,
@@ -61,11 +68,11 @@ def _answer(world: World, config: MinionsConfig | None = None, *texts: str) -> O
     return world.drive(minions(_QUESTION, documents, config or paper()))
 
 
-_THEN_A_FAULT: list[ProgramJobs | Fault] = [wanted(WantedJob("chunk", "task")), Fault.RAISED]
+_THEN_A_FAULT: list[ProgramJobs | Fault] = [requested(RequestedJob("chunk", "task")), Fault.RAISED]
 
 
 def _jobs(*pairs: tuple[str, str], times: int = 1) -> ProgramJobs:
-    return wanted(*(WantedJob(c, t, times=times) for c, t in pairs))
+    return requested(*(RequestedJob(c, t, times=times) for c, t in pairs))
 
 
 def test_one_round() -> None:
@@ -89,7 +96,7 @@ def test_one_round() -> None:
         ("\ud800", ["text"]),
     ],
 )
-def test_nothing_to_do(question: str, documents: Sequence[str]) -> None:
+def test_empty_and_invalid_input_is_refused(question: str, documents: Sequence[str]) -> None:
     with pytest.raises(InvalidInput):
         minions(question, documents, paper())
 
@@ -143,7 +150,7 @@ def test_the_abstain_filter_can_be_switched_off() -> None:
     assert sent == [False, True]
 
 
-def test_quotes_for_keywords_and_omission_is_abstention() -> None:
+def test_an_omitted_keyword_is_an_abstention() -> None:
     def worker(prompt: LocalPrompt) -> str:
         return '{"Date": "on 1 May", "dose": "None"}' if "one" in text_of(prompt) else "{}"
 
@@ -184,7 +191,7 @@ def test_a_worker_that_obeys_the_document_sends_a_part_of_it_at_most(how: str) -
     assert (Mark.PARTIAL in outcome.marks) == (sent > 0)
 
 
-# ---------------------------------------------------------------- knobs
+# ---------------------------------------------------------------- settings
 
 
 def test_rounds_and_a_forced_answer() -> None:
@@ -225,8 +232,8 @@ def test_samples_of_a_task(samples: int, wanted: int, expected: int) -> None:
 
 def test_the_samples_that_a_remote_may_ask_for_are_limited() -> None:
     world = World([PROGRAM, final()], jobs=[_jobs(("c", "t"), times=1000)])
-    _answer(world, paper(samples=0, max_samples=3))
-    assert len(world.prompts[0]) == 3
+    _answer(world, paper(samples=0))
+    assert len(world.prompts[0]) == MAX_SAMPLES
 
 
 @pytest.mark.parametrize("check", [True, False])
@@ -317,7 +324,7 @@ def test_chunks_and_tasks_keep_their_numbers_and_stand_together() -> None:
 
 
 def test_one_task_with_several_pieces_of_advice_has_several_names() -> None:
-    jobs = wanted(*(WantedJob("c", "t", advice) for advice in ("look left", "look right")))
+    jobs = requested(*(RequestedJob("c", "t", advice) for advice in ("look left", "look right")))
     world = World([PROGRAM, final()], jobs=[jobs])
     _answer(world, paper(samples=2))
     ids = [job.manifest.job_id for job in world.rounds[0].jobs]
@@ -391,10 +398,10 @@ def test_samples_without_temperature_are_warned_about() -> None:
 # ---------------------------------------------------------------- bad replies, limits, deadlines
 
 
-def test_a_fault_is_told_by_a_fixed_sentence_and_the_program_asked_for_again() -> None:
+def test_a_fault_is_a_fixed_sentence_and_the_program_is_asked_for_again() -> None:
     world = World([PROGRAM, PROGRAM, final()], jobs=[Fault.RAISED, _jobs(("c", "t"))])
     assert _answer(world).answer == "42"
-    assert Fault.RAISED.told in world.sent[1].messages[-1].text
+    assert Fault.RAISED.message in world.sent[1].messages[-1].text
 
 
 def test_a_plan_takes_over_where_no_program_works() -> None:
@@ -413,8 +420,8 @@ def test_a_remote_that_cannot_plan_either() -> None:
 
 
 def test_prose_is_asked_for_again_and_then_taken_as_the_forced_answer() -> None:
-    world = World([PROGRAM, "It is 42, I think.", "It is 42."])
-    outcome = _answer(world, paper(rounds=1, remote=RemoteConfig(repairs=1)))
+    world = World([PROGRAM, "It is 42, I think.", "It is 42, I think.", "It is 42."])
+    outcome = _answer(world, paper(rounds=1))
     assert outcome.answer == "It is 42."
     assert outcome.marks == {Mark.UNREADABLE}
     assert "had not the form" in world.wire
@@ -452,22 +459,23 @@ def test_too_many_jobs_are_left_out_and_the_answer_marked() -> None:
     world = World([plan("t"), final()])
     outcome = _answer(world, config, "\f".join(map(str, range(9))))
     assert outcome.marks == {Mark.PARTIAL}
-    assert (len(world.rounds[0].jobs), world.rounds[0].cut) == (5, 4)
+    assert (len(world.rounds[0].jobs), world.rounds[0].left_out) == (5, 4)
 
 
-def test_prompts_of_a_round_hold_so_much_text_at_most() -> None:
+def test_prompts_of_a_round_hold_so_much_text_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many tasks over one long chunk would fill the memory with copies of it."""
+    monkeypatch.setattr(machine, "MAX_TEXT", 1 << 20)
     jobs = _jobs(*(("chunk " * 30_000, f"t{i}") for i in range(20)))
     world = World([PROGRAM, final()], jobs=[jobs])
-    outcome = _answer(world, paper(tasks=0, limits=SandboxLimits(output_mb=1)), "chunk " * 30_000)
+    outcome = _answer(world, paper(tasks=0), "chunk " * 30_000)
     assert outcome.marks == {Mark.PARTIAL}
-    assert (len(world.rounds[0].jobs), world.rounds[0].cut) == (5, 15)
+    assert (len(world.rounds[0].jobs), world.rounds[0].left_out) == (5, 15)
 
 
 def test_long_fields_are_cut() -> None:
     world = World([PROGRAM, final()], worker=lambda p: found("x" * 10_000))
-    _answer(world, paper(field_characters=50))
-    assert world.rounds[0].jobs[0].output.answer == "x" * 50
+    _answer(world)
+    assert world.rounds[0].jobs[0].output.answer == "x" * 2000
 
 
 def test_a_deadline_in_round_2_gives_the_best_answer_so_far() -> None:
@@ -549,7 +557,7 @@ _WANTED: list[ProgramJobs | Fault] = [
 def test_whatever_both_models_say_it_ends_and_discards(
     data: st.DataObject, config: MinionsConfig
 ) -> None:
-    most = config.rounds * (2 * config.attempts + config.remote.repairs + 1)
+    most = config.rounds * (2 * config.attempts + 3)
     remote = data.draw(st.lists(_REMOTE, min_size=most, max_size=most))
     jobs = data.draw(st.lists(st.sampled_from(_WANTED), min_size=1))
     discarded = st.sampled_from(_DISCARDED)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from minions_world import final
-from served_minions import HONEST, ToldChat, asked, figures, in_turn, pages
+from served_minions import HONEST, ScriptedChat, asked, figures, in_turn, pages
 from tiny_models import tiny_folder
 from transformers_server import Served, transformers_server
 
@@ -53,7 +53,7 @@ def tiny() -> ServedMinions:
 
 
 def ignore(progress: Progress) -> None:
-    """Take an answer so far, and forget it."""
+    """Ignore the progress."""
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_jobs_on_one_chunk_share_its_prefix() -> None:
     )
 
     def spent(kept_tokens: int) -> tuple[float, float]:
-        remote = ToldChat("far", in_turn(program, final("7 kg")))
+        remote = ScriptedChat("far", in_turn(program, final("7 kg")))
         limits = InProcessConfig(BatchConfig(kept_tokens=kept_tokens))
         config = replace(tiny(), local_model=replace(tiny().local_model, limits=limits))
         running = MinionsRunning(MINIONS, Equipment(config, Resources(), remote=remote))
@@ -101,11 +101,11 @@ def test_jobs_on_one_chunk_share_its_prefix() -> None:
             request = asked(
                 replace(tiny(), planner="program"), documents=(Document("a", pages(3)),)
             )
-            told = figures(running.run(request, ignore, in_time()))
+            values = figures(running.run(request, ignore, in_time()))
         finally:
             running.close()
-        assert told["jobs.1"] == 6
-        return told["local_prefill_tokens"], told["local_cached_tokens"]
+        assert values["jobs.1"] == 6
+        return values["local_prefill_tokens"], values["local_cached_tokens"]
 
     (prefilled, cached), (alone, none) = spent(32768), spent(0)
     common = 80  # tokens at least of the instruction, which stands first

@@ -12,21 +12,25 @@ from hypothesis import strategies as st
 from collab_llm_nodes.chat.structured import MAX_DEPTH
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
 from collab_llm_nodes.protocols.minions.jobs import Fault, Job, JobList, JobManifest, JobOutput
-from collab_llm_nodes.protocols.minions.plan import Plan, jobs_of, read_plan
+from collab_llm_nodes.protocols.minions.plan import (
+    RULES,
+    Plan,
+    Reduction,
+    jobs_of,
+    number,
+    read_plan,
+)
 from collab_llm_nodes.protocols.minions.reading import (
+    as_text,
     decision,
     find_object,
     find_program,
     worker_output,
 )
-from collab_llm_nodes.protocols.minions.reduction import RULES, Reduction, number
-from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
-
-_LIMITS = SandboxLimits()
 
 
 def _read(fields: object, *, reduce: bool = True) -> Plan | Fault:
-    return read_plan(json.dumps(fields), tuple(CHUNKERS), _LIMITS, reduce=reduce)
+    return read_plan(json.dumps(fields), tuple(CHUNKERS), reduce=reduce)
 
 
 def test_a_plan_in_full() -> None:
@@ -93,7 +97,7 @@ def test_a_plan_may_reduce_only_where_that_is_on() -> None:
 
 def test_a_plan_does_each_task_over_each_chunk() -> None:
     plan = Plan((("a", "x"), ("b", "")), "chunk_by_page", samples=3)
-    wanted = jobs_of(plan, ["one\ftwo", "three"], (), chunk_size=0, limits=_LIMITS)
+    wanted = jobs_of(plan, ["one\ftwo", "three"], (), chunk_size=0, max_jobs=99)
     assert isinstance(wanted, JobList)
     assert [(job.chunk, job.task, job.times) for job in wanted.jobs] == [
         (chunk, task, 3) for chunk in ("one", "two", "three") for task in ("a", "b")
@@ -102,15 +106,14 @@ def test_a_plan_does_each_task_over_each_chunk() -> None:
 
 def test_a_plan_makes_no_more_jobs_than_it_may() -> None:
     plan = Plan((("a", ""), ("b", "")), "chunk_by_page")
-    limits = SandboxLimits(jobs=3)
-    wanted = jobs_of(plan, ["1\f2\f3"], (), chunk_size=0, limits=limits)
+    wanted = jobs_of(plan, ["1\f2\f3"], (), chunk_size=0, max_jobs=3)
     assert isinstance(wanted, JobList)
-    assert (len(wanted.jobs), wanted.cut) == (3, 3)
+    assert (len(wanted.jobs), wanted.left_out) == (3, 3)
 
 
 def test_a_plan_without_text_has_no_jobs() -> None:
     plan = Plan((("a", ""),), "chunk_by_page", answered=True)
-    assert jobs_of(plan, ["one"], (), chunk_size=0, limits=_LIMITS) is Fault.NO_JOBS
+    assert jobs_of(plan, ["one"], (), chunk_size=0, max_jobs=99) is Fault.NO_JOBS
 
 
 # ---------------------------------------------------------------- reductions
@@ -236,7 +239,7 @@ def test_any_reply_can_be_read(text: str) -> None:
     decision(text)
     worker_output(text, quotes=True, max_characters=9)
     worker_output(text, quotes=False, max_characters=9)
-    read_plan(text, tuple(CHUNKERS), _LIMITS, reduce=True)
+    read_plan(text, tuple(CHUNKERS), reduce=True)
 
 
 def test_programs_in_prose() -> None:
@@ -251,7 +254,7 @@ def test_texts_of_models_can_always_be_sent_on(text: str) -> None:
     output = worker_output(text, quotes=True, max_characters=99)
     assert output is not None
     assert output.answer is not None
-    assert "?" in output.answer.encode().decode()
+    assert "\ufffd" in output.answer.encode().decode()
 
 
 @pytest.mark.parametrize(
@@ -268,6 +271,11 @@ def test_quotes_for_keywords(text: str, answer: str | None) -> None:
     output = worker_output(text, quotes=True, max_characters=99)
     assert output is not None
     assert output.answer == answer
+
+
+@pytest.mark.parametrize("nothing", [None, "", " ", "None", "null", "N/A", True, {}, ["none"]])
+def test_an_abstention_is_no_text(nothing: object) -> None:
+    assert as_text(nothing) is None
 
 
 def test_lists_and_numbers_in_a_workers_answer() -> None:

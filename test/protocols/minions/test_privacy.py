@@ -2,63 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
-from minions_world import World, chunk_of, final, found, more, paper, plan
+from minions_world import World, chunk_of, final, more, paper, plan, run_in
+from served_minions import HONEST, KEPT, pages, weigh_page
 
-from collab_llm_nodes.chat.base import Finish, Reply
-from collab_llm_nodes.protocols.minions.jobs import Fault, ProgramJobs
+from collab_llm_nodes.protocols.minions.jobs import MAX_SAMPLES, Fault
 from collab_llm_nodes.protocols.minions.messages import (
     Kind,
-    LocalPrompt,
     Mark,
-    RunProgram,
 )
 from collab_llm_nodes.protocols.minions.minions import minions
 from collab_llm_nodes.protocols.minions.sandbox.host import Sandbox
-from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
 from collab_llm_nodes.protocols.minions.settings import MinionsConfig
 
 _PAGES = 40
-_KEPT = 7  # the page that is asked for
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    running = Sandbox(SandboxLimits(run_s=30, wall_s=60))
-    yield running
-    running.close()
-
-
-def _document() -> str:
-    """Return pages that each hold a canary of their own."""
-    return "\f".join(f"Page {i}. The canary-{i} sings. Weight {i} kg." for i in range(_PAGES))
-
-
-def _worker(prompt: LocalPrompt) -> str | Reply:
-    """Keep one page; leave the others out in all the ways there are."""
-    chunk = chunk_of(prompt)
-    page = int(chunk.split(".")[0].removeprefix("Page "))
-    if page == _KEPT:
-        return found("7 kg", citation="Weight 7 kg.")
-    discarded: list[str | Reply] = [
-        found(None, explanation=f"Only this: {chunk}", citation=chunk),
-        Reply(found(chunk), Finish.LENGTH),
-        f"I read: {chunk}",
-        Reply(chunk, Finish.REFUSAL),
-        found("None", explanation=chunk),
-    ]
-    return discarded[page % 5]
 
 
 def _program(body: str) -> str:
     return f"```python\ndef prepare_jobs(context, last_jobs):\n{body}\n```"
 
 
-_HONEST = _program(
-    "    return [JobManifest(c, 'Extract the weight.') for c in chunk_by_page(context)]"
-)
 _ZOOM = _program(
     "    hits = [job.manifest for job in last_jobs if job.output.answer]\n"
     "    return [JobManifest(m.chunk, 'Extract the unit.', chunk_id=m.chunk) for m in hits]"
@@ -74,17 +39,10 @@ _NO_PROGRAM = "```python\nraise ValueError('no')\n```"
 def _drive(
     sandbox: Sandbox, remote: Sequence[str], config: MinionsConfig
 ) -> tuple[World, str, frozenset[Mark]]:
-    def run(action: RunProgram) -> ProgramJobs | Fault:
-        return sandbox.run(
-            action.program,
-            action.documents,
-            action.last_jobs,
-            chunkers=action.chunkers,
-            chunk_size=action.chunk_size,
-        )
-
-    world = World(remote, worker=_worker, run_program=run)
-    outcome = world.drive(minions("How heavy is it?", [_document()], config))
+    world = World(
+        remote, worker=lambda prompt: weigh_page(chunk_of(prompt)), run_program=run_in(sandbox)
+    )
+    outcome = world.drive(minions("How heavy is it?", [pages(_PAGES)], config))
     return world, outcome.answer, outcome.marks
 
 
@@ -92,10 +50,10 @@ def _drive(
 @pytest.mark.parametrize(
     "remote",
     [
-        [_HONEST, final("7 kg")],
-        [_HONEST, more(missing_info="the unit", scratchpad="7"), _ZOOM, final("7 kg")],
-        [_TELLING_TASKS, _HONEST, final("7 kg")],
-        [_TELLING_ERROR, _TELLING_RESULT, _HONEST, final("7 kg")],
+        [HONEST, final("7 kg")],
+        [HONEST, more(missing_info="the unit", scratchpad="7"), _ZOOM, final("7 kg")],
+        [_TELLING_TASKS, HONEST, final("7 kg")],
+        [_TELLING_ERROR, _TELLING_RESULT, HONEST, final("7 kg")],
         [_NO_PROGRAM] * 3 + [plan("Extract the weight."), final("7 kg")],
         [_TELLING_ERROR] * 3 + ["no plan"] + [plan("Extract the weight."), final("7 kg")],
     ],
@@ -110,23 +68,23 @@ def test_no_canary_crosses(sandbox: Sandbox, remote: list[str], carry: str) -> N
 
 
 def test_the_zoom_sees_last_rounds_outputs(sandbox: Sandbox) -> None:
-    remote = [_HONEST, more(missing_info="the unit"), _ZOOM, final("7 kg")]
+    remote = [HONEST, more(missing_info="the unit"), _ZOOM, final("7 kg")]
     world, _, _ = _drive(sandbox, remote, paper())
     assert len(world.rounds[0].jobs) == _PAGES
     (job,) = world.rounds[1].jobs
-    assert job.manifest.job_id == f"c{_KEPT + 1}_t2_s0"
+    assert job.manifest.job_id == f"c{KEPT + 1}_t2_s0"
 
 
 def test_the_remotes_own_tasks_are_quoted_and_no_others(sandbox: Sandbox) -> None:
-    world, _, _ = _drive(sandbox, [_HONEST, final()], paper())
+    world, _, _ = _drive(sandbox, [HONEST, final()], paper())
     assert "Task t1: Extract the weight." in world.wire
-    world, _, _ = _drive(sandbox, [_TELLING_TASKS, _HONEST, final()], paper(tasks=0))
-    assert Fault.NOT_WRITTEN.told in world.wire
+    world, _, _ = _drive(sandbox, [_TELLING_TASKS, HONEST, final()], paper(tasks=0))
+    assert Fault.NOT_WRITTEN.message in world.wire
     assert "Extract: Page" not in world.wire
 
 
 def test_every_byte_that_crosses_has_a_kind(sandbox: Sandbox) -> None:
-    world, _, _ = _drive(sandbox, [_HONEST, final()], paper())
+    world, _, _ = _drive(sandbox, [HONEST, final()], paper())
     total = sum(len(p.text) for ask in world.sent for m in ask.messages for p in m.parts)
     assert total == sum(len(m.text) for ask in world.sent for m in ask.messages)
     kinds = {p.kind for ask in world.sent for m in ask.messages for p in m.parts}
@@ -136,5 +94,5 @@ def test_every_byte_that_crosses_has_a_kind(sandbox: Sandbox) -> None:
 def test_a_program_may_not_make_a_million_jobs(sandbox: Sandbox) -> None:
     flood = _program("    return [JobManifest(context[0], 'a')] * 10**6")
     world, _, marks = _drive(sandbox, [flood, final()], paper(samples=0))
-    assert len(world.prompts[0]) <= paper().max_samples
+    assert len(world.prompts[0]) <= MAX_SAMPLES
     assert Mark.PARTIAL in marks

@@ -1,4 +1,4 @@
-"""Programs that a hostile remote might write: nothing escapes, nothing hangs."""
+"""Hostile programs of the remote: nothing escapes, nothing hangs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def impatient(host: Host) -> Iterator[Sandbox]:
 @pytest.mark.parametrize("name", LEAKS)
 def test_nothing_escapes(host: Host, sandbox: Sandbox, name: str) -> None:
     result = sandbox.run(host.leak(name), ["text"])
-    assert not host.hurt(str(result))
+    assert not host.leaked(str(result))
     if isinstance(result, JobList):  # whatever it found, it is no more than a word or two
         assert all(len(job.task) < 100 for job in result.jobs)
 
@@ -93,7 +93,7 @@ print(space["prepare_jobs"](["text"], []))
             text=True,
             timeout=60,
         )
-        if not host.hurt(run.stdout):
+        if not host.leaked(run.stdout):
             failed.add(name)
         if host.trace.is_dir():
             host.trace.rmdir()
@@ -157,10 +157,10 @@ def test_one_program_leaves_nothing_to_the_next(sandbox: Sandbox) -> None:
         "return [JobManifest(chunk='c', task='t', advice=context)]",
     ],
 )
-def test_an_error_tells_no_text(sandbox: Sandbox, body: str) -> None:
+def test_a_fault_has_no_text(sandbox: Sandbox, body: str) -> None:
     result = sandbox.run(program(body), [f"{CANARY} 'unreadable"])
     assert isinstance(result, Fault)
-    assert CANARY not in result.told + result.value
+    assert CANARY not in result.message + result.value
 
 
 def test_what_is_printed_goes_nowhere(sandbox: Sandbox, capfd: pytest.CaptureFixture[str]) -> None:
@@ -191,9 +191,7 @@ def test_ids_are_not_the_programs(sandbox: Sandbox) -> None:
         ("'word'[:3]", False),
     ],
 )
-def test_the_words_of_the_program_are_told_from_all_others(
-    sandbox: Sandbox, task: str, written: bool
-) -> None:
+def test_literals_of_the_program_are_recognised(sandbox: Sandbox, task: str, written: bool) -> None:
     result = sandbox.run(program(f"return [JobManifest('c', {task})]"), [CANARY])
     assert isinstance(result, ProgramJobs)
     assert [job.task in result.texts for job in result.jobs] == [written]
@@ -234,7 +232,7 @@ def test_a_program_given_up_while_the_process_starts_is_not_run() -> None:
     starting.close()
 
 
-def test_the_log_tells_of_each_program_but_not_of_the_text(
+def test_the_log_has_each_program_but_no_text(
     sandbox: Sandbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG, "collab_llm_nodes.protocols.minions"):
@@ -272,7 +270,7 @@ def test_the_process_holds_no_right_to_files_or_network(host: Host) -> None:
 import json, socket, sys
 from collab_llm_nodes.protocols.minions.sandbox import confinement
 confinement.limit_resources(4096)
-version = confinement.give_up_rights()
+version = confinement.drop_rights()
 done = []
 def attempt(name, act):
     try:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
+from minions_world import PATIENT
 
 from collab_llm_nodes.protocols.minions.jobs import (
     Cut,
@@ -17,7 +18,11 @@ from collab_llm_nodes.protocols.minions.jobs import (
     ProgramJobs,
 )
 from collab_llm_nodes.protocols.minions.sandbox.host import Sandbox
-from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
+from collab_llm_nodes.protocols.minions.sandbox.limits import (
+    MAX_CALLS,
+    MAX_CHUNK,
+    MAX_SOURCE,
+)
 
 _REPORT = "\f".join(
     [
@@ -30,13 +35,6 @@ _LAST = (
     Job(JobManifest("# Cash flow\nDepreciation", "t", "", 2, 1), JobOutput("e", "c", "167")),
     Job(JobManifest("# Notes\nNothing", "t", "", 3, 1), JobOutput()),
 )
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    running = Sandbox(SandboxLimits(run_s=30, wall_s=60))
-    yield running
-    running.close()
 
 
 def test_only_the_cuts_that_gave_a_chunk_are_made_again(sandbox: Sandbox) -> None:
@@ -215,21 +213,19 @@ def test_only_the_chunkers_that_are_offered_exist(sandbox: Sandbox) -> None:
 
 
 def test_limits_of_chunks_and_source(sandbox: Sandbox) -> None:
-    limits = SandboxLimits(run_s=30, wall_s=60)
-    long = limits.chunk_characters + 1
+    long = MAX_CHUNK + 1
     program = (
         f"def prepare_jobs(c, l):\n    return [JobManifest('a' * n, 't') for n in (1, {long})]"
     )
     result = sandbox.run(program, [_REPORT])
     assert isinstance(result, JobList)
-    assert (len(result.jobs), result.cut) == (1, 1)
-    assert sandbox.run("#" * limits.source_characters + program, [_REPORT]) is Fault.TOO_LONG
+    assert (len(result.jobs), result.left_out) == (1, 1)
+    assert sandbox.run("#" * MAX_SOURCE + program, [_REPORT]) is Fault.TOO_LONG
 
 
 @pytest.mark.parametrize("limit", ["calls", "cut_s"])
 def test_calls_and_time_of_chunkers_are_limited_even_if_their_error_is_caught(limit: str) -> None:
-    plain = SandboxLimits(run_s=30, wall_s=60)
-    limits = replace(plain, calls=3) if limit == "calls" else replace(plain, cut_s=0.05)
+    limits = replace(PATIENT, cut_s=5.0 if limit == "calls" else 0.05)
     once = "chunk_by_page([context[0]] * {times})"
     program = (
         "def prepare_jobs(context, last_jobs):\n"
@@ -239,13 +235,11 @@ def test_calls_and_time_of_chunkers_are_limited_even_if_their_error_is_caught(li
         f"    return {once} or [JobManifest('a', 'b')]"
     )
     small = program.format(calls=2, times=0)
-    large = program.format(calls=4, times=0 if limit == "calls" else 10_000)
-    running = Sandbox(limits)
-    try:
+    calls, times = (MAX_CALLS + 1, 0) if limit == "calls" else (4, 10_000)
+    large = program.format(calls=calls, times=times)
+    with closing(Sandbox(limits)) as running:
         assert isinstance(running.run(small, [_REPORT]), JobList)
         assert running.run(large, [_REPORT]) is Fault.CALLS
-    finally:
-        running.close()
 
 
 def test_time_of_chunkers_counts_though_they_raise() -> None:
@@ -257,19 +251,13 @@ def test_time_of_chunkers_counts_though_they_raise() -> None:
         "        except TypeError: pass\n"
         "    return [JobManifest('a', 'b')]"
     )
-    running = Sandbox(SandboxLimits(run_s=30, wall_s=60, cut_s=0.05))
-    try:
+    with closing(Sandbox(replace(PATIENT, cut_s=0.05))) as running:
         assert running.run(program, ["word word. " * 20_000]) is Fault.CALLS
-    finally:
-        running.close()
 
 
 def test_a_late_interruption_does_not_crash_the_next_program() -> None:
     program = "def prepare_jobs(context, last_jobs):\n    return [JobManifest('a', 'b')]"
-    running = Sandbox(SandboxLimits(run_s=30, wall_s=60))
-    try:
+    with closing(Sandbox(PATIENT)) as running:
         for _ in range(3):
             assert isinstance(running.run(program, [_REPORT]), JobList)
-            running.interrupt()  # the program before has just ended
-    finally:
-        running.close()
+            running.interrupt()  # the program has just ended

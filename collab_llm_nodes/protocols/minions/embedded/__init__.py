@@ -1,1 +1,1 @@
-"""The embedded remote: plans for questions about a robot's logs, without a large model."""
+"""The embedded remote, which plans questions about a robot's logs without a large model."""

@@ -1,9 +1,9 @@
-"""Questions about a robot's logs in short form: a kind, a fact and its keys.
+"""Queries: questions about a robot's logs in short form, as a kind, a fact and its keys.
 
     {"plan": "ratio", "fact": "how many", "of": "cups | kitchen; plates | kitchen"}
 
-A query tells which simple tasks solve it, one for each entry of ``of``, and how the answers to them
-become the answer to the question. The embedded remote can do no more than this.
+A query determines its simple tasks, one for each entry of ``of``, and how their answers make the
+answer. The embedded remote can plan nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from collab_llm_nodes.chat.structured import last_object
-from collab_llm_nodes.protocols.minions.reduction import number
+from collab_llm_nodes.protocols.minions.plan import number
 
 _MAX_KEY = 80
 _OPERANDS, _KEYS = "; ", " | "
@@ -27,9 +27,9 @@ class Fact:
     """A kind of line in a log.
 
     Attributes:
-        keys: fields that tell one line, or one series, from others of its kind.
-        task: the beginning of the line, with places for the keys; the worker finds what follows.
-        series: a log may hold several lines with one key, and all of them count.
+        keys: fields that identify a line, or a series of lines, of this kind.
+        task: beginning of the line, with places for the keys; the worker finds the rest.
+        series: several lines of a log may have the same keys, and all of them count.
     """
 
     keys: tuple[str, ...]
@@ -59,7 +59,7 @@ FACTS: Mapping[str, Fact] = {
     "alarm": Fact(("room",), "Alarm in the {room}", series=True),
     "seen": Fact(("thing",), "Sighting of the {thing}", series=True),
 }
-"""A robot writes each kind of line in one form, which the planner knows and the task quotes."""
+"""Kinds of lines. A robot writes each in one form, and the task quotes its beginning."""
 
 LOOKUP, SUM, COUNT, RECALL = "lookup", "sum", "count", "recall"
 LARGEST, SMALLEST, RATIO, CHANGE = "largest", "smallest", "ratio", "change"
@@ -67,7 +67,7 @@ OPERANDS: Mapping[str, int] = {
     **dict.fromkeys((LOOKUP, SUM, COUNT, RECALL), 1),
     **dict.fromkeys((LARGEST, SMALLEST, RATIO, CHANGE), 2),
 }
-"""Kinds of questions, and how many statements or series each takes."""
+"""Kinds of questions, and the number of statements or series that each needs."""
 
 _REDUCE = {SUM: "sum", COUNT: "count", RATIO: "ratio", CHANGE: "diff"}
 
@@ -77,8 +77,8 @@ class Query:
     """A question in short form.
 
     Attributes:
-        kind: one of ``OPERANDS``. A change is that to the first of two statements from the second.
-        of: keys of the statements or series, in the order of ``Fact.keys``.
+        kind: a key of ``OPERANDS``; a change is the first statement minus the second.
+        of: keys of each statement or series, in the order of ``Fact.keys``.
     """
 
     kind: str
@@ -87,7 +87,7 @@ class Query:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """A task for each entry of ``of``."""
+        """Tasks, one for each entry of ``of``."""
         fact = FACTS[self.fact]
         return tuple(
             fact.task.format(**dict(zip(fact.keys, keys, strict=True))) for keys in self.of
@@ -95,8 +95,8 @@ class Query:
 
     def to_json(self) -> str:
         """Return the short form, as a planner writes it."""
-        # No brackets within brackets, and no word as a name that the small model has never written:
-        # the planner, whose embedding is the frozen target's, cannot tell such tokens apart.
+        # Without nested brackets and names that are new to the small model: the planner has the
+        # frozen target's embedding, which does not separate such tokens.
         of = _OPERANDS.join(_KEYS.join(keys) for keys in self.of)
         return json.dumps({"plan": self.kind, "fact": self.fact, "of": of}, ensure_ascii=False)
 
@@ -104,7 +104,7 @@ class Query:
         """Return the plan for ``protocols.minions.plan``.
 
         Args:
-            reduce: have the robot compute, where the plan language has a rule for the kind.
+            reduce: have the robot compute, if the plan language has a rule for the kind.
         """
         found: dict[str, Any] = {
             "tasks": [{"task": task} for task in self.tasks],
@@ -123,13 +123,13 @@ class Query:
             found: answers to each task, in the order of the text.
 
         Returns:
-            None if a task has no answer, or none that can be computed with. A count of nothing
-            is no answer either: nothing found may mean that nothing was understood.
+            None if a task has no usable answer. So a count is never 0: without any finding, the
+            worker may have failed.
         """
         if not all(found):
             return None
         if self.kind == LOOKUP:
-            return _usual(found[0])
+            return _most_frequent(found[0])
         if self.kind == RECALL:
             return "; ".join(dict.fromkeys(found[0]))
         if self.kind == COUNT:
@@ -138,31 +138,31 @@ class Query:
         if not all(values):
             return None
         if self.kind == SUM:
-            return written(math.fsum(values[0]))
+            return format_number(math.fsum(values[0]))
         first, second = (Counter(own).most_common(1)[0][0] for own in values)
         if self.kind == RATIO:
-            return written(first / second) if second else None
+            return format_number(first / second) if second else None
         if self.kind == CHANGE:
-            return written(first - second)
+            return format_number(first - second)
         larger = 0 if first >= second else 1
         return self.names[larger if self.kind == LARGEST else 1 - larger]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Possible answers of a comparison: the keys in which the two sides differ."""
+        """Possible answers of a comparison: the key in which the two sides differ."""
         differing = [i for i, keys in enumerate(zip(*self.of, strict=True)) if len(set(keys)) > 1]
         place = differing[0] if differing else 0
         return tuple(keys[place] for keys in self.of)
 
 
-def written(value: float) -> str:
-    """Return a number with at most four decimals, such as 12.5."""
+def format_number(value: float) -> str:
+    """Return a number with up to four decimals, such as 12.5."""
     text = f"{value:.4f}".rstrip("0").rstrip(".")
     return "0" if text == "-0" else text
 
 
 def read_query(text: str) -> Query | None:
-    """Return the query in a planner's reply; None if it is not of the required form."""
+    """Return the query in a planner's reply; None if it has the wrong form."""
     found = last_object(text, ("plan",))
     if found is None or found.mended or set(found.content) != {"plan", "fact", "of"}:
         return None
@@ -181,7 +181,7 @@ def read_query(text: str) -> Query | None:
     return Query(kind, fact, keys)
 
 
-def _usual(answers: Sequence[str]) -> str:
-    """Return the answer that occurs most often, in its first spelling."""
+def _most_frequent(answers: Sequence[str]) -> str:
+    """Return the most frequent answer, in its first spelling."""
     counts = Counter(answer.lower() for answer in answers)
     return max(answers, key=lambda answer: counts[answer.lower()])

@@ -1,66 +1,64 @@
-"""Remote models that plan by queries: they read the protocols' prompts, and reply in their forms.
+"""Remote models that plan by queries: they read the protocols' prompts and reply in their forms.
 
-A plan needs to know what is asked for; the rest follows from the query by rule. ``Planner`` has a
-small trained model tell the query. The benchmark's oracle tells it from the grammar of questions.
-Both see nothing but what crosses the wire.
+The plan follows from the query by rule. ``Planner`` gets the query from a small trained model, and
+the benchmark's oracle from the grammar of questions. Both see only the text that crosses the wire.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from collab_llm_nodes.chat.base import (
     ChatModel,
     ChatRequest,
     Control,
     Finish,
+    OnResult,
     Reply,
-    Told,
     Usage,
-    tell_nobody,
+    ignore_result,
 )
 from collab_llm_nodes.chat.in_process import InProcessChat, InProcessConfig
-from collab_llm_nodes.chat.structured import last_object, text_of
+from collab_llm_nodes.chat.structured import last_object
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import CollabError, ModelError
 from collab_llm_nodes.models.loading import ModelConfig, load, model_folder
 from collab_llm_nodes.models.low_rank import LowRank
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions import prompts
-from collab_llm_nodes.protocols.minions.dialogue import too_late
-from collab_llm_nodes.protocols.minions.embedded.queries import Query, read_query
-from collab_llm_nodes.protocols.minions.embedded.windows import WindowedChat, token_count
+from collab_llm_nodes.protocols.minions.chunkers import offered
+from collab_llm_nodes.protocols.minions.dialogue import reply_cut_off
+from collab_llm_nodes.protocols.minions.embedded.queries import Query, format_number, read_query
+from collab_llm_nodes.protocols.minions.embedded.windows import NOTHING, WindowedChat, token_count
 from collab_llm_nodes.protocols.minions.messages import CannotPlan
-from collab_llm_nodes.protocols.minions.reduction import number
+from collab_llm_nodes.protocols.minions.plan import RULES, number
+from collab_llm_nodes.protocols.minions.reading import as_text
 
 ROLE = "planner"
 """Name of the files beside the text target that make it a planner."""
 PLANNER_PROMPT = "Plan: {question}"
 UNKNOWN = "unknown"
-"""The answer of a remote that must answer and knows nothing."""
+"""Forced answer of a remote without findings."""
 
-_ROUND = re.compile(r"\A# Decomposition, round (\d+)\n")
-_CHUNKER = re.compile(r"^def (\w+)\(doc: str, \w+: int = (\d+)\)", re.M)
-_HEADING = re.compile(r"\ATask t\d+: (.*)\Z")
-_REDUCED = re.compile(r"\A(?:sum|count|ratio|diff|max) of the answers: ")
 _SMALLEST = 200
+"""Smallest pieces of a later round [characters]."""
 _REMEMBERED = 512
+"""Questions whose queries are remembered."""
 _REPLY_TOKENS = 64
 _FRAME = 5
 """Tokens of a chat template around each turn."""
 
 
 class PlannedRemote(ABC):
-    """A ``chat.base.ChatModel`` that plans by queries.
+    """``chat.base.ChatModel`` that plans by queries.
 
     Args:
-        name: the model's, in a price table.
+        name: of the model, as in a price table.
         count: returns the number of tokens of a chat, or of a reply.
-        reduce: let the robot compute, where prompts allow it.
+        reduce: have the robot compute, if the prompt allows it.
     """
 
     def __init__(
@@ -73,51 +71,55 @@ class PlannedRemote(ABC):
         return self._name
 
     def ask(
-        self, requests: Sequence[ChatRequest], control: Control, told: Told = tell_nobody
+        self,
+        requests: Sequence[ChatRequest],
+        control: Control,
+        on_result: OnResult = ignore_result,
     ) -> list[Reply | CollabError]:
-        """Answer ``requests``; CannotPlan for a question that this remote does not understand."""
+        """Answer ``requests``; a question that is not understood gives CannotPlan."""
         results: list[Reply | CollabError] = []
-        for place, request in enumerate(requests):
+        for index, request in enumerate(requests):
             control.check()
             try:
                 text = self._reply(request.turns, control)
             except CannotPlan as error:
                 results.append(error)
             else:
-                said = self._count((Turn("assistant", text),))
-                results.append(Reply(text, Finish.STOP, Usage(self._count(request.turns), 0, said)))
-            told(place, results[-1])
+                decode = self._count((Turn("assistant", text),))
+                usage = Usage(self._count(request.turns), 0, decode)
+                results.append(Reply(text, Finish.STOP, usage))
+            on_result(index, results[-1])
         return results
 
     @abstractmethod
     def close(self) -> None:
-        """Free what the model holds."""
+        """Free the models."""
 
     @abstractmethod
     def understand(self, question: str, control: Control) -> Query:
-        """Return ``question`` in short form.
+        """Return ``question`` as a query.
 
         Raises:
-            CannotPlan: it is beyond this remote.
+            CannotPlan: this remote does not understand it.
         """
 
     @abstractmethod
     def read(self, text: str, question: str, control: Control) -> str:
-        """Return the answer to ``question`` that ``text`` gives; UNKNOWN if there is none."""
+        """Return the answer to ``question`` in ``text``; UNKNOWN without one."""
 
     def findings(self, query: Query, task: int, answer: str, citation: str) -> list[str]:
         """Return the answers to a task in one output of the worker.
 
-        With a line cited for each answer, those count whose line names what was asked about.
+        If there is a cited line for each answer, it must contain the keys of the query.
         """
-        said = [part.strip() for part in answer.split(";") if part.strip()]
+        answers = [part.strip() for part in answer.split(";") if part.strip()]
         cited = [line.lower() for line in citation.split("; ")]
-        if len(cited) != len(said):
-            return said
+        if len(cited) != len(answers):
+            return answers
         names = [name.lower() for name in query.of[task]]
         return [
             part
-            for part, line in zip(said, cited, strict=True)
+            for part, line in zip(answers, cited, strict=True)
             if not line or all(name in line for name in names)
         ]
 
@@ -125,37 +127,36 @@ class PlannedRemote(ABC):
 
     def _reply(self, turns: Sequence[Turn], control: Control) -> str:
         last = turns[-1].content
-        begun = _ROUND.match(last)
-        if begun:
-            return self._plan(last, int(begun[1]), control)
-        if "\n## Outputs of the jobs\n" in last:
-            return self._synthesis(last, control)
-        if "### Text\n" in last:
-            question = _between(last, "\n\n### Question\n", "\n\nReply with", from_end=True)
-            return self.read(_between(last, "### Text\n", "\n\n### Question\n"), question, control)
-        return self._chat(turns, control)
+        if values := prompts.read_back(prompts.DECOMPOSE, last, "question"):
+            return self._plan(values["question"], int(values["round"]), last, control)
+        if values := prompts.read_back(prompts.SYNTHESIZE, last, "outputs"):
+            return self._synthesis(values, control)
+        if values := prompts.read_back(prompts.DIRECT, last, "context"):
+            return self.read(values["context"], values["question"], control)
+        if values := prompts.read_back(prompts.CHAT_BEGIN, turns[0].content, "question"):
+            return self._chat(values["question"], turns, control)
+        raise CannotPlan("its prompt is none of the protocols'")
 
-    def _plan(self, prompt: str, round: int, control: Control) -> str:
-        query = self.understand(_between(prompt, ":\n", "\n\nYou cannot read"), control)
-        chunker, size = _CHUNKER.findall(prompt)[0]
+    def _plan(self, question: str, round: int, prompt: str, control: Control) -> str:
+        query = self.understand(question, control)
+        chunker, size = offered(prompt)
         # A second look is a closer one: the small model reads short pieces better.
-        closer = max(_SMALLEST, int(size) >> (round - 1)) if round > 1 else 0
-        reduce = self._reduce and '"reduce"' in prompt
+        closer = max(_SMALLEST, size >> (round - 1)) if round > 1 else 0
+        reduce = self._reduce and prompts.PLAN_REDUCE in prompt
         return json.dumps(query.plan(chunker, size=closer, reduce=reduce))
 
-    def _synthesis(self, prompt: str, control: Control) -> str:
-        query = self.understand(
-            _between(prompt, "## Question\n", "\n\n## Outputs of the jobs\n"), control
-        )
-        outputs = _between(prompt, "are not meant for you.\n", "\n## What to do\n")
-        if _REDUCED.match(outputs):
-            value = number(outputs.split(": ", 1)[1])
-            answer = None if value is None else f"{value:.4f}".rstrip("0").rstrip(".")
+    def _synthesis(self, values: Mapping[str, str], control: Control) -> str:
+        query = self.understand(values["question"], control)
+        lines = values["outputs"].splitlines()
+        reduced = prompts.read_back(prompts.REDUCED, lines[0]) if lines else None
+        if reduced is not None and reduced["rule"] in RULES:
+            value = number(reduced["value"])
+            answer = None if value is None else format_number(value)
         else:
-            answer = query.answer(self._found(query, outputs.splitlines()))
-        if answer is None and "request_additional_info" in prompt:
-            missing = {"missing_info": "a statement on each of the tasks"}
-            return json.dumps({"decision": "request_additional_info", **missing})
+            answer = query.answer(self._found(query, lines))
+        if answer is None and prompts.MORE in values["decisions"]:
+            missing = "a statement on each of the tasks"
+            return json.dumps({"decision": prompts.MORE, "missing_info": missing})
         return _final(answer)
 
     def _found(self, query: Query, lines: Sequence[str]) -> list[list[str]]:
@@ -165,64 +166,55 @@ class PlannedRemote(ABC):
         place: int | None = None
         known: set[tuple[int, str, str]] = set()
         for line in lines:
-            heading = _HEADING.match(line)
-            if heading:
-                place = tasks.get(heading[1])
+            heading = prompts.read_back(prompts.TASK_HEADING, line)
+            if heading is not None:
+                place = tasks.get(heading["task"])
                 continue
             output = last_object(line, ("answer",))
             if place is None or output is None:
                 continue
-            answer = text_of(output.content, "answer") or ""
-            citation = text_of(output.content, "citation") or ""
+            answer = as_text(output.content.get("answer")) or ""
+            citation = as_text(output.content.get("citation")) or ""
             chunk = str(output.content.get("job", "")).split("_")[0]
-            for said in self.findings(query, place, answer, citation):
-                if (place, chunk, said) not in known:  # another sample of the same job
-                    known.add((place, chunk, said))
-                    found[place].append(said)
+            for finding in self.findings(query, place, answer, citation):
+                if (place, chunk, finding) not in known:  # another sample of the same job
+                    known.add((place, chunk, finding))
+                    found[place].append(finding)
         return found
 
-    def _chat(self, turns: Sequence[Turn], control: Control) -> str:
+    def _chat(self, question: str, turns: Sequence[Turn], control: Control) -> str:
         """Reply in Minion: ask one task after the other, then answer."""
-        question = _between(turns[0].content, "### Question\n", "\n\nYou cannot read")
         query = self.understand(question, control)
-        heard = [
-            _between(turn.content, "### Answer\n", "\n\n### What to do\n")
-            for turn in turns[1:]
-            if turn.role == "user"
-        ]
-        if len(heard) < len(query.of) and "This was its last answer." not in turns[-1].content:
-            message = {"message": query.tasks[len(heard)]}
-            if heard:
-                message = {"decision": "request_additional_info", **message}
+        replies: list[str] = []
+        forced = False
+        for turn in turns[1:]:
+            for template in (prompts.CHAT_CONTINUE, prompts.CHAT_LAST):
+                if values := prompts.read_back(template, turn.content, "reply"):
+                    replies.append(values["reply"])
+                    forced = template == prompts.CHAT_LAST
+        if len(replies) < len(query.of) and not forced:
+            message = {"message": query.tasks[len(replies)]}
+            if replies:
+                message = {"decision": prompts.MORE, **message}
             return json.dumps(message)
         found: list[list[str]] = [[] for _ in query.of]
-        for place, reply in enumerate(heard[: len(query.of)]):
+        for place, reply in enumerate(replies[: len(query.of)]):
             for line in reply.splitlines():
                 answer, _, citation = line.partition(" (")
-                if answer.lower() != "none":
+                if answer.lower() != NOTHING.lower():
                     found[place] += self.findings(query, place, answer, citation.removesuffix(")"))
         return _final(query.answer(found))
 
 
 def _final(answer: str | None) -> str:
-    return json.dumps({"decision": "provide_final_answer", "answer": answer or UNKNOWN})
-
-
-def _between(text: str, before: str, after: str, *, from_end: bool = False) -> str:
-    """Return the part of ``text`` between two marks, empty without them."""
-    start = text.rfind(before) if from_end else text.find(before)
-    if start < 0:
-        return ""
-    start += len(before)
-    end = text.find(after, start)
-    return text[start:end] if end >= 0 else text[start:]
+    return json.dumps({"decision": prompts.FINAL, "answer": answer or UNKNOWN})
 
 
 class Planner(PlannedRemote):
-    """The embedded remote: the text target in a role of its own tells the query.
+    """The embedded remote, in which the text target with a low-rank change writes queries.
 
     Args:
-        model: tells queries; closed with this.
+        model: writes queries; closed with this.
         reader: answers questions from a text; closed with this.
     """
 
@@ -238,7 +230,7 @@ class Planner(PlannedRemote):
         super().__init__(name, count, reduce=reduce)
         self._model, self._reader = model, reader
         self._understood: dict[str, Query | CannotPlan] = {}
-        self._lock = threading.Lock()  # of _understood: answers are given side by side
+        self._lock = threading.Lock()  # of _understood
 
     def close(self) -> None:
         self._model.close()
@@ -248,7 +240,7 @@ class Planner(PlannedRemote):
         with self._lock:
             found = self._understood.get(question)
         if found is None:
-            found = self._told(question, control)
+            found = self._planned(question, control)
             with self._lock:
                 while len(self._understood) >= _REMEMBERED:
                     self._understood.pop(next(iter(self._understood)))
@@ -257,13 +249,13 @@ class Planner(PlannedRemote):
             raise found
         return found
 
-    def _told(self, question: str, control: Control) -> Query | CannotPlan:
+    def _planned(self, question: str, control: Control) -> Query | CannotPlan:
         turns = (Turn("user", PLANNER_PROMPT.format(question=question)),)
-        reply = _in_full(self._model, ChatRequest(turns, max_tokens=_REPLY_TOKENS), control)
+        reply = _complete_reply(self._model, ChatRequest(turns, max_tokens=_REPLY_TOKENS), control)
         query = read_query(reply.text)
         if query is None:
-            return CannotPlan("it is unlike the questions that the planner has learnt")
-        # Keys are copied from the question; others were made up.
+            return CannotPlan("it is unlike the questions that the planner was trained on")
+        # Keys must be copied from the question; others are invented.
         words = question.lower()
         if any(key.lower() not in words for keys in query.of for key in keys):
             return CannotPlan("the planner does not recognise the names in it")
@@ -272,21 +264,21 @@ class Planner(PlannedRemote):
     def read(self, text: str, question: str, control: Control) -> str:
         prompt = prompts.DIRECT.format(context=text, question=question)
         request = ChatRequest((Turn("user", prompt),), max_tokens=_REPLY_TOKENS)
-        return _in_full(self._reader, request, control).text.strip() or UNKNOWN
+        return _complete_reply(self._reader, request, control).text.strip() or UNKNOWN
 
 
-def _in_full(model: ChatModel, request: ChatRequest, control: Control) -> Reply:
+def _complete_reply(model: ChatModel, request: ChatRequest, control: Control) -> Reply:
     """Return the model's reply.
 
     Raises:
-        DeadlineExceeded: it had to break off; half a reply says something else than the whole.
-        CollabError: what has ended the request.
+        DeadlineExceeded: the reply is incomplete, and may mean something else.
+        CollabError: of the request.
     """
     (reply,) = model.ask([request], control)
     if isinstance(reply, CollabError):
         raise reply
     if reply.finish is Finish.DEADLINE:
-        raise too_late()
+        raise reply_cut_off()
     return reply
 
 
@@ -297,19 +289,19 @@ def open_planner(
     *,
     reduce: bool = True,
 ) -> Planner:
-    """Return the embedded remote: the text target as planner, and as it is as reader.
+    """Return the embedded remote, with the text target as planner and unchanged as reader.
 
     Args:
-        name: of the model, in a price table.
-        limits: of the reader.
+        name: of the model, as in a price table.
+        limits: limits of the reader.
 
     Raises:
-        ModelError: the model or its role is absent, or they do not belong together.
+        ModelError: the model or its role is missing, or they do not match.
     """
     folder = model_folder(config)
     if not (folder / f"{ROLE}.json").is_file():
         raise ModelError(
-            f"{folder} holds no {ROLE}.json: this model has not learnt to plan",
+            f"{folder} holds no {ROLE}.json: this model was not trained to plan",
             field="role",
             remedy="train it (collab-llm train minions), or name a remote of your own",
         )

@@ -1,4 +1,4 @@
-"""A small chat model made to read texts that are longer than its context, window by window."""
+"""Windowed reading of texts that are longer than the context of a small chat model."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from collab_llm_nodes.chat.base import (
     ChatRequest,
     Control,
     Finish,
+    OnResult,
     Reply,
-    Told,
     Usage,
-    tell_nobody,
+    ignore_result,
 )
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.turns import Turn
+from collab_llm_nodes.protocols.minions import prompts
 
-OPENING, CLOSING = "### Text\n", "\n\n### Question\n"
-"""Marks of the text in the prompts of Minion and of the models that answer alone."""
 NOTHING = "None"
 _COUNTED = 8
-"""Characters, for each token of a window, up to which a line is counted as a whole."""
+"""Longest line that is counted as a whole, in characters per token of a window."""
 
 
 def token_count(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], int]:
@@ -37,16 +36,16 @@ def token_count(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], int]:
 
 
 class WindowedChat:
-    """A ``chat.base.ChatModel`` that puts each request to every window of its text.
+    """``chat.base.ChatModel`` that asks each request about every window of its text.
 
-    The reply has a line for each window that answers, in the order of the text, and is "None" if no
-    window does. Nothing is left out, but no answer can draw on two windows. Of a talk, a window
-    sees the last message only: the model is too small to follow more.
+    The reply has a line for each window that answers, in the order of the text, and is "None" if
+    none does. No answer can combine two windows. Of a chat, a window gets only the last message,
+    since the model is too small to follow more.
 
     Args:
         model: reads one window; closed with this. Also the attribute ``reader``.
         count: returns the number of tokens of a text.
-        tokens: length of a window. Requests with a shorter text are passed on as they are.
+        tokens: length of a window. Requests with a shorter text are passed on unchanged.
     """
 
     def __init__(self, model: ChatModel, count: Callable[[str], int], tokens: int = 640) -> None:
@@ -58,14 +57,17 @@ class WindowedChat:
         return self.reader.name
 
     def ask(
-        self, requests: Sequence[ChatRequest], control: Control, told: Told = tell_nobody
+        self,
+        requests: Sequence[ChatRequest],
+        control: Control,
+        on_result: OnResult = ignore_result,
     ) -> list[Reply | CollabError]:
         """Answer ``requests``; see ``chat.base.ChatModel``."""
         parts = [self._windowed(request, control) for request in requests]
         replies = iter(self.reader.ask([each for part in parts for each in part], control))
         results = [_joined([next(replies) for _ in part]) for part in parts]
-        for place, result in enumerate(results):
-            told(place, result)
+        for index, result in enumerate(results):
+            on_result(index, result)
         return results
 
     def close(self) -> None:
@@ -73,32 +75,28 @@ class WindowedChat:
         self.reader.close()
 
     def _windowed(self, request: ChatRequest, control: Control) -> list[ChatRequest]:
-        """Return the request once for each window, or as it is if there is but one."""
-        turns = request.turns
-        place = next((i for i, turn in enumerate(turns) if OPENING in turn.content), None)
-        if place is None:
-            return [request]
-        before, _, rest = turns[place].content.partition(OPENING)
-        text, _, behind = rest.rpartition(CLOSING)
-        windows = [*self._windows(text, control)]
-        if len(windows) == 1:
-            return [request]
-        last = (turns[-1],) if place < len(turns) - 1 else ()
-        return [
-            replace(
-                request,
-                turns=(
-                    Turn(turns[place].role, f"{before}{OPENING}{window}{CLOSING}{behind}"),
-                    *last,
-                ),
-            )
-            for window in windows
-        ]
+        """Return the request once for each window of its text, or unchanged without a long text."""
+        for place, turn in enumerate(request.turns):
+            for template in (prompts.DIRECT, prompts.CHAT_LOCAL):
+                values = prompts.read_back(template, turn.content, "context")
+                if values is None:
+                    continue
+                windows = [*self._windows(values["context"], control)]
+                if len(windows) == 1:
+                    return [request]
+                last = request.turns[-1:] if place < len(request.turns) - 1 else ()
+                return [
+                    replace(request, turns=(Turn(turn.role, content), *last))
+                    for content in (
+                        template.format(**{**values, "context": window}) for window in windows
+                    )
+                ]
+        return [request]
 
     def _windows(self, text: str, control: Control) -> Iterator[str]:
-        """Yield whole lines of ``text``, as many as fit into a window, and overlong ones in parts.
+        """Yield windows of whole lines of ``text``; overlong lines are divided.
 
-        To count the tokens of a long text takes seconds, so they are counted part by part.
+        Tokens are counted line by line, since a long text takes seconds.
         """
         lines: list[str] = []
         used = 0
@@ -113,7 +111,7 @@ class WindowedChat:
         yield "\n".join(lines).strip()
 
     def _parts(self, line: str) -> Iterator[tuple[str, int]]:
-        """Yield ``line`` and its number of tokens, or those of parts that fit into a window."""
+        """Yield ``line``, or parts of it that fit into a window, with their numbers of tokens."""
         waiting = [line]
         while waiting:
             part = waiting.pop()
@@ -127,7 +125,7 @@ class WindowedChat:
 
 
 def _joined(replies: Sequence[Reply | CollabError]) -> Reply | CollabError:
-    """Return the replies of all windows as one; the error, if one has failed."""
+    """Return the replies of all windows as one, or the error of the first that failed."""
     whole: list[Reply] = []
     for reply in replies:
         if isinstance(reply, CollabError):

@@ -1,1 +1,1 @@
-"""The capability sandbox in which the remote model's programs run, and nothing else of it."""
+"""Capability sandbox in which the remote model's programs run."""

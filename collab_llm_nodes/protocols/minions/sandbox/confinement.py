@@ -1,9 +1,9 @@
-"""Rights that the sandbox process gives up for itself and its children, for good.
+"""Permanent confinement of the sandbox process and its children.
 
-The interpreter grants a program nothing; this is the second layer, should the interpreter fail.
+The interpreter gives programs no access; this is the second layer, should the interpreter fail.
 Resource limits, ``no_new_privs`` and the ban on sockets (seccomp) work on every Linux. Landlock
-(Linux 5.13 and later, where it is switched on) takes away all writing, and the reading of all files
-but the code of Python, the interpreter and the system's libraries.
+(Linux 5.13 and later, if enabled) forbids all writing, and reading of all files except the code of
+Python, the interpreter and the system's libraries.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RULE_PATH_BENEATH = 1
 _EXECUTE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 2, 1 << 3
 _FILES_ABI_1 = (1 << 13) - 1
 _SYSTEM = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64", "/etc/ld.so.cache")
-"""Shared libraries: the loader opens them when the interpreter starts."""
+"""Shared libraries, which the loader opens when the interpreter starts."""
 
 _PR_SET_SECCOMP, _FILTER = 22, 2
 _LOAD, _JUMP_EQUAL, _JUMP_GREATER_OR_EQUAL, _RETURN = 0x20, 0x15, 0x35, 0x06
@@ -32,13 +32,13 @@ _ALLOW, _EPERM = 0x7FFF0000, 0x00050001
 _IO_URING_SETUP = 425
 _X32 = 0x40000000  # numbers of a second set of system calls on x86-64
 _SOCKET = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
-"""The kernel's name of the architecture, and the number of the system call ``socket`` on it."""
+"""AUDIT_ARCH of the architecture, and its number of the system call ``socket``."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def limit_resources(process_mb: int) -> None:
-    """Bound the memory of this process, and forbid it core dumps and files with content."""
+    """Limit the memory of this process, and forbid core dumps and files with content."""
     _set(resource.RLIMIT_AS, process_mb << 20)
     _set(resource.RLIMIT_FSIZE, 0)
     _set(resource.RLIMIT_CORE, 0)
@@ -46,17 +46,15 @@ def limit_resources(process_mb: int) -> None:
 
 
 def limit_cpu(pid: int, seconds: int) -> None:
-    """Have the kernel end process ``pid`` after this much computing."""
+    """Limit the CPU time of process ``pid``, which the kernel then kills."""
     resource.prlimit(pid, resource.RLIMIT_CPU, (seconds, seconds))
 
 
-def give_up_rights() -> int:
-    """Keep the right to read and run Python's code, and give up all others.
-
-    Call it while the process has one thread.
+def drop_rights() -> int:
+    """Drop all rights but to read and run Python's code; call it while there is one thread.
 
     Returns:
-        the kernel's version of Landlock; 0 without it, when files stay reachable.
+        The kernel's version of Landlock; 0 without it, when files stay reachable.
     """
     _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     _ban_sockets()
@@ -74,7 +72,7 @@ def give_up_rights() -> int:
 
 
 def _ban_sockets() -> None:
-    """Have the kernel refuse new sockets, and io_uring, which could make some."""
+    """Forbid new sockets, and io_uring, which could create some."""
     if platform.machine() not in _SOCKET:
         return
     architecture, socket = _SOCKET[platform.machine()]
@@ -94,7 +92,7 @@ def _ban_sockets() -> None:
 
 
 def _code() -> set[str]:
-    """Return the folders of Python's code and of the programs that come with it."""
+    """Return the folders of Python's code and scripts."""
     names = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
     schemes = (sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user"))
     return {sysconfig.get_path(name, scheme) for name in names for scheme in schemes}

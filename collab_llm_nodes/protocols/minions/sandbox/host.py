@@ -1,4 +1,4 @@
-"""The host's side of the sandbox: a process that is reused while it survives, and replaced."""
+"""Host of the sandbox process, which is reused while it survives and replaced otherwise."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from typing import Any
 
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
-from collab_llm_nodes.protocols.minions.jobs import Cut, Fault, Job, ProgramJobs, WantedJob
-from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
+from collab_llm_nodes.protocols.minions.jobs import Cut, Fault, Job, ProgramJobs, RequestedJob
+from collab_llm_nodes.protocols.minions.sandbox.limits import MAX_SOURCE, MAX_TEXT, SandboxLimits
 from collab_llm_nodes.protocols.minions.sandbox.wire import TooLong, receive, send
 
 log = logging.getLogger(__name__)
 
 _START_DEADLINE_S = 60.0
+_MAX_REPLY = 3 * MAX_TEXT + (1 << 20)
+"""Longest reply of the process, in which a character may take three bytes [byte]."""
 
 
 class Sandbox:
-    """Runs programs of the remote, one at a time. Each sees the documents and the last jobs only.
+    """Sandbox for programs of the remote, one at a time; each sees only documents and last jobs.
 
-    The log tells of each program; at level DEBUG it holds the programs as well.
+    Each program is logged by its hash, at level DEBUG with its text.
 
     Attributes:
         replaced: sandbox processes that were lost, or killed for taking too long.
-        landlock: version of Landlock that keeps the process from all files; 0: the kernel has none.
     """
 
     def __init__(self, limits: SandboxLimits | None = None) -> None:
         self._limits = limits or SandboxLimits()
         self._turn = threading.Lock()  # one program at a time
-        self._ending = threading.Lock()  # nobody kills a process that has been waited for
+        self._ending = threading.Lock()  # a process that was waited for must not be killed
         self._child: subprocess.Popen[bytes] | None = None
-        self._interrupted = False  # the child has been killed, and is to be replaced
+        self._interrupted = False  # the child was killed and must be replaced
         self._socket: socket.socket | None = None
         self.replaced = 0
-        self.landlock = 0
 
     def run(
         self,
@@ -62,15 +62,15 @@ class Sandbox:
 
         Args:
             documents: the list ``context``.
-            last_jobs: those of the last round, with their outputs.
-            chunkers: names of the chunking functions that the program finds.
-            chunk_size: size of all chunks; 0: as the program asks.
-            due: ``time.monotonic()`` by which the program must have ended.
-            check: called when the process is ready; what it raises ends this. An ``interrupt`` that
-                came before the process existed had nothing to end.
+            last_jobs: jobs of the last round with their outputs.
+            chunkers: names of the chunking functions that exist for the program.
+            chunk_size: size of all chunks; 0: as the program requests.
+            due: deadline on the clock of ``time.monotonic()``.
+            check: called when the process is ready, since an ``interrupt`` before that ends
+                nothing; if it raises, the program is not run.
 
         Returns:
-            the jobs that it wants, or a fixed code.
+            The jobs that it requests, or a fixed code.
 
         Raises:
             ModelError: the sandbox cannot be started here.
@@ -78,13 +78,13 @@ class Sandbox:
         begun = time.monotonic()
         result = self._run(program, documents, last_jobs, chunkers, chunk_size, due, check)
         name = hashlib.sha256(program.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-        wanted = result.value if isinstance(result, Fault) else f"{len(result.jobs)} jobs"
-        log.info("program %s: %s after %.3f s", name, wanted, time.monotonic() - begun)
+        outcome = result.value if isinstance(result, Fault) else f"{len(result.jobs)} jobs"
+        log.info("program %s: %s after %.3f s", name, outcome, time.monotonic() - begun)
         log.debug("program %s:\n%s", name, program)
         return result
 
     def start(self) -> None:
-        """Have the process ready before the first program.
+        """Start the process before the first program.
 
         Raises:
             ModelError: it cannot be started here.
@@ -94,19 +94,19 @@ class Sandbox:
 
     @property
     def process(self) -> int:
-        """Number of the process and of its group; 0 while there is none."""
+        """Id of the process and of its group; 0 without one."""
         child = self._child
         return child.pid if child is not None else 0
 
     def interrupt(self) -> None:
-        """End the program that is running, from another thread; it returns a code."""
+        """End the running program from another thread; its ``run`` returns a fault."""
         with self._ending:
             if self._child is not None:
-                self._interrupted = True  # it may take a while to be seen dead
+                self._interrupted = True  # ``poll`` may see its end only later
                 _kill(self._child)
 
     def close(self) -> None:
-        """End the process, whatever it is doing."""
+        """End the process and its program."""
         self.interrupt()
         with self._turn:
             self._end()
@@ -121,12 +121,12 @@ class Sandbox:
         due: float,
         check: Callable[[], None],
     ) -> ProgramJobs | Fault:
-        if len(program) > self._limits.source_characters:
+        if len(program) > MAX_SOURCE:
             return Fault.TOO_LONG
         request = {
             "program": program,
             "documents": list(documents),
-            **_told(last_jobs),
+            **_job_data(last_jobs),
             "chunkers": list(chunkers),
             "chunk_size": chunk_size,
         }
@@ -134,15 +134,11 @@ class Sandbox:
         if not self._turn.acquire(timeout=wait):
             return Fault.TIME
         try:
-            return self._answered(request, due, check)
+            return self._exchange(request, due, check)
         finally:
             self._turn.release()
 
-    @property
-    def _max_bytes(self) -> int:
-        return (3 * self._limits.output_mb + 1) << 20  # a character may take several bytes
-
-    def _answered(
+    def _exchange(
         self, request: dict[str, Any], due: float, check: Callable[[], None]
     ) -> ProgramJobs | Fault:
         peer = self._started()
@@ -153,20 +149,20 @@ class Sandbox:
         try:
             peer.settimeout(max(due - time.monotonic(), 1e-3))
             send(peer, request)
-            return _program_jobs(receive(peer, self._max_bytes, due))
+            return _program_jobs(receive(peer, _MAX_REPLY, due))
         except TimeoutError:
-            self._lose()
+            self._replace()
             return Fault.TIME
         except TooLong:
-            self._lose()
+            self._replace()
             return Fault.TOO_LONG
         except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError):
-            self._lose()
+            self._replace()
             return Fault.CRASHED
 
     def _started(self) -> socket.socket:
         if self._child is not None and (self._interrupted or self._child.poll() is not None):
-            self._lose()  # something has ended it while it was idle
+            self._replace()  # it ended while it was idle
         if self._socket is not None:
             return self._socket
         ours, theirs = socket.socketpair()
@@ -178,14 +174,14 @@ class Sandbox:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 cwd="/",
-                # No more of the environment: it may hold keys.
+                # Without the rest of the environment, which may hold keys.
                 env={"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
                 start_new_session=True,  # so that its interpreter is killed with it
             )
         self._socket = ours
         try:
             send(ours, asdict(self._limits))
-            hello = receive(ours, 1000, time.monotonic() + _START_DEADLINE_S)
+            receive(ours, 1000, time.monotonic() + _START_DEADLINE_S)  # it is ready
         except (OSError, EOFError, TimeoutError) as error:
             self._end()
             raise ModelError(
@@ -193,10 +189,9 @@ class Sandbox:
                 field="sandbox",
                 remedy="see the log; install pydantic-monty, or set planner to plan",
             ) from error
-        self.landlock = hello["landlock"]
         return ours
 
-    def _lose(self) -> None:
+    def _replace(self) -> None:
         self._end()
         self.replaced += 1
 
@@ -218,15 +213,15 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
         os.killpg(child.pid, signal.SIGKILL)
 
 
-def _told(jobs: Sequence[Job]) -> dict[str, Any]:
-    """Return what a program may know of jobs, in the order of the prelude's dataclasses."""
+def _job_data(jobs: Sequence[Job]) -> dict[str, Any]:
+    """Return the data of jobs for a program, in the order of the prelude's dataclasses."""
     numbers: dict[str, int] = {}
     last_jobs = []
-    for wanted, output in ((job.manifest, job.output) for job in jobs):
-        number = numbers.setdefault(wanted.chunk, len(numbers))
-        ids = (wanted.chunk_id, wanted.task_id, wanted.job_id)
+    for manifest, output in ((job.manifest, job.output) for job in jobs):
+        number = numbers.setdefault(manifest.chunk, len(numbers))
+        ids = (manifest.chunk_id, manifest.task_id, manifest.job_id)
         answer = (output.explanation, output.citation, output.answer)
-        last_jobs.append([number, wanted.task, wanted.advice, *ids, *answer])
+        last_jobs.append([number, manifest.task, manifest.advice, *ids, *answer])
     return {"last_chunks": list(numbers), "last_jobs": last_jobs}
 
 
@@ -235,11 +230,12 @@ def _program_jobs(reply: dict[str, Any]) -> ProgramJobs | Fault:
         return Fault(reply["fault"])
     chunks = [str(chunk) for chunk in reply["chunks"]]
     jobs = tuple(
-        WantedJob(chunks[number], str(task), str(advice)) for number, task, advice in reply["jobs"]
+        RequestedJob(chunks[number], str(task), str(advice))
+        for number, task, advice in reply["jobs"]
     )
     return ProgramJobs(
         jobs,
-        int(reply["cut"]),
+        int(reply["left_out"]),
         tuple(map(str, reply["texts"])),
         tuple(map(int, reply["sizes"])),
         tuple(map(str, reply["chunkers"])),

@@ -1,4 +1,4 @@
-"""Messages between the host and its sandbox process: a length, then JSON. Nothing is executed."""
+"""Messages between the host and its sandbox process: a length, then JSON."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def send(peer: socket.socket, message: dict[str, Any]) -> None:
     """Send one message.
 
     Raises:
-        OSError: the peer has gone, or the socket's timeout is over.
+        OSError: the peer has gone, or the socket timed out.
     """
-    # Documents may hold halves of surrogate pairs, which strict UTF-8 has no place for.
+    # Documents may contain lone surrogates, which strict UTF-8 cannot encode.
     body = json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogatepass")
     peer.sendall(_LENGTH.pack(len(body)))
     peer.sendall(body)
@@ -32,13 +32,13 @@ def receive(peer: socket.socket, max_bytes: int, due: float | None = None) -> di
 
     Args:
         max_bytes: longest message that is read.
-        due: ``time.monotonic()`` by which it must have come; None: whenever it comes.
+        due: deadline on the clock of ``time.monotonic()``; None: none.
 
     Raises:
         EOFError: the peer has gone.
-        TimeoutError: it has not come in time.
-        TooLong: it is longer than ``max_bytes``.
-        ValueError: it is no JSON object.
+        TimeoutError: the deadline passed.
+        TooLong: the message is longer than ``max_bytes``.
+        ValueError: the message is no JSON object.
     """
     (length,) = _LENGTH.unpack(_exactly(peer, _LENGTH.size, due))
     if length > max_bytes:

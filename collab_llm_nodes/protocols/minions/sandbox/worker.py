@@ -1,8 +1,8 @@
 """The sandbox process: ``python -m collab_llm_nodes.protocols.minions.sandbox.worker FD``.
 
-It runs one program after another, each in a fresh interpreter (pydantic-monty: a subset of Python,
-written in Rust, without any access to the machine). It serves its parent, a ``Sandbox``, over the
-socket FD, and ends when the parent closes it or is gone.
+It runs programs one after another, each in a fresh interpreter (pydantic-monty: a subset of Python
+in Rust, without access to the machine). It serves its parent, a ``Sandbox``, over the socket FD and
+ends when the parent closes it or has gone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS, Chunker
 from collab_llm_nodes.protocols.minions.jobs import Fault
 from collab_llm_nodes.protocols.minions.sandbox import confinement
-from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
+from collab_llm_nodes.protocols.minions.sandbox.limits import (
+    MAX_CALLS,
+    MAX_CHUNK,
+    MAX_TASK,
+    MAX_TEXT,
+    PROCESS_MB,
+    SandboxLimits,
+)
 from collab_llm_nodes.protocols.minions.sandbox.wire import TooLong, receive, send
 
 _PRELUDE = """\
@@ -52,22 +59,22 @@ class Job:
     output: JobOutput
 
 last_jobs = [
-    Job(JobManifest(last_chunks[number], *wanted), JobOutput(explanation, citation, answer))
-    for number, *wanted, explanation, citation, answer in last_jobs
+    Job(JobManifest(last_chunks[number], *requested), JobOutput(explanation, citation, answer))
+    for number, *requested, explanation, citation, answer in last_jobs
 ]
 """
 _CALL = """\
 __wanted = prepare_jobs(context, last_jobs)
 (__wanted[:{jobs}], len(__wanted)) if isinstance(__wanted, (list, tuple)) else None
 """
-_SAME_EVERY_TIME: monty.OSPolicy = {
+_DETERMINISTIC: monty.OSPolicy = {
     "datetime": datetime.datetime(2000, 1, 1, tzinfo=datetime.timezone.utc),
     "sleep": "zero",
     "random_start": {"seed": 0},
 }
 _MAX_REQUEST = 1 << 30
-_MOST_CUTS = 4
-"""Chunking functions and sizes of a program; all documents are cut anew by each (``choice.py``)."""
+_MAX_CUTS = 4
+"""Different calls of chunking functions; the host repeats each on all documents (``choice.py``)."""
 _MAX_SIZE = 1 << 31
 _FAULTS: dict[type[BaseException], Fault] = {
     SyntaxError: Fault.SYNTAX,
@@ -84,19 +91,19 @@ class _Refused(Exception):
 
 def main(descriptor: int) -> None:
     """Serve until the socket is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this
     with socket.socket(fileno=descriptor) as parent:
         limits = from_mapping(SandboxLimits, receive(parent, _MAX_REQUEST))
-        confinement.limit_resources(limits.process_mb)
-        landlock = confinement.give_up_rights()
+        confinement.limit_resources(PROCESS_MB)
+        confinement.drop_rights()
         interpreters = monty.Monty(
             max_processes=1,
-            max_checkouts_per_worker=1,  # nothing of a program is there for the next
+            max_checkouts_per_worker=1,  # a program leaves nothing to the next one
             request_timeout=limits.wall_s,
         )
         parent_gone = contextlib.suppress(EOFError, OSError)
         with interpreters as pool, parent_gone:
-            send(parent, {"landlock": landlock})
+            send(parent, {"ready": True})
             while True:
                 send(parent, _answer(pool, receive(parent, _MAX_REQUEST), limits))
 
@@ -116,14 +123,14 @@ def _answer(pool: monty.Monty, request: Mapping[str, Any], limits: SandboxLimits
 
 
 def _run(pool: monty.Monty, request: Mapping[str, Any], limits: SandboxLimits) -> dict[str, Any]:
-    functions = _Functions(request["chunkers"], request["chunk_size"], limits)
+    functions = _Chunkers(request["chunkers"], request["chunk_size"], limits)
     budget: monty.ResourceLimits = {
         "max_feed_duration_secs": limits.run_s,
         "max_memory": limits.memory_mb << 20,
         "max_recursion_depth": 200,
-        "max_suspensions": limits.calls + 1000,
+        "max_suspensions": MAX_CALLS + 1000,
     }
-    with pool.checkout(limits=budget, os_policy=_SAME_EVERY_TIME) as session:
+    with pool.checkout(limits=budget, os_policy=_DETERMINISTIC) as session:
         if (pid := session.worker_pid) is not None:
             confinement.limit_cpu(pid, math.ceil(3 * limits.run_s) + 2)
 
@@ -140,13 +147,13 @@ def _run(pool: monty.Monty, request: Mapping[str, Any], limits: SandboxLimits) -
         try:
             feed(request["program"])
             _check_defined(feed)
-            wanted = feed(_CALL.format(jobs=limits.jobs))
+            requested = feed(_CALL.format(jobs=limits.jobs))
         except monty.MontyError:
             if functions.exhausted:
                 raise _Refused(Fault.CALLS) from None
             raise
-    checked = _checked(wanted, limits)
-    return {"cuts": functions.used(checked["chunks"]), **_written(request["program"]), **checked}
+    checked = _checked(requested, limits)
+    return {"cuts": functions.used(checked["chunks"]), **_literals(request["program"]), **checked}
 
 
 def _check_defined(feed: Callable[[str], Any]) -> None:
@@ -156,31 +163,31 @@ def _check_defined(feed: Callable[[str], Any]) -> None:
         raise _Refused(Fault.SYNTAX) from None
 
 
-class _Functions:
-    """The chunking functions that a program finds, counted.
+class _Chunkers:
+    """Chunking functions of a program, with limits of calls and time.
 
     Args:
-        names: those that it may call.
-        size: takes the place of any size that it asks for, unless 0.
+        names: functions that it may call.
+        size: replaces any size that it requests, unless 0.
 
     Attributes:
-        exhausted: it has called them too often, or had them cut for too long.
+        exhausted: a limit was exceeded.
     """
 
     def __init__(self, names: list[str], size: int, limits: SandboxLimits) -> None:
         self.exhausted = False
         self._given: dict[tuple[str, int], set[int]] = {}  # hashes of the pieces, by call
-        self._calls, self._left_s = limits.calls, limits.cut_s
+        self._calls, self._left_s = MAX_CALLS, limits.cut_s
         self._size = size
         self.by_name = {name: self._function(CHUNKERS[name]) for name in names}
 
     def used(self, chunks: list[str]) -> list[tuple[str, int]]:
         """Return name and size of the calls that gave one of ``chunks``.
 
-        The host cuts all documents by each, and by no call that only takes its time.
+        The host repeats only these, so that other calls do not cost its time.
         """
-        wanted = set(map(hash, chunks))
-        return sorted(call for call, given in self._given.items() if given & wanted)
+        requested = set(map(hash, chunks))
+        return sorted(call for call, given in self._given.items() if given & requested)
 
     def _function(self, chunker: Chunker) -> Callable[..., list[str]]:
         def function(*args: Any, **kwargs: Any) -> list[str]:
@@ -194,7 +201,7 @@ class _Functions:
             given = self._given.setdefault(
                 (chunker.name, chunker.size_of(self._size or size)), set()
             )
-            self._check(len(self._given) <= _MOST_CUTS)
+            self._check(len(self._given) <= _MAX_CUTS)
             due = time.process_time() + self._left_s
             pieces: list[str] = []
             try:
@@ -204,7 +211,7 @@ class _Functions:
                         pieces.append(piece)
                         given.add(hash(piece))
                         self._check(time.process_time() < due)
-            finally:  # an error that the program catches has cost time as well
+            finally:  # an error that the program catches costs time as well
                 self._left_s = due - time.process_time()
             return pieces
 
@@ -216,8 +223,8 @@ class _Functions:
             raise RuntimeError("too much to cut")
 
 
-def _written(program: str) -> dict[str, Any]:
-    """Return what stands in ``program``, each once: strings in its order, sizes, chunkers."""
+def _literals(program: str) -> dict[str, Any]:
+    """Return the distinct strings, in order, sizes and chunkers in the source of ``program``."""
     try:
         nodes = list(ast.walk(ast.parse(program)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -233,34 +240,34 @@ def _written(program: str) -> dict[str, Any]:
     }
 
 
-def _checked(wanted: Any, limits: SandboxLimits) -> dict[str, Any]:
-    """Return the jobs that a program wants as plain data, each chunk once.
+def _checked(requested: Any, limits: SandboxLimits) -> dict[str, Any]:
+    """Return the jobs that a program requests as plain data, each chunk once.
 
     Raises:
-        _Refused: these are no jobs, or too much text.
+        _Refused: they are no jobs, or have too much text.
     """
-    match wanted:
+    match requested:
         case ([*items] | (*items,), int(count)) if len(items) <= limits.jobs:
-            cut = max(count - len(items), 0)
+            left_out = max(count - len(items), 0)
         case _:
             raise _Refused(Fault.NOT_JOBS)
     chunks: dict[str, int] = {}
     jobs, length = [], 0
     for item in items:
         chunk, task, advice = _fields(item)
-        if not chunk.strip() or len(chunk) > limits.chunk_characters:
-            cut += 1
+        if not chunk.strip() or len(chunk) > MAX_CHUNK:
+            left_out += 1
             continue
-        if max(len(task), len(advice)) > limits.task_characters:
+        if max(len(task), len(advice)) > MAX_TASK:
             raise _Refused(Fault.TOO_LONG)
         length += len(task) + len(advice) + (0 if chunk in chunks else len(chunk))
-        if length > limits.output_mb << 20:
+        if length > MAX_TEXT:
             raise _Refused(Fault.TOO_LONG)
         number = chunks.setdefault(chunk, len(chunks))
         jobs.append([number, task, advice])
     if not jobs:
         raise _Refused(Fault.NO_JOBS)
-    return {"chunks": list(chunks), "jobs": jobs, "cut": cut}
+    return {"chunks": list(chunks), "jobs": jobs, "left_out": left_out}
 
 
 def _fields(item: Any) -> tuple[str, str, str]:

@@ -1,4 +1,4 @@
-"""The models of the benchmark, and processes that answer questions about several logs at a time."""
+"""The models of the benchmark, and processes that answer questions about several logs at once."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 
 from collab_llm_lab.bench.minions.material import Case
+from collab_llm_lab.bench.minions.methods import Answered, Method, Models, answer_all
 from collab_llm_lab.bench.minions.oracle import Oracle
 from collab_llm_lab.bench.minions.shown import shown_examples, teach_plain_chat
-from collab_llm_lab.bench.minions.ways import Answered, Models, Way, answer_all
 from collab_llm_lab.training.text.rendering import prompt_text
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.chat.base import ChatModel
@@ -44,21 +44,21 @@ PRICED_AS = "gpt-4o"
 _LIMITS = InProcessConfig(
     BatchConfig(max_batch=64, prefill_tokens=1024, kept_tokens=1 << 16), max_jobs=1 << 16
 )
-"""All windows of a log stay in memory: its questions share them."""
+"""Limits with which all windows of a log stay in memory, since its questions share them."""
 
 
 @dataclass(frozen=True)
-class Staff:
-    """The two models that answer.
+class ModelSpec:
+    """Specification of the two models that answer.
 
     Attributes:
         family: folder of the text family; its worker's tokenizer counts all tokens.
         worker: folder of the local model.
-        trained: the remote is the family's target as planner; else it is the oracle.
-        shown: seed of the examples that the worker is shown; None for one that was trained.
-        window: tokens of a window in which the local model reads a long text.
+        trained: the remote is the family's target as planner instead of the oracle.
+        shown: seed of few-shot examples for the worker; None for one that was trained.
+        window: length of the windows in which the local model reads a long text [tokens].
         threads: CPU threads of each process.
-        encoder: folder of the encoder of passages; None: their words are counted.
+        encoder: folder of the encoder of passages; None counts their words.
     """
 
     family: Path
@@ -71,15 +71,15 @@ class Staff:
 
 
 class Counter:
-    """Counts tokens with the tokenizer of one model, which names all counts of a run."""
+    """Token counter of a run, with the tokenizer of one model."""
 
     def __init__(self, model: LoadedModel) -> None:
         self.text = token_count(model.tokenizer)
 
     def chat(self, turns: Sequence[Turn]) -> int:
-        """Return the number of tokens of a prompt, or of one reply."""
+        """Return the number of tokens of a prompt, or of a reply."""
         if len(turns) == 1 and turns[0].role == "assistant":
-            return self.text(turns[0].content) + 1  # its end
+            return self.text(turns[0].content) + 1  # and its end token
         return self.text(prompt_text(turns))
 
 
@@ -87,8 +87,8 @@ def read(folder: Path) -> LoadedModel:
     """Load a model.
 
     Raises:
-        ConfigError: there is none.
-        ModelError: it cannot be loaded.
+        ConfigError: the folder has no model.
+        ModelError: the model cannot be loaded.
     """
     if not (folder / "config.json").is_file():
         raise ConfigError(
@@ -99,19 +99,19 @@ def read(folder: Path) -> LoadedModel:
     return load(ModelConfig(path=str(folder)))
 
 
-class Desk:
-    """The models of one staff at a time, opened when they are needed."""
+class ModelCache:
+    """Cache of the models of one specification, loaded on demand."""
 
     def __init__(self) -> None:
-        self._staff: Staff | None = None
+        self._staff: ModelSpec | None = None
         self._models: Models | None = None
 
-    def models(self, staff: Staff) -> Models:
-        """Return the models of ``staff``; those of another are closed first."""
-        if self._models is None or staff != self._staff:
+    def models(self, spec: ModelSpec) -> Models:
+        """Return the models of ``spec``, and close those of another one."""
+        if self._models is None or spec != self._staff:
             self.close()
-            torch.set_num_threads(staff.threads)
-            self._staff, self._models = staff, _open(staff)
+            torch.set_num_threads(spec.threads)
+            self._staff, self._models = spec, _open(spec)
         return self._models
 
     def close(self) -> None:
@@ -122,61 +122,59 @@ class Desk:
             self._models = None
 
 
-def _open(staff: Staff) -> Models:
-    counter = Counter(read(staff.family / WORKER))
-    engine = Engine(read(staff.worker))
-    plain = staff.shown is not None and teach_plain_chat(engine)
-    local: ChatModel = InProcessChat(engine, _LIMITS, staff.worker.name)
-    if staff.shown is not None:
-        local = shown_examples(local, staff.shown, plain=plain)
-    if staff.trained:
-        target = ModelConfig(path=str(staff.family / TARGET))
+def _open(spec: ModelSpec) -> Models:
+    counter = Counter(read(spec.family / WORKER))
+    engine = Engine(read(spec.worker))
+    plain = spec.shown is not None and teach_plain_chat(engine)
+    local: ChatModel = InProcessChat(engine, _LIMITS, spec.worker.name)
+    if spec.shown is not None:
+        local = shown_examples(local, spec.shown, plain=plain)
+    if spec.trained:
+        target = ModelConfig(path=str(spec.family / TARGET))
         remote: ChatModel = open_planner(target, PRICED_AS, _LIMITS)
     else:
         remote = Oracle(PRICED_AS, counter.chat)
     prices = from_yaml(PriceTable, config_file("prices.yaml"))
     encoder: Encoder = WordHashes()
-    if staff.encoder is not None:
-        encoder = TextEncoder(TextEncoderConfig(str(staff.encoder)))
-    local = WindowedChat(local, counter.text, staff.window)
+    if spec.encoder is not None:
+        encoder = TextEncoder(TextEncoderConfig(str(spec.encoder)))
+    local = WindowedChat(local, counter.text, spec.window)
     return Models(remote, local, prices.of(PRICED_AS), encoder)
 
 
-Task = tuple[Staff, Way, Case]
+Task = tuple[ModelSpec, Method, Case]
 Answer = Callable[[Sequence[Task]], Iterator[list[Answered]]]
-"""Takes tasks, and yields the answers to the questions of each, in their order."""
+"""Takes tasks and yields the answers to the questions of each, in order."""
 
 
 @contextmanager
-def crew(desk: Desk, processes: int, kept: Path | None = None) -> Iterator[Answer]:
-    """Yield what answers tasks: with the models of ``desk``, or in several processes side by side.
-
-    A process that fails fails its task, whose answers are then not yielded but its error raised.
+def answering(cache: ModelCache, processes: int, kept: Path | None = None) -> Iterator[Answer]:
+    """Yield a function that answers tasks, with the models of ``cache`` or in several processes.
 
     Args:
-        kept: folder of answers that are taken from there, or written to it as soon as a task is
-            done; a run that was ended goes on there. It knows tasks by what they ask of whom, and
-            not the code that answered them.
+        kept: folder to which the answers of each task are written, and from which they are read
+            when a run is resumed. Tasks are identified by models, method and questions, but not by
+            the code that answered them.
     """
     if kept is not None:
         kept.mkdir(parents=True, exist_ok=True)
     if processes == 1:
-        yield lambda tasks: (_answered(kept, desk, task) for task in tasks)
+        yield lambda tasks: (_answered(kept, cache, task) for task in tasks)
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        # One by one in turn: the tasks differ a lot in what they take.
-        yield lambda tasks: iter(pool.map(partial(_of_a_process, kept), tasks))
+        # One task per process at a time, since they differ much in length.
+        yield lambda tasks: iter(pool.map(partial(_answer_in_process, kept), tasks))
 
 
-def _answered(kept: Path | None, desk: Desk, task: Task) -> list[Answered]:
-    staff, way, case = task
+def _answered(kept: Path | None, cache: ModelCache, task: Task) -> list[Answered]:
+    spec, method, case = task
     if kept is None:
-        return answer_all(way, [case], desk.models(staff))
-    # Only a name: nothing is ever unpickled.
+        return answer_all(method, [case], cache.models(spec))
+    # The pickle gives only a name; nothing is unpickled.
     file = kept / f"{hashlib.sha256(pickle.dumps(task)).hexdigest()[:32]}.json"
     if not file.is_file():
-        answers = answer_all(way, [case], desk.models(staff))
+        answers = answer_all(method, [case], cache.models(spec))
         part = file.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps({"answers": [_entry(each) for each in answers]}))
         os.replace(part, file)
@@ -185,7 +183,7 @@ def _answered(kept: Path | None, desk: Desk, task: Task) -> list[Answered]:
 
 @dataclass(frozen=True)
 class _Entry:
-    """The part of an ``Answered`` that a file keeps: all but the question."""
+    """``Answered`` without its question, as stored in a file."""
 
     answer: str | None
     rounds: int
@@ -227,10 +225,10 @@ def _read_answers(file: Path, case: Case) -> list[Answered]:
 
 
 @functools.cache
-def _own_desk() -> Desk:
-    """Return the desk of this process."""
-    return Desk()
+def _own_cache() -> ModelCache:
+    """Return the models of this process."""
+    return ModelCache()
 
 
-def _of_a_process(kept: Path | None, task: Task) -> list[Answered]:
-    return _answered(kept, _own_desk(), task)
+def _answer_in_process(kept: Path | None, task: Task) -> list[Answered]:
+    return _answered(kept, _own_cache(), task)

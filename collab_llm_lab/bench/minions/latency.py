@@ -1,8 +1,8 @@
-"""The latency model of the Minions paper, Appendix C: remote-only, Minion and MinionS.
+"""Latency model of paper 000, appendix C: remote only, Minion and MinionS.
 
-Prefill is bound by computation, decoding of one sequence by memory bandwidth, decoding of many jobs
-together by computation again. Letters are the paper's: L layers of width d; n tokens of document in
-c chunks, k instructions and s samples each; a share p of the jobs does not abstain.
+Prefill and batched decoding are bound by computation, decoding of one sequence by memory bandwidth.
+Letters are the paper's: L layers of width d; n tokens of document in c chunks, k instructions and s
+samples each; a share p of the jobs does not abstain.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class Side:
         return 24.0 * self.layers * self.width**2
 
     def prefill_s(self, n: float, c: float = 1.0) -> float:
-        """Return the time to read ``n`` tokens in ``c`` chunks that do not see each other [s]."""
+        """Return the time to read ``n`` tokens in ``c`` independent chunks [s]."""
         attention = 2.0 * self.layers * self.width * n**2 / c
         return (n * self.weight_bytes + attention) / self.flops
 
     def decode_s(self, n_out: float, n: float) -> float:
-        """Return the time to decode ``n_out`` tokens, one by one, behind ``n`` others [s]."""
+        """Return the time to decode ``n_out`` tokens, one by one, after ``n`` others [s]."""
         columns = 4.0 * self.layers * self.width * n
         return n_out * (self.weight_bytes + columns) / self.bandwidth
 
     def decode_together_s(self, n_out: float, n: float) -> float:
-        """Return the time to decode ``n_out`` tokens of many jobs behind ``n`` others each [s]."""
+        """Return the time to decode ``n_out`` tokens of many jobs after ``n`` others each [s]."""
         attention = 2.0 * self.layers * self.width * n
         return n_out * (self.weight_bytes + attention) / self.flops
 
@@ -74,7 +74,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds of each side; they follow each other."""
+    """Time of each side, one after the other [s]."""
 
     local_s: float
     remote_s: float
@@ -118,10 +118,10 @@ def printed_bound(local: Side, remote: Side, a: float) -> float:
 
 
 def proved_bound(local: Side, remote: Side, a: float, chunks: int) -> float:
-    """Return the tighter bound that the proof of Proposition C.1 passes through.
+    """Return the tighter bound within the proof of Proposition C.1.
 
-    The proof bounds the ratio of local to remote prefill by the larger one of the ratios of weights
-    and of attention; the printed bound then replaces both by L_l d_l / (L_r d_r).
+    The proof bounds the ratio of local to remote prefill by the larger of the ratios of weights and
+    of attention; the printed bound replaces both by L_l d_l / (L_r d_r).
     """
     layers_width = (local.layers * local.width) / (remote.layers * remote.width)
     larger = max(local.width / remote.width, 1.0 / chunks) * layers_width

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collab_llm_nodes.chat.latency import (
+from collab_llm_lab.bench.minions.latency import (
     Side,
     Task,
     minion,

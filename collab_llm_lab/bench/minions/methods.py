@@ -1,4 +1,4 @@
-"""The protocols and baselines, many questions at a time, with both ledgers and the wire kept."""
+"""The protocols and baselines, with many questions at once, costs and the text on the wire."""
 
 from __future__ import annotations
 
@@ -44,38 +44,38 @@ Ask = Callable[[str, Sequence[str]], Machine]
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way to answer.
+class Method:
+    """Protocol or baseline with its settings.
 
     Attributes:
         machine: takes question and documents.
-        retrieval: method of its retrieval.
+        retrieval: method of retrieval.
     """
 
     machine: Ask
     retrieval: str = "bm25"
 
 
-WAYS: Mapping[str, Way] = {
-    "remote_only": Way(partial(remote_only, config=DIRECT)),
-    "local_only": Way(partial(local_only, config=DIRECT)),
-    "rag_bm25": Way(partial(rag, config=DIRECT)),
-    "rag_dense": Way(partial(rag, config=DIRECT), "dense"),
-    "minion": Way(partial(minion, config=MINION)),
-    "minions": Way(partial(minions, config=MINIONS)),
+METHODS: Mapping[str, Method] = {
+    "remote_only": Method(partial(remote_only, config=DIRECT)),
+    "local_only": Method(partial(local_only, config=DIRECT)),
+    "rag_bm25": Method(partial(rag, config=DIRECT)),
+    "rag_dense": Method(partial(rag, config=DIRECT), "dense"),
+    "minion": Method(partial(minion, config=MINION)),
+    "minions": Method(partial(minions, config=MINIONS)),
 }
 
 
 @dataclass
 class Answered:
-    """A question and all that its answer took.
+    """A question with its answer and costs.
 
     Attributes:
-        answer: None if it ended in an error.
-        rounds: rounds that were begun; 0 if it ended in an error.
-        wall_s: share of the time that the questions of one log took together.
-        wire: texts that the remote has read.
-        dropped: jobs by the reason why their output was not sent.
+        answer: None after an error.
+        rounds: rounds that were started; 0 after an error.
+        wall_s: time of all questions about the log, divided by their number [s].
+        wire: texts that the remote read.
+        dropped: number of jobs by the reason why their output was not sent.
     """
 
     asked: Asked
@@ -88,7 +88,7 @@ class Answered:
 
     @property
     def right(self) -> bool:
-        """True if the answer is the right one."""
+        """True if the answer is correct."""
         return self.answer is not None and is_right(self.asked, self.answer)
 
 
@@ -97,9 +97,9 @@ class Models:
     """The models of a run.
 
     Attributes:
-        local: does jobs, and reads long texts by windows.
-        price: of the remote.
-        encoder: of passages; none ships, so their words are counted.
+        local: does jobs and reads long texts by windows.
+        price: price of the remote.
+        encoder: encoder of passages; counts words by default, since none ships.
     """
 
     remote: ChatModel
@@ -108,17 +108,17 @@ class Models:
     encoder: Encoder = field(default_factory=WordHashes)
 
 
-def answer_all(way: Way, cases: Sequence[Case], models: Models) -> list[Answered]:
-    """Answer all questions of ``cases``; those of one log side by side.
+def answer_all(method: Method, cases: Sequence[Case], models: Models) -> list[Answered]:
+    """Answer all questions of ``cases``, those of one log concurrently.
 
-    Side by side the jobs of many questions share the KV of each chunk, and the passes.
+    Jobs of concurrent questions share the KV of each chunk, and the passes.
     """
     answered = []
     for case in cases:
         with passages_of(case.text, models.encoder) as passages:
             begun = time.monotonic()
-            runs = [_Run(way, case, asked, passages, models) for asked in case.asked]
-            _drive(runs, models.local)
+            runs = [_Run(method, case, asked, passages, models) for asked in case.asked]
+            _run_all(runs, models.local)
             for run in runs:
                 run.answered.wall_s = (time.monotonic() - begun) / len(runs)
                 answered.append(run.answered)
@@ -126,37 +126,37 @@ def answer_all(way: Way, cases: Sequence[Case], models: Models) -> list[Answered
 
 
 class _Run:
-    """One question under way; stands still where the local model is asked."""
+    """One running question, which pauses when the local model is asked."""
 
     def __init__(
-        self, way: Way, case: Case, asked: Asked, passages: Passages, models: Models
+        self, method: Method, case: Case, asked: Asked, passages: Passages, models: Models
     ) -> None:
         self.answered = Answered(asked)
         self._models = models
-        self._find = partial(passages.find, way.retrieval)
-        self._machine = way.machine(asked.text, [case.text])
-        self.waits: AskLocal | None = None
-        self._go_on(partial(next, self._machine))
+        self._find = partial(passages.find, method.retrieval)
+        self._machine = method.machine(asked.text, [case.text])
+        self.pending: AskLocal | None = None
+        self._advance(partial(next, self._machine))
 
-    def hear(self, replies: Sequence[Reply | CollabError]) -> None:
-        """Take the replies of the local model, and go on to the next question to it."""
-        assert self.waits is not None
+    def resume(self, replies: Sequence[Reply | CollabError]) -> None:
+        """Continue with replies of the local model to the next question to it."""
+        assert self.pending is not None
         for reply in replies:
-            call = Call.of(self.waits.round, self._models.local.name, reply, remote=False)
+            call = Call.of(self.pending.round, self._models.local.name, reply, remote=False)
             self.answered.cost.record(call)
-        self._go_on(partial(self._machine.send, tuple(replies)))
+        self._advance(partial(self._machine.send, tuple(replies)))
 
-    def _go_on(self, step: Callable[[], Any]) -> None:
-        self.waits = None
+    def _advance(self, step: Callable[[], Any]) -> None:
+        self.pending = None
         try:
             while True:
                 action = step()
                 match action:
                     case AskLocal():
-                        self.waits = action
+                        self.pending = action
                         return
                     case AskRemote():
-                        step = self._asked(action)
+                        step = self._ask_remote(action)
                     case Retrieve(question=question, k=k):
                         step = partial(self._machine.send, tuple(self._find(question, k)))
                     case Executed(jobs=jobs):
@@ -165,14 +165,14 @@ class _Run:
                             self.answered.dropped[job.dropped] = count + 1
                         step = partial(self._machine.send, None)
                     case _:
-                        raise AssertionError(f"no way asks for {action}")
+                        raise AssertionError(f"unexpected action {action}")
         except StopIteration as end:
             outcome: Outcome = end.value
             self.answered.answer, self.answered.rounds = outcome.answer, outcome.rounds
         except CollabError:
             pass  # ``answer`` stays None
 
-    def _asked(self, action: AskRemote) -> Callable[[], Any]:
+    def _ask_remote(self, action: AskRemote) -> Callable[[], Any]:
         remote = self._models.remote
         turns = tuple(Turn(message.role, message.text) for message in action.messages)
         self.answered.wire += [turn.content for turn in turns]
@@ -184,14 +184,14 @@ class _Run:
         return partial(self._machine.send, reply)
 
 
-def _drive(runs: Sequence[_Run], local: ChatModel) -> None:
-    """Carry all runs on together until they are over."""
-    while waiting := [run for run in runs if run.waits is not None]:
-        asked = [(run, run.waits.prompts) for run in waiting if run.waits is not None]
+def _run_all(runs: Sequence[_Run], local: ChatModel) -> None:
+    """Advance all runs together until they end."""
+    while waiting := [run for run in runs if run.pending is not None]:
+        asked = [(run, run.pending.prompts) for run in waiting if run.pending is not None]
         replies = local.ask([_request(p) for _, prompts in asked for p in prompts], Control())
         start = 0
         for run, prompts in asked:
-            run.hear(replies[start : start + len(prompts)])
+            run.resume(replies[start : start + len(prompts)])
             start += len(prompts)
 
 
@@ -201,10 +201,10 @@ def _request(prompt: LocalPrompt) -> ChatRequest:
 
 
 def usage_of(answered: Answered, *, remote: bool) -> Usage:
-    """Return the tokens that an answer took on one side."""
+    """Return the tokens of an answer on one side."""
     return answered.cost.usage(remote=remote)
 
 
 def truncated(answered: Answered) -> bool:
-    """Return True if a reply on either side was cut off at its length limit."""
+    """Return True if a reply of either model was cut off at its length limit."""
     return any(call.outcome == Finish.LENGTH.value for call in answered.cost.calls)
