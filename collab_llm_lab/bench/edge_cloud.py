@@ -19,13 +19,13 @@ from typing import Any
 
 import yaml
 from rich.console import Console
-from rich.table import Table
 
 from collab_llm_lab.bench.cost import PROVIDERS, api_cost
 from collab_llm_lab.bench.emulation import PacedEngine, blur
-from collab_llm_lab.bench.harness import save_plot, stolen_s, subplots
+from collab_llm_lab.bench.harness import stolen_s
 from collab_llm_lab.bench.link import LinkProfile, LinkProxy
 from collab_llm_lab.bench.lossless.check import transformers_generate
+from collab_llm_lab.bench.rendering import Draw, draw_bars, draw_panels, label_axes, show_table
 from collab_llm_lab.bench.scenes import scene_prompts
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.decoding.sampling import SamplingConfig
@@ -198,8 +198,7 @@ def run_edge_cloud(
         n = MORE * answers // 2
         results["ablations"] = _ablations(drafts["points"], prompts[:n], right[:n], console)
     _print(results, console)
-    if plot is not None:
-        _plot(results, plot)
+    _plot(results, plot)
     return results
 
 
@@ -466,41 +465,47 @@ def queue_setup(queue: str, workers: int) -> Setup:
 
 
 def _print(results: Mapping[str, Any], console: Console) -> None:
+    headings = ("point", "mode", "measured", "predicted", "tau", "hits", "exit", "bytes")
     for pair in (*PAIRS, "as_is"):
         emulated = "emulated points" if pair in PAIRS else "embedded pair on this machine"
-        table = Table(title=f"{pair}: milliseconds per token ({emulated})")
-        for column in ("point", "mode", "measured", "predicted", "tau", "hits", "exit", "bytes"):
-            table.add_column(column, justify="left" if column in ("point", "mode") else "right")
-        rows = results[pair] if pair in PAIRS else {pair: results[pair]}
-        for point, modes in rows.items():
-            for mode, row in modes.items():
-                table.add_row(
-                    point,
-                    mode if mode != "planner" else f"planner: {', '.join(row['modes'])}",
-                    f"{row['ms_per_token']:.1f}",
-                    f"{row['predicted_ms_per_token']:.1f}",
-                    f"{row['tau']:.2f}",
-                    f"{row['hit_rate']:.0%}",
-                    f"{row['mean_exit_layer']:.1f}",
-                    str(row["bytes"]),
-                )
-        console.print(table)
+        by_point = results[pair] if pair in PAIRS else {pair: results[pair]}
+        rows = (
+            (
+                point,
+                mode if mode != "planner" else f"planner: {', '.join(row['modes'])}",
+                f"{row['ms_per_token']:.1f}",
+                f"{row['predicted_ms_per_token']:.1f}",
+                f"{row['tau']:.2f}",
+                f"{row['hit_rate']:.0%}",
+                f"{row['mean_exit_layer']:.1f}",
+                row["bytes"],
+            )
+            for point, modes in by_point.items()
+            for mode, row in modes.items()
+        )
+        show_table(console, f"{pair}: milliseconds per token ({emulated})", headings, rows, texts=2)
 
 
-def _plot(results: Mapping[str, Any], file: Path) -> None:
-    figure, grid = subplots(len(PAIRS), len(POINTS), figsize=(13, 6))
+def _plot(results: Mapping[str, Any], file: Path | None) -> None:
     titles = {"points": "tau about 2.9", "embedded_pair": "embedded pair"}
-    for axes, pair in zip(grid, PAIRS, strict=True):
-        for axis, (point, modes) in zip(axes, results[pair].items(), strict=True):
-            places = range(len(modes))
-            for shift, key, label in (
-                (-0.2, "ms_per_token", "measured"),
-                (0.2, "predicted_ms_per_token", "predicted"),
-            ):
-                heights = [row[key] for row in modes.values()]
-                axis.bar([x + shift for x in places], heights, 0.4, label=label)
-            axis.set_xticks(list(places), [m.replace("_", "\n") for m in modes], fontsize=8)
-            axis.set_title(f"{point}, {titles[pair]}", fontsize=9)
-        axes[0].set_ylabel("ms per token (emulated)")
-    grid[0][0].legend()
-    save_plot(figure, file)
+
+    def bars(modes: Mapping[str, Mapping[str, float]]) -> Draw:
+        def draw(axis: Any) -> None:
+            groups = {
+                mode.replace("_", "\n"): {
+                    "measured": row["ms_per_token"],
+                    "predicted": row["predicted_ms_per_token"],
+                }
+                for mode, row in modes.items()
+            }
+            draw_bars(axis, groups)
+            label_axes(axis, y="ms per token (emulated)")
+
+        return draw
+
+    panels = {
+        f"{point}, {titles[pair]}": bars(modes)
+        for pair in PAIRS
+        for point, modes in results[pair].items()
+    }
+    draw_panels(panels, file, columns=len(POINTS), size=(3.25, 3))

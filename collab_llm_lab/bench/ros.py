@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 
-from collab_llm_lab.bench.harness import save_plot, subplots
+from collab_llm_lab.bench.rendering import Draw, draw_panels, label_axes, show_table
 from collab_llm_lab.bench.scenes import scene_prompts
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.engine.engine import Engine
@@ -60,6 +59,8 @@ SAMPLES = 40
 POINTS = {"as_is": 0.0, "emulated": 0.04}
 """Seconds that a verification takes at least."""
 
+WANTED_MS = 3.0
+"""Time that the graph may add to a round [ms]."""
 MAX_SLOPE = 2048.0
 """Bytes per round that a process may grow by after warm-up: 10,000 rounds are 20 MB."""
 MAX_SLOWDOWN = 1.2
@@ -148,8 +149,7 @@ def run_ros(
         "load_average": {"before": load_before, "after": os.getloadavg()[0]},
     }
     _print(results, console)
-    if plot is not None:
-        _plot(results, plot)
+    _plot(results, plot)
     return results
 
 
@@ -438,51 +438,49 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def _print(results: Mapping[str, Any], console: Console) -> None:
-    table = Table(title="what the graph of many processes adds to the same rounds without ROS [ms]")
-    for column in ("verifier", "mode", "rounds", "without", "graph", "added", "p90", "first round"):
-        table.add_column(column, justify="left" if column in ("verifier", "mode") else "right")
-    for column in ("answer", "action's age", "p90"):
-        table.add_column(column, justify="right")
-    for point, modes in results["points"].items():
-        for mode, row in modes.items():
-            numbers = (
-                row["round_ms"]["without_ros"],
-                row["round_ms"]["graph"],
-                row["added_ms_per_round"]["median"],
-                row["added_ms_per_round"]["p90"],
-                row["added_ms_first_round"]["median"],
-                row["added_ms_per_answer"]["median"],
-                row["age_ms"]["p50"],
-                row["age_ms"]["p90"],
-            )
-            table.add_row(point, mode, str(row["rounds"]), *(f"{n:.2f}" for n in numbers))
-    console.print(table)
-    console.print(f"{results['emulation']}; load average {results['load_average']}")
-    router = results["router"]
-    console.print(
-        f"generate_router adds {router['added_ms']:.2f} ms to an answer of"
-        f" {router['direct_ms']:.1f} ms ({router['answers']} of each, by turns)"
+    headings = (
+        *("verifier", "mode", "rounds", "without", "graph", "added", "p90", "first round"),
+        *("answer", "action's age", "p90"),
     )
-    standing = results["standing"]
+    rows = (
+        (
+            point,
+            mode,
+            row["rounds"],
+            *(f"{value:.2f}" for value in row["round_ms"].values()),
+            *(f"{row['added_ms_per_round'][key]:.2f}" for key in ("median", "p90")),
+            f"{row['added_ms_first_round']['median']:.2f}",
+            f"{row['added_ms_per_answer']['median']:.2f}",
+            *(f"{row['age_ms'][key]:.2f}" for key in ("p50", "p90")),
+        )
+        for point, modes in results["points"].items()
+        for mode, row in modes.items()
+    )
+    title = "time that the graph of many processes adds to the same rounds without ROS [ms]"
+    show_table(console, title, headings, rows, texts=2)
+    router, standing, growth = (results[key] for key in ("router", "standing", "growth"))
     parts = {n: f"{p['cpu_percent']:.1f} %" for n, p in standing["processes"].items()}
     console.print(
+        f"{results['emulation']}; load average {results['load_average']}\n"
+        f"generate_router adds {router['added_ms']:.2f} ms to an answer of"
+        f" {router['direct_ms']:.1f} ms ({router['answers']} of each, by turns)\n"
         f"a standing graph takes {standing['percent']:.1f} % of a core (wanted:"
         f" <= {standing['wanted_percent']:g}), camera at {standing['camera_hz']:.1f} Hz: {parts}"
     )
-    growth = results["growth"]
     if not growth:
         return
-    table = Table(title=f"{growth['rounds'][-1]} rounds, {growth['answers']} answers")
-    for column in ("process", "MB at start", "warm", "end", "byte/round", "tasks at end"):
-        table.add_column(column, justify="left" if column == "process" else "right")
-    for name, row in growth["processes"].items():
-        size, tasks = row["rss_mb"], row.get("executor_tasks", ["-"])
-        warm = size[len(size) // 5]
-        table.add_row(
-            name, f"{size[0]:.1f}", f"{warm:.1f}", f"{size[-1]:.1f}", f"{row['slope']:.0f}",
-            str(tasks[-1]),
-        )  # fmt: skip
-    console.print(table)
+    rows = (
+        (
+            name,
+            *(f"{row['rss_mb'][place]:.1f}" for place in (0, len(row["rss_mb"]) // 5, -1)),
+            f"{row['slope']:.0f}",
+            row.get("executor_tasks", ["-"])[-1],
+        )
+        for name, row in growth["processes"].items()
+    )
+    headings = ("process", "MB at start", "warm", "end", "byte/round", "tasks at end")
+    title = f"{growth['rounds'][-1]} rounds, {growth['answers']} answers"
+    show_table(console, title, headings, rows)
     verdict = "bounded" if growth["bounded"] else "NOT bounded"
     console.print(
         f"{verdict} ({growth['criterion']}): slope {growth['slope']:.0f},"
@@ -490,25 +488,31 @@ def _print(results: Mapping[str, Any], console: Console) -> None:
     )
 
 
-def _plot(results: Mapping[str, Any], file: Path) -> None:
-    figure, (left, right) = subplots(1, 2, figsize=(11, 4))
-    labels = [(p, m) for p, modes in results["points"].items() for m in modes]
-    rows = [results["points"][p][m]["added_ms_per_round"] for p, m in labels]
-    places = range(len(rows))
-    left.bar(places, [row["median"] for row in rows], 0.6)
-    spread = [
-        [row["median"] - row["p10"] for row in rows],
-        [row["p90"] - row["median"] for row in rows],
-    ]
-    left.errorbar(places, [row["median"] for row in rows], spread, fmt="none", color="black")
-    left.set_xticks(places, [f"{p}\n{m}" for p, m in labels], fontsize=7)
-    left.axhline(3.0, linestyle="--", color="grey")
-    left.set_ylabel("added per round [ms]: median, 10 % to 90 %")
-    for name, row in results["growth"].get("processes", {}).items():
-        right.plot(results["growth"]["rounds"], row["rss_mb"], label=name)
-    right.set_xlabel("rounds")
-    right.set_ylabel("resident memory [MB]")
-    right.set_ylim(bottom=0)
+def _plot(results: Mapping[str, Any], file: Path | None) -> None:
+    def added(axis: Any) -> None:
+        rows = {
+            f"{point}\n{mode}": row["added_ms_per_round"]
+            for point, modes in results["points"].items()
+            for mode, row in modes.items()
+        }
+        medians = [row["median"] for row in rows.values()]
+        spread = [
+            [row["median"] - row["p10"] for row in rows.values()],
+            [row["p90"] - row["median"] for row in rows.values()],
+        ]
+        axis.bar(range(len(rows)), medians, 0.6)
+        axis.errorbar(range(len(rows)), medians, spread, fmt="none", color="black")
+        axis.set_xticks(range(len(rows)), list(rows), fontsize=7)
+        axis.axhline(WANTED_MS, linestyle="--", color="grey")
+        label_axes(axis, y="median, 10 % to 90 % [ms]")
+
+    def memory(axis: Any) -> None:
+        for name, row in results["growth"]["processes"].items():
+            axis.plot(results["growth"]["rounds"], row["rss_mb"], label=name)
+        axis.set_ylim(bottom=0)
+        label_axes(axis, "rounds", "resident memory [MB]")
+
+    panels: dict[str, Draw] = {"added per round": added}
     if results["growth"]:
-        right.legend(fontsize=7)
-    save_plot(figure, file)
+        panels["growth"] = memory
+    draw_panels(panels, file, columns=2, size=(5.5, 4))

@@ -29,9 +29,8 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 from rich.console import Console
-from rich.table import Table
 
-from collab_llm_lab.bench.harness import save_plot, subplots
+from collab_llm_lab.bench.rendering import Draw, draw_panels, label_axes, show_table
 from collab_llm_lab.bench.scenes import scene_prompts
 from collab_llm_lab.bench.wire import Call, Connection, connect
 from collab_llm_nodes.decoding.sampling import SamplingConfig
@@ -162,8 +161,7 @@ def run_verifier(
         for row in results[name].values():
             row["speedup"] = row["tokens_per_s"] / one["tokens_per_s"] if one else None
     _print(results, console)
-    if plot is not None:
-        _plot(results, plot)
+    _plot(results, plot)
     return results
 
 
@@ -438,47 +436,48 @@ def _print(results: dict[str, Any], console: Console) -> None:
         "emulated_robots": f"whole answers, robots and links emulated (T_p {1e3 * T_P_S:g} ms per"
         f" token, T_c {1e3 * T_C_S:g} ms)",
     }
+    headings = ("robots", "tok/s", "x one", "p50", "p99", "p99/p50", "1st p50", "1st p99", "queue")
     for name, title in titles.items():
-        table = Table(title=f"{title} [ms]")
-        columns = ("robots", "tok/s", "x one", "p50", "p99", "p99/p50")
-        for column in (*columns, "1st p50", "1st p99", "queue", "pass"):
-            table.add_column(column, justify="right")
-        for count, row in results[name].items():
-            table.add_row(
+        rows = (
+            (
                 count,
                 f"{row['tokens_per_s']:.0f}",
                 f"{row['speedup']:.2f}" if row["speedup"] else "-",
                 f"{row['p50_ms']:.1f}",
                 f"{row['p99_ms']:.1f}",
                 f"{row['p99_ms'] / row['p50_ms']:.1f}",
-                f"{row['first_p50_ms']:.1f}",
-                f"{row['first_p99_ms']:.1f}",
-                f"{row['queue_ms']:.1f}",
+                *(f"{row[key]:.1f}" for key in ("first_p50_ms", "first_p99_ms", "queue_ms")),
                 f"{row['compute_ms']:.1f}",
             )
-        console.print(table)
+            for count, row in results[name].items()
+        )
+        show_table(console, f"{title} [ms]", (*headings, "pass"), rows, texts=0)
     console.print(f"{results['output_mismatches']} verdicts differ from the recorded ones")
 
 
-def _plot(results: dict[str, Any], file: Path) -> None:
-    figure, (left, right) = subplots(1, 2, figsize=(9, 3.5))
-    for name, label in (
-        ("clients", "verification"),
-        ("saturated", "no think time"),
-        ("answers", "whole answers"),
-        ("emulated_robots", "robots and links emulated"),
-    ):
-        counts = [int(count) for count in results[name]]
-        rows = results[name].values()
-        (line,) = left.plot(counts, [row["tokens_per_s"] for row in rows], "o-", label=label)
-        own = {"color": line.get_color()}
-        right.plot(counts, [row["p50_ms"] for row in rows], "o-", **own)
-        right.plot(counts, [row["p99_ms"] for row in rows], "x--", **own)
-    what_right = "draft to verdict [ms], median and 99 % (dashed)"
-    for axis, what in ((left, "tokens per second, all robots"), (right, what_right)):
+def _plot(results: dict[str, Any], file: Path | None) -> None:
+    labels = {
+        "clients": "verification",
+        "saturated": "no think time",
+        "answers": "whole answers",
+        "emulated_robots": "robots and links emulated",
+    }
+
+    def draw(axis: Any, what: str, **styles: str) -> None:
+        for colour, (name, label) in enumerate(labels.items()):
+            counts = [int(count) for count in results[name]]
+            for key, style in styles.items():
+                values = [row[key] for row in results[name].values()]
+                axis.plot(counts, values, style, color=f"C{colour}", label=label)
+                label = "_"  # one entry in the legend for each load
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
-        axis.set_xlabel("robots")
-        axis.set_ylabel(what, fontsize=8)
-    left.legend(fontsize=7)  # of both
-    save_plot(figure, file)
+        label_axes(axis, "robots", what)
+
+    panels: dict[str, Draw] = {
+        "throughput": lambda axis: draw(axis, "tokens per second, all robots", tokens_per_s="o-"),
+        "draft to verdict": lambda axis: draw(
+            axis, "median and 99 % (dashed) [ms]", p50_ms="o-", p99_ms="x--"
+        ),
+    }
+    draw_panels(panels, file, columns=2, size=(4.5, 3.5))

@@ -26,12 +26,13 @@ from typing import Any
 
 import yaml
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from collab_llm_lab.bench.hostile.attacker import Briefing, base64, tls_context
 from collab_llm_lab.bench.hostile.robots import Door, Pace, Robots, Seen, percentiles
 from collab_llm_lab.bench.hostile.server import Server
+from collab_llm_lab.bench.hostile.table import FRONT_ONLY, GOALS
+from collab_llm_lab.bench.rendering import judged, missed, show_table
 from collab_llm_lab.bench.safety.usage import family_mb
 from collab_llm_lab.bench.verifier import WARM_UP_S, run_to_the_millisecond
 from collab_llm_nodes.assets import config_file
@@ -39,20 +40,6 @@ from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.processes import Process, free_port, run_process
 from collab_llm_nodes.transport.background import within
 
-GOALS = {
-    "normal_p99_ratio": 2.0,
-    "opening_p99_ratio": 2.0,
-    "wrong": 0,
-    "failed": 0,
-    "rss_growth_mb": 50.0,
-    "thread_growth": 32,
-    "raw_log_lines": 0,
-    "tracebacks": 0,
-    "metrics_s": 1.0,
-}
-"""Largest value allowed of each figure, for every attack."""
-FRONT_ONLY = frozenset({"silent_connections", "slow_handshakes", "headers_flood", "rapid_reset"})
-"""Attacks before authentication: gRPC for Python cannot hold them off, a proxy must."""
 METRICS_S = 5.0
 """Time after which the metrics count as not answered [s]."""
 ATTACKER_END_S = 60.0
@@ -238,7 +225,7 @@ async def withstand(
         **read_log(site.process.log, logged),
         "sent": sent,
     }
-    row["ok"] = all(row[name] <= goal for name, goal in GOALS.items())
+    row["ok"] = not missed(row, GOALS)
     return row
 
 
@@ -322,38 +309,34 @@ def _is_object(line: str) -> bool:
 
 def show(results: dict[str, Any], attacks: Sequence[str], console: Console) -> None:
     """Print a table of 80 columns: the main figures, and every goal missed with its figure."""
-    table = Table(
-        title="Robots beside an attack; below each head: its goal, at most",
-        caption="reply, opening: p99 of the waits, undisturbed = 1\n"
-        "missed: any of the goals, named as in the JSON\n"
-        "no goal: only a proxy can hold it off (--front)",
-    )
-    table.add_column("attack", no_wrap=True)
     heads = {
         "normal_p99_ratio": "reply",
         "opening_p99_ratio": "opening",
         "failed": "failed",
         "rss_growth_mb": "MB",
     }
-    for name, head in heads.items():
-        table.add_column(f"{head}\n{GOALS[name]:g}", justify="right", no_wrap=True)
-    table.add_column("missed")
-    for attack in attacks:
+
+    def line(attack: str) -> Iterator[Text | str]:
         row = results["hostile"][attack]
-        if results["front"] or attack not in FRONT_ONLY:
-            missed = [f"{name} {_number(row[name])}" for name in GOALS if row[name] > GOALS[name]]
-        else:
-            missed = ["no goal"]
-        cells = [_cell(row[name], GOALS[name]) for name in heads]
-        table.add_row(attack, *cells, "\n".join(missed))
-    console.print(table)
-    sigterm = _cell(results["hostile"]["sigterm_s"], results["goals"]["sigterm_s"])
-    limit = f" s (at most {results['goals']['sigterm_s']:g})"
-    console.print(Text.assemble("SIGTERM to the end: ", sigterm, limit))
+        yield attack
+        for name in heads:
+            yield judged(row[name], GOALS[name], _number(row[name]))
+        has_goal = results["front"] or attack not in FRONT_ONLY
+        names = (f"{name} {_number(row[name])}" for name in missed(row, GOALS))
+        yield "\n".join(names) if has_goal else "no goal"
 
-
-def _cell(value: float, goal: float) -> Text:
-    return Text(_number(value), "green" if value <= goal else "red")
+    show_table(
+        console,
+        "Robots beside an attack; below each head: its goal, at most",
+        ("attack", *(f"{head}\n{GOALS[name]:g}" for name, head in heads.items()), "missed"),
+        (list(line(attack)) for attack in attacks),
+        caption="reply, opening: p99 of the waits, undisturbed = 1\n"
+        "missed: any of the goals, named as in the JSON\n"
+        "no goal: only a proxy can hold it off (--front)",
+    )
+    sigterm_s, limit_s = results["hostile"]["sigterm_s"], results["goals"]["sigterm_s"]
+    sigterm = judged(sigterm_s, limit_s, _number(sigterm_s))
+    console.print(Text.assemble("SIGTERM to the end: ", sigterm, f" s (at most {limit_s:g})"))
 
 
 def _number(value: float) -> str:

@@ -28,12 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from collab_llm_lab.bench.harness import save_plot, subplots
 from collab_llm_lab.bench.link.lane import LinkProfile
 from collab_llm_lab.bench.link.packets import PacketLink, why_not
 from collab_llm_lab.bench.link.proxy import LinkProxy
+from collab_llm_lab.bench.rendering import Draw, draw_panels, label_axes, show_table
 from collab_llm_lab.bench.scenes import scene_prompts
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
@@ -211,8 +210,7 @@ def run_link(
             "forgotten": silence(bed, prompts[0], truth[0], bed.link.forget),
         }
     _print(results, console)
-    if plot is not None:
-        _plot(results, plot)
+    _plot(results, plot)
     return results
 
 
@@ -402,42 +400,49 @@ def silence(
 
 
 def _print(results: dict[str, Any], console: Console) -> None:
-    rtt = results["rtt_ms"]
-    table = Table(title=f"emulated link, {rtt:.0f} ms round trip ({results['emulation']})")
-    columns = ("run", "tokens", "wrong", "failed", "hangs", "cuts", "ms/token")
-    for column in (*columns, "recovery", "max", "bound", "beyond"):
-        table.add_column(column, justify="left" if column == "run" else "right")
-    for name, row in results["runs"].items():
-        recovery = row.get("recovery_ms")
-        shown = ("p50", "max", "bound_max", "beyond_bound")
-        numbers = [f"{recovery[k]:.0f}" for k in shown] if recovery else [""] * len(shown)
-        table.add_row(
+    recoveries = ("p50", "max", "bound_max", "beyond_bound")
+    rows = (
+        (
             name,
-            *(str(row[k]) for k in ("tokens", "wrong_tokens", "failed", "hangs", "cuts")),
+            *(row[key] for key in ("tokens", "wrong_tokens", "failed", "hangs", "cuts")),
             f"{row['ms_per_token']:.1f}",
-            *numbers,
+            *(
+                f"{row['recovery_ms'][key]:.0f}" if "recovery_ms" in row else ""
+                for key in recoveries
+            ),
         )
-    console.print(table)
+        for name, row in results["runs"].items()
+    )
+    headings = ("run", "tokens", "wrong", "failed", "hangs", "cuts", "ms/token")
+    rtt_ms, emulation = results["rtt_ms"], results["emulation"]
+    title = f"emulated link, {rtt_ms:.0f} ms round trip ({emulation})"
+    show_table(console, title, (*headings, "recovery", "max", "bound", "beyond"), rows)
     for name, row in results["silence"].items():
         console.print(f"{name}: {row}")
 
 
-def _plot(results: Mapping[str, Any], file: Path) -> None:
-    """Each recovery against its bound, by the outage before it."""
-    runs = {name: row for name, row in results["runs"].items() if "recovery_ms" in row}
-    figure, axes = subplots(1, max(1, len(runs)), figsize=(9, 3.5), squeeze=False)
-    for axis, (name, row) in zip(axes[0], runs.items(), strict=False):
-        each = row["recovery_ms"]["each"]
-        outages = sorted({r["outage"] for r in each})
-        where = [outages.index(r["outage"]) for r in each]
-        axis.plot(where, [r["bound"] for r in each], "_", markersize=30, color="0.5", label="bound")
-        axis.plot(where, [r["excess"] for r in each], "o", alpha=0.5, label="recovery")
-        axis.set_xticks(range(len(outages)), [str(outage) for outage in outages])
-        axis.set_xlim(-0.5, len(outages) - 0.5)
-        axis.set_ylim(bottom=0.0)
-        axis.set_xlabel("outage [ms]")
-        axis.set_ylabel("from healed link to next verdict, extra [ms]")
-        axis.set_title(f"{name}: {row['wrong_tokens']} wrong tokens, {row['hangs']} hangs")
-        axis.legend()
-    figure.suptitle(f"Recovery after cuts, {results['rtt_ms']:.0f} ms round trip (emulated)")
-    save_plot(figure, file)
+def _plot(results: Mapping[str, Any], file: Path | None) -> None:
+    """Draw each recovery against its bound, by the outage before it."""
+
+    def recoveries(each: Sequence[Mapping[str, float]]) -> Draw:
+        def draw(axis: Any) -> None:
+            outages = sorted({r["outage"] for r in each})
+            where = [outages.index(r["outage"]) for r in each]
+            bounds = [r["bound"] for r in each]
+            axis.plot(where, bounds, "_", markersize=30, color="0.5", label="bound")
+            axis.plot(where, [r["excess"] for r in each], "o", alpha=0.5, label="recovery")
+            axis.set_xticks(range(len(outages)), [str(outage) for outage in outages])
+            axis.set_xlim(-0.5, len(outages) - 0.5)
+            axis.set_ylim(bottom=0.0)
+            label_axes(axis, "outage [ms]", "from healed link to next verdict, extra [ms]")
+
+        return draw
+
+    panels = {
+        f"{name}: {row['wrong_tokens']} wrong tokens, {row['hangs']} hangs (emulated)": recoveries(
+            row["recovery_ms"]["each"]
+        )
+        for name, row in results["runs"].items()
+        if "recovery_ms" in row
+    }
+    draw_panels(panels, file, columns=2, size=(4.5, 3.5))
