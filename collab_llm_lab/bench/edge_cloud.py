@@ -1,4 +1,4 @@
-"""``collab-llm bench edge-cloud``: what each way of decoding takes at four operating points.
+"""``collab-llm bench edge-cloud``: the time of each decoding mode at four operating points.
 
 EMULATED, and labelled so: passes of both models are padded to the times of a point, and the link is
 a proxy that delays. Real are the acceptance of drafts, the early exits, the outcomes and their
@@ -54,7 +54,7 @@ GAMMA = 4
 MAX_TOKENS = 64
 DEADLINE_S = 300.0
 TRIALS = 2
-"""Answers before the measured ones: the planner tries both ways, everybody else warms up."""
+"""Answers before the measured ones: the planner tries both modes, the others warm up."""
 MORE = 2
 """So many times more answers at the fast points; half as many in the ablations."""
 BLUR = 1.15
@@ -65,14 +65,14 @@ ABLATION_SCALE = 0.1
 
 @dataclass(frozen=True)
 class Point:
-    """An operating point [s]: a pass of the draft model, of the target, the link one way."""
+    """An operating point [s]: a pass of the draft model, of the target, the link one mode."""
 
     t_p: float
     t_q: float
     t_c: float
 
     def scaled(self, factor: float) -> Point:
-        """All times multiplied."""
+        """Return the point with all times multiplied."""
         return Point(factor * self.t_p, factor * self.t_q, factor * self.t_c)
 
 
@@ -88,7 +88,7 @@ PAIRS = {"points": BLUR, "embedded_pair": 0.0}
 
 @dataclass(frozen=True)
 class Setup:
-    """The settings of a way of decoding."""
+    """The settings of a decoding mode."""
 
     gamma: int = GAMMA
     predraft: PreDraftConfig = field(default_factory=lambda: PreDraftConfig(max_predrafts=0))
@@ -220,7 +220,7 @@ def votes(
 
 @contextmanager
 def _link(point: Point, exit_queue: str = "priority") -> Iterator[VerifierClient]:
-    """A verifier as slow as the point's, behind its link."""
+    """Run a verifier as slow as the point's, over its link."""
     address = f"127.0.0.1:{free_port()}"
     settings = yaml.safe_load(config_file("verifier_embedded.yaml").read_text(encoding="utf-8"))
     settings["exits"] = {"queue": exit_queue}
@@ -276,7 +276,7 @@ def measure_modes(
 
 
 class _Row:
-    """Figures of a way of decoding; rates leave out the first round, which opens the session."""
+    """Figures of a decoding mode; rates leave out the first round, which opens the session."""
 
     def __init__(
         self, setup: Setup, point: Point, drafts: Sequence[Engine], client: VerifierClient
@@ -301,12 +301,12 @@ class _Row:
         self._seconds, self._stolen = 0.0, 0.0
 
     def warm_up(self, prompt: Prompt) -> None:
-        """An answer that does not count."""
+        """Decode an answer that does not count."""
         answer, _ = _generate(self._runner, prompt)
         self._trials_ms.append(1e3 * answer.metrics.total_s / answer.metrics.tokens)
 
     def measure(self, prompt: Prompt, right: tuple[int, ...]) -> None:
-        """An answer that counts; ``right`` is what it should be."""
+        """Decode an answer that counts, and compare it with ``right``."""
         begun, stolen = time.monotonic(), stolen_s()
         answer, first = _generate(self._runner, prompt)
         self._seconds += time.monotonic() - begun
@@ -345,7 +345,7 @@ class _Row:
 
 
 def _generate(runner: RemoteRunner, prompt: Prompt) -> tuple[Generation, int]:
-    """An answer, and how many tokens its first round gave."""
+    """Return an answer, and the number of tokens of its first round."""
     rounds: list[tuple[int, ...]] = []
     answer = runner.generate(
         prompt, max_tokens=MAX_TOKENS, deadline_s=DEADLINE_S, on_tokens=rounds.append
@@ -361,7 +361,7 @@ def _predicted(
     Passes are a little longer than the point's T_p and T_q: sleeping threads wake late. The link's
     T_c is nominal: what gRPC, loop and scheduling add is not in the prediction. The shares are, for
     FSD, how much of the drafting was still to do when a verdict came (r of paper 003, Table 4), the
-    rest of the pass that was under way included; with push-ahead, how often outcomes were foreseen
+    rest of the pass that was under mode included; with push-ahead, how often outcomes were foreseen
     and the planner's other shares.
     """
     profile = planner.profile

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,11 +62,10 @@ def _figure(value: Any) -> str:
 
 def missed(figures: Mapping[str, Any], limits: Mapping[str, float]) -> list[str]:
     """Return the names of the figures above their limit, or without a value."""
-    values = {name: figures.get(name) for name in limits}
     return [
         name
         for name, limit in limits.items()
-        if not (math.nan if values[name] is None else values[name]) <= limit
+        if (value := figures.get(name)) is None or not value <= limit
     ]
 
 

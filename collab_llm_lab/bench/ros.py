@@ -1,9 +1,9 @@
-"""``collab-llm bench ros``: what the ROS graph costs, and whether anything in it grows.
+"""``collab-llm bench ros``: the cost of the ROS graph, and whether anything in it grows.
 
 The nodes of the robot's graph run in a process each. The same questions go to them and to
 ``RemoteRunner`` (the same loop and draft model in this process, no ROS) by turns; both speak to the
 same verifier process. A round of one is compared with the same round of the same question's answer
-in the other: their drafts and verdicts are equal, so what the graph's takes longer is the graph.
+in the other: their drafts and verdicts are equal, so the difference is the cost of the graph.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import math
 import os
-import resource
 import statistics
 import sys
 import time
@@ -26,6 +25,7 @@ import torch
 from rich.console import Console
 
 from collab_llm_lab.bench.rendering import Draw, draw_panels, label_axes, show_table
+from collab_llm_lab.bench.safety.usage import rss_mb
 from collab_llm_lab.bench.scenes import scene_prompts
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.engine.engine import Engine
@@ -231,7 +231,7 @@ class _Pairs:
     asked: list[Asked] = field(default_factory=list)
 
     def add(self, round_s: Sequence[float], answer_s: float, asked: Asked) -> None:
-        """One answer without ROS, and the same through the graph."""
+        """Add an answer without ROS, and the same through the graph."""
         added = [b - a for a, b in zip(round_s, asked.round_s, strict=True)]
         self.first.append(added[0])
         self.added += added[1:]
@@ -264,7 +264,7 @@ class _Pairs:
 
 
 def _pairs(bed: Bed, draft: Engine, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Each question in each mode, without ROS and through the graph, which goes first by turns."""
+    """Ask each question in each mode, without ROS and through the graph, in alternating order."""
     runners = {
         name: RemoteRunner(
             draft, bed.verifier, gamma=GAMMA, predraft=PreDraftConfig(m.predrafts), ahead=m.ahead
@@ -287,17 +287,17 @@ def _pairs(bed: Bed, draft: Engine, prompts: Sequence[Prompt]) -> dict[str, Any]
 
 
 def _router(bed: Bed, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Each question directly and through the router, which goes first by turns."""
+    """Ask each question directly and through the router, in alternating order."""
     taken: dict[bool, list[float]] = {False: [], True: []}
     for number, prompt in enumerate([*[prompts[0]] * WARM_UP, *prompts]):
-        told = set()
+        answers = set()
         for routed in (False, True) if number % 2 else (True, False):
             tokens, seconds = bed.client.time_answer(prompt, SHORT_ANSWER, routed=routed)
-            told.add(tokens)
+            answers.add(tokens)
             if number >= WARM_UP:
                 taken[routed].append(seconds)
         bed.check()
-        if len(told) > 1 or () in told:
+        if len(answers) > 1 or () in answers:
             raise CollabError("the router's answer differs from the server's, or there is none")
     added = [b - a for a, b in zip(taken[False], taken[True], strict=True)]
     return {
@@ -312,7 +312,7 @@ def _router(bed: Bed, prompts: Sequence[Prompt]) -> dict[str, Any]:
 def _without_ros(
     runner: RemoteRunner, prompt: Prompt, max_tokens: int = MAX_TOKENS
 ) -> tuple[tuple[int, ...], list[float], float]:
-    """Tokens, the time of each round, and of the whole answer [s]."""
+    """Return tokens, the time of each round, and of the whole answer [s]."""
     times = [time.monotonic()]
     answer = runner.generate(
         prompt, max_tokens=max_tokens, on_tokens=lambda tokens: times.append(time.monotonic())
@@ -335,7 +335,7 @@ class Sample:
     Attributes:
         rss: of each process [byte]; tasks: of each node's executor.
         round_s: median round since the last sample [s].
-        reference_s: median round without ROS at the same time, which tells how busy the machine is.
+        reference_s: median round without ROS at the same time, to measure the machine's load.
     """
 
     rounds: int
@@ -348,7 +348,7 @@ class Sample:
 def _growth(
     bed: Bed, draft: Engine, prompts: Sequence[Prompt], rounds: int, console: Console
 ) -> dict[str, Any]:
-    """Short answers as shipped, one after the other, until ``rounds`` rounds are through."""
+    """Ask for short answers as shipped, one after the other, for ``rounds`` rounds."""
     mode = MODES["push_ahead"]
     _set_mode(bed.client, mode)
     runner = RemoteRunner(draft, bed.verifier, gamma=GAMMA, ahead=mode.ahead)
@@ -376,15 +376,9 @@ def _reference(runner: RemoteRunner, prompts: Sequence[Prompt]) -> list[float]:
 
 
 def _sample(bed: Bed, rounds: int, times: Sequence[float], reference: Sequence[float]) -> Sample:
-    rss = {name: rss_bytes(process.pid) for name, process in bed.processes.items()}
+    rss = {name: int(2**20 * rss_mb(process.pid)) for name, process in bed.processes.items()}
     tasks = {name: int(bed.client.health(name).get("executor_tasks", 0)) for name in NODES}
     return Sample(rounds, rss, tasks, statistics.median(times), statistics.median(reference))
-
-
-def rss_bytes(pid: int) -> int:
-    """Resident memory of a process."""
-    pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
-    return int(pages) * resource.getpagesize()
 
 
 def growth_of(samples: Sequence[Sample]) -> dict[str, Any]:
@@ -469,7 +463,7 @@ def _print(results: Mapping[str, Any], console: Console) -> None:
     )
     if not growth:
         return
-    rows = (
+    processes = (
         (
             name,
             *(f"{row['rss_mb'][place]:.1f}" for place in (0, len(row["rss_mb"]) // 5, -1)),
@@ -478,9 +472,9 @@ def _print(results: Mapping[str, Any], console: Console) -> None:
         )
         for name, row in growth["processes"].items()
     )
-    headings = ("process", "MB at start", "warm", "end", "byte/round", "tasks at end")
+    columns = ("process", "MB at start", "warm", "end", "byte/round", "tasks at end")
     title = f"{growth['rounds'][-1]} rounds, {growth['answers']} answers"
-    show_table(console, title, headings, rows)
+    show_table(console, title, columns, processes)
     verdict = "bounded" if growth["bounded"] else "NOT bounded"
     console.print(
         f"{verdict} ({growth['criterion']}): slope {growth['slope']:.0f},"

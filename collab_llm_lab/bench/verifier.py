@@ -6,7 +6,7 @@ really proposed, recorded beforehand, so that no draft model competes for the co
 
 Four loads. ``clients``: verification alone, by robots that take as long for each draft as the
 embedded draft model took when it was recorded; every robot opens some sessions, then the clock runs
-while it decodes in one after another, all robots equally many rounds, so that all of them are there
+while it decodes in one after another, all robots equally many rounds, so that all of them are busy
 all the time; and so on, wave after wave. ``saturated``: the same without any time between a verdict
 and the next draft, which is the verifier's capacity, but nothing that robots do. ``answers``: whole
 answers, each a new session whose picture and prompt must be read first, which batching hardly makes
@@ -57,14 +57,14 @@ PROMPTS = 32
 SESSIONS = 4
 """Opened by each robot before the clock of a wave runs."""
 T_P_S, T_C_S = 0.012, 0.02
-"""Emulated robot: drafting one token, the link one way [s]."""
+"""Emulated robot: drafting one token, the link in one direction [s]."""
 WARM_UP_S = 1.0
 ANSWER_DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True)
 class Recording:
-    """One answer of the pair: what the robot sends, what it must get.
+    """One answer of the pair: the robot's messages and the verdicts it must get.
 
     Attributes:
         opened: encoded Open.
@@ -132,7 +132,7 @@ def run_verifier(
         module) with
         ``tokens_per_s``, ``p50_ms``, ``p99_ms`` (from a draft's sending to its verdict, rounds
         after the first), ``first_p50_ms``, ``first_p99_ms`` (the first round: opening, picture and
-        prompt included), ``queue_ms``, ``compute_ms`` (medians, as the verifier says),
+        prompt included), ``queue_ms``, ``compute_ms`` (medians, as the verifier reports),
         ``answers`` (decoded to the end), ``rounds``, ``speedup`` over one robot; and
         ``output_mismatches``: verdicts that differ from those of a session alone.
     """
@@ -196,17 +196,17 @@ def _record(draft: Engine, target: Engine, prompt: Prompt) -> Recording:
 
 
 def _measure(recordings: Sequence[Recording], count: int, seconds: float, load: Load) -> Tally:
-    """``count`` robots against a fresh verifier."""
+    """Run ``count`` robots against a fresh verifier."""
     address = f"127.0.0.1:{free_port()}"
     with verifier_process(address) as process:
         with VerifierClient(ClientLinkConfig(address=address)) as client:
             wait_for_verifier(client, process)
-        tally = run_to_the_millisecond(drive_robots(address, recordings, count, seconds, load))
+        tally = run_with_select(drive_robots(address, recordings, count, seconds, load))
         process.check()
     return tally
 
 
-def run_to_the_millisecond(job: Coroutine[Any, Any, T]) -> T:
+def run_with_select(job: Coroutine[Any, Any, T]) -> T:
     """Run as ``asyncio.run``, but with select: epoll rounds waits up to milliseconds."""
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
     running = loop.create_task(job)
@@ -228,7 +228,7 @@ async def drive_robots(
     *,
     warm_up_s: float = WARM_UP_S,
 ) -> Tally:
-    """``count`` robots for ``seconds`` after the warm-up."""
+    """Run ``count`` robots for ``seconds`` after the warm-up."""
     connections: list[Connection] = []
     warm_up, tally = Tally(), Tally()
     try:
@@ -289,7 +289,7 @@ async def _stream(
     tally: Tally,
     seconds: float,
 ) -> None:
-    """Every robot has answer after answer."""
+    """Have every robot decode answer after answer."""
     begun = time.perf_counter()
 
     async def work(robot: Connection, number: int) -> None:
@@ -305,7 +305,7 @@ async def _stream(
 
 
 class Replay(ABC):
-    """A recorded answer, told round by round.
+    """A recorded answer, replayed round by round.
 
     Args:
         rounds: of the answer, the first of them included.
@@ -318,13 +318,13 @@ class Replay(ABC):
         self._rounds, self._done = rounds, 0
 
     async def open(self, tally: Tally) -> None:
-        """Begin, and have the first round."""
+        """Begin the answer, and wait for the first round."""
         await self.begin()
         tally.first_s.append(await self._next(tally))
 
     @abstractmethod
     async def begin(self) -> None:
-        """Have ``_call``, a stream that is ready for the first round."""
+        """Set ``_call`` to a stream that is ready for the first round."""
 
     async def stream(self, method: str, opened: bytes) -> Call:
         """Return a stream of this answer's own that begins with the message ``opened``."""
@@ -338,7 +338,7 @@ class Replay(ABC):
         return self._rounds - self._done
 
     async def decode(self, tally: Tally, rounds: int) -> int:
-        """Have so many further rounds, or all that are left; return how many."""
+        """Decode ``rounds`` more rounds, or all that are left; return how many."""
         rounds = min(rounds, self.left)
         for _ in range(rounds):
             tally.rounds_s.append(await self._next(tally))
@@ -351,13 +351,13 @@ class Replay(ABC):
 
     @abstractmethod
     async def round(self, number: int, tally: Tally) -> float:
-        """Say what is due in round ``number``, check the reply, and return its wait [s]."""
+        """Send the message of round ``number``, check the reply, and return its wait [s]."""
 
     async def reply(self, messages: type[Message], kind: str) -> Any:
         """Return the next message of ``kind``; others before it are passed over.
 
         Raises:
-            CollabError: the server says that the session has failed.
+            CollabError: The server reports that the session has failed.
         """
         while True:
             message: Any = messages.FromString(await self._call.read())
@@ -384,7 +384,7 @@ class Answer(Replay):
         self._call = await self.stream(codec.SESSION, self._recording.opened)
 
     async def round(self, number: int, tally: Tally) -> float:
-        """Have one draft verified."""
+        """Have one draft verified; return the wait for its verdict [s]."""
         draft, size = self._recording.drafts[number]
         per_token_s = self._load.draft_token_s
         drafting_s = (
@@ -424,7 +424,7 @@ def _row(tally: Tally) -> dict[str, Any]:
 
 
 def _percentiles(times_s: Sequence[float]) -> list[float]:
-    """The 1st to the 99th, in milliseconds."""
+    """Return the 1st to the 99th percentile in milliseconds."""
     return [1e3 * t for t in statistics.quantiles(times_s, n=100, method="inclusive")]
 
 

@@ -20,8 +20,8 @@ def assert_attacks(
     server: Server, name: str, running: ServerHandle, token: str, honest: Session
 ) -> None:
     """Carry the attack ``name`` out, again if it is cut off, until it has sent some messages."""
-    addresses = (f"127.0.0.1:{port}" for port in (running.port, running.metrics_port))
-    attacker = Attacker(*addresses, None, token, server.method, honest)
+    address, metrics = f"127.0.0.1:{running.port}", f"127.0.0.1:{running.metrics_port}"
+    attacker = Attacker(address, metrics, None, token, server.method, honest)
     attack = attack_by_name(server.name, name, attacker)
 
     async def begin() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,10 @@ _SIZE = (6.0, 14 / 3)
 
 
 def _of(results: Results, panels: Mapping[str, DrawResults]) -> dict[str, Draw]:
-    return {title: partial(draw, results=results) for title, draw in panels.items()}
+    def bound(draw: DrawResults) -> Draw:
+        return lambda axis: draw(axis, results)
+
+    return {title: bound(draw) for title, draw in panels.items()}
 
 
 def _prefill(axis: Any, results: Results) -> None:
@@ -93,7 +95,7 @@ def _decode(axis: Any, results: Results) -> None:
 
 def _quality(axis: Any, results: Results) -> None:
     rows = {
-        category: {way: row[way]["score"] for way in ("naive", "outline")}
+        category: {mode: row[mode]["score"] for mode in ("naive", "outline")}
         | {"routed": row["router"]["score"]}
         for category, row in results["quality"].items()
     }

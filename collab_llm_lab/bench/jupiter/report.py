@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from collab_llm_lab.bench.harness import Keep, beside, check_parts, run_parts
+from collab_llm_lab.bench.harness import Keep, Log, beside, check_parts, run_parts
 from collab_llm_lab.bench.jupiter import PARTS, Sizes
 from collab_llm_lab.bench.jupiter.cases import run_planner
 from collab_llm_lab.bench.jupiter.decoding import run_decode
@@ -36,8 +36,6 @@ SLOWED = 4.0
 """EMULATION: four workers are so many times slower, so that two cores have room for all."""
 _SHARED = ("real",)
 """Results that two parts fill: ``prefill``, and ``decode`` with its mismatches."""
-
-Tell = Callable[[str], None]
 
 
 def run_jupiter(
@@ -68,17 +66,17 @@ def run_jupiter(
     """
     check_parts(parts, PARTS)
 
-    def tell(text: str) -> None:
+    def log(text: str) -> None:
         console.print(text, highlight=False)
 
     run: Mapping[str, Callable[[], dict[str, Any]]] = {
         "planner": lambda: {"planner": run_planner(sizes.cases, sizes.large, seed)},
         "router": lambda: {"router": run_router(seed)},
-        "emulated": lambda: run_emulated(seed, tell, brief=sizes.brief),
-        "prefill": lambda: run_real_prefill(sizes, tell),
-        "decode": lambda: run_decode(model, sizes.questions, tell, seed=seed),
-        "death": lambda: run_death(model, max(1, sizes.repeats // 2), tell),
-        "quality": lambda: run_quality(model, sizes.samples, seed, tell),
+        "emulated": lambda: run_emulated(seed, log, brief=sizes.brief),
+        "prefill": lambda: run_real_prefill(sizes, log),
+        "decode": lambda: run_decode(model, sizes.questions, log, seed=seed),
+        "death": lambda: run_death(model, max(1, sizes.repeats // 2), log),
+        "quality": lambda: run_quality(model, sizes.samples, seed, log),
     }
     results: dict[str, Any] = {}
 
@@ -92,7 +90,7 @@ def run_jupiter(
     return results
 
 
-def run_real_prefill(sizes: Sizes, tell: Tell) -> dict[str, Any]:
+def run_real_prefill(sizes: Sizes, log: Log) -> dict[str, Any]:
     """Run the prefill over two workers with a core each, then over four slowed-down ones.
 
     Returns:
@@ -102,9 +100,9 @@ def run_real_prefill(sizes: Sizes, tell: Tell) -> dict[str, Any]:
     tokens = sizes.tokens
     with tempfile.TemporaryDirectory(prefix="collab_llm_") as folder:
         wide = str(write_wide_model(Path(folder), max(tokens) + 8))
-        real = run_prefill(wide, tokens, sizes.repeats, tell)
-        tell(f"four workers, EMULATED {SLOWED:g} times slower")
-        slowed = run_prefill(wide, tokens[:1], 1, tell, stages=4, slowdown=SLOWED)
+        real = run_prefill(wide, tokens, sizes.repeats, log)
+        log(f"four workers, EMULATED {SLOWED:g} times slower")
+        slowed = run_prefill(wide, tokens[:1], 1, log, stages=4, slowdown=SLOWED)
     memory = real.pop("memory") | slowed.pop("memory")
     return {"real": {**real, "slowed": slowed}, "memory": memory}
 

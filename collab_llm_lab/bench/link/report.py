@@ -1,6 +1,6 @@
-"""``collab-llm bench link``: what a bad link does to answers, and how soon they go on.
+"""``collab-llm bench link``: the effect of a bad link on answers, and the time they need to go on.
 
-The embedded pair, the verifier in a process of its own behind an emulated link (labelled as such).
+The embedded pair, with the verifier in a process of its own over an emulated link.
 Every disturbed answer is compared with the undisturbed one, token by token.
 
 Recovery is the time from the moment the link works again to the next verdict, less what that
@@ -30,7 +30,7 @@ from typing import Any
 from rich.console import Console
 
 from collab_llm_lab.bench.link.lane import LinkProfile
-from collab_llm_lab.bench.link.packets import PacketLink, why_not
+from collab_llm_lab.bench.link.packets import PacketLink, unavailable_reason
 from collab_llm_lab.bench.link.proxy import LinkProxy
 from collab_llm_lab.bench.rendering import Draw, draw_panels, label_axes, show_table
 from collab_llm_lab.bench.scenes import scene_prompts
@@ -63,7 +63,7 @@ LAW = SamplingConfig()
 
 @dataclass(frozen=True)
 class Scenario:
-    """One way to disturb the link during a run.
+    """A disturbance of the link during a run.
 
     Attributes:
         cuts: connections reset during an answer.
@@ -120,7 +120,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Bed:
-    """A verifier behind a link, and an edge in front of it.
+    """A verifier, a link, and an edge that uses it.
 
     Attributes:
         link: where connections are cut.
@@ -149,7 +149,7 @@ def embedded_bed(draft: Engine, compute_s: float = 0.0) -> Iterator[Bed]:
     ``compute_s``: a pass takes at least so long, as that of a larger model.
     """
     with contextlib.ExitStack() as stack:
-        packets = None if why_not() else stack.enter_context(PacketLink())
+        packets = None if unavailable_reason() else stack.enter_context(PacketLink())
         if packets is None:
             address = f"127.0.0.1:{free_port()}"
             process = stack.enter_context(verifier_process(address, compute_s=compute_s))
@@ -172,7 +172,7 @@ def run_link(
     Returns:
         ``runs.<scenario>`` with answers, tokens, wrong_tokens, failed, hangs, cuts, ms_per_token
         and ``recovery_ms``; scenarios that need packets are left out where there can be none.
-        ``silence.<kind>`` with what a connection that says nothing costs.
+        ``silence.<kind>`` with the cost of a connection that falls silent.
     """
     prompts = scene_prompts(answers, seed)
     model = ModelConfig(path="nav-draft")
@@ -190,7 +190,7 @@ def run_link(
         "answers": answers,
         "rtt_ms": 2e3 * DELAY_S,
         "emulation": "a TCP proxy, no packets: " + reason
-        if (reason := why_not())
+        if (reason := unavailable_reason())
         else "packets between two network namespaces",
         "runs": {},
     }
@@ -257,7 +257,7 @@ def disturb(
 
 
 def differences(tokens: Sequence[int], expected: Sequence[int]) -> int:
-    """Places at which they differ, missing and surplus ones included."""
+    """Return the number of places at which they differ, missing and surplus ones included."""
     same = sum(a == b for a, b in zip(tokens, expected, strict=False))
     return max(len(tokens), len(expected)) - same
 
@@ -266,7 +266,7 @@ class Saboteur:
     """Cut the link during an answer and measure how soon the answer goes on.
 
     Each cut follows some verdict by a random part of a round, in a thread of its own, so that it
-    meets drafts and verdicts on their way.
+    meets drafts and verdicts in transit.
     """
 
     def __init__(
@@ -297,7 +297,7 @@ class Saboteur:
         self._thread.join()
 
     def on_tokens(self, tokens: tuple[int, ...]) -> None:
-        """A verdict is in."""
+        """Record a verdict, and schedule the next cut."""
         now = time.monotonic()
         with self._lock:
             self._seen += len(tokens)
@@ -373,7 +373,7 @@ def verdict_s(bed: Bed, prompt: Prompt, answer: Sequence[int], repeats: int = 9)
 def silence(
     bed: Bed, prompt: Prompt, expected: Sequence[int], fall_silent: Callable[[], None]
 ) -> dict[str, Any]:
-    """Let the link fall silent during an answer: nothing comes any more, and no reset tells of it.
+    """Let the link fall silent during an answer, without a reset.
 
     Returns:
         ``over_after_s`` from then to the end of the answer, which is ``error`` or has

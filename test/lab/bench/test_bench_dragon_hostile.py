@@ -18,7 +18,7 @@ from waiting import wait_for
 
 from collab_llm_lab.bench import http2, wire
 from collab_llm_lab.bench.hostile.dragon_server import DRAGON, CloudAnswer, cloud_answer
-from collab_llm_lab.bench.hostile.robots import ROBOTS, Door, Robots, Seen
+from collab_llm_lab.bench.hostile.robots import ROBOTS, Endpoint, Observed, Robots
 from collab_llm_lab.bench.hostile.table import ATTACKS
 from collab_llm_nodes.decoding.aggregation import Party
 from collab_llm_nodes.protocols.dragon import codec
@@ -38,9 +38,9 @@ def an_answer(seed: int = 3) -> CloudAnswer:
     return answer
 
 
-def work(port: int, answer: CloudAnswer, token: str = TOKEN) -> Seen:
-    async def ask_once() -> Seen:
-        robots = Robots(Door(f"127.0.0.1:{port}", token=token), [answer], DRAGON.converse)
+def work(port: int, answer: CloudAnswer, token: str = TOKEN) -> Observed:
+    async def ask_once() -> Observed:
+        robots = Robots(Endpoint(f"127.0.0.1:{port}", token=token), [answer], DRAGON.converse)
         seen = await robots.work(0.0)
         robots.close()
         return seen

@@ -25,8 +25,8 @@ from typer.testing import CliRunner
 from collab_llm_lab.bench.hostile import report, verifier_server
 from collab_llm_lab.bench.hostile.messages import MESSAGES, Session
 from collab_llm_lab.bench.hostile.pictures import flat_png, progressive_jpeg
-from collab_llm_lab.bench.hostile.report import Site, read_log, withstand
-from collab_llm_lab.bench.hostile.robots import DEADLINE_S, ROBOTS, Door, Robots, percentiles
+from collab_llm_lab.bench.hostile.report import RunningServer, read_log, withstand
+from collab_llm_lab.bench.hostile.robots import DEADLINE_S, ROBOTS, Endpoint, Robots, percentiles
 from collab_llm_lab.bench.hostile.table import ATTACKS, GOALS, STRANGERS
 from collab_llm_lab.bench.hostile.verifier_server import VERIFIER
 from collab_llm_lab.bench.verifier import Recording
@@ -80,7 +80,7 @@ class StandIn:
             f"127.0.0.1:{port}" for port in (self.server.port, self.server.metrics_port)
         )
         process = ThisProcess(folder / "log")
-        self.site = Site(VERIFIER, process, address, metrics, token=TOKEN)  # type: ignore[arg-type]
+        self.site = RunningServer(VERIFIER, process, address, metrics, token=TOKEN)  # type: ignore[arg-type]
         self.recording = asyncio.run(within(self._record(), WAIT_S))
 
     def _wait(self, layer: int) -> None:
@@ -153,8 +153,8 @@ def test_wrong_tokens_and_refusals_are_noticed(stand_in: StandIn) -> None:
 
     def work(recording: Recording, token: str) -> tuple[int, int]:
         async def ask() -> tuple[int, int]:
-            door = Door(stand_in.site.address, token=token)
-            robots = Robots(door, [recording], VERIFIER.converse)
+            endpoint = Endpoint(stand_in.site.address, token=token)
+            robots = Robots(endpoint, [recording], VERIFIER.converse)
             seen = await robots.work(0.0)
             robots.close()
             return seen.wrong, len(seen.failures)

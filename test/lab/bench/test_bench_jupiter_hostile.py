@@ -15,7 +15,7 @@ from jupiter_bed import folder, workers
 from waiting import wait_for
 
 from collab_llm_lab.bench.hostile.jupiter_server import JUPITER, Passes, record
-from collab_llm_lab.bench.hostile.robots import Door, Robots, Seen
+from collab_llm_lab.bench.hostile.robots import Endpoint, Observed, Robots
 from collab_llm_lab.bench.hostile.table import ATTACKS
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.protocols.jupiter.worker import StageWorker
@@ -39,10 +39,10 @@ def worker() -> Iterator[ServerHandle[StageWorker]]:
 
 def work(
     worker: ServerHandle[StageWorker], *answers: Passes, token: str = TOKEN, seconds: float = 0.0
-) -> Seen:
-    async def ask() -> Seen:
-        door = Door(f"127.0.0.1:{worker.port}", token=token)
-        robots = Robots(door, answers, JUPITER.converse, JUPITER.robots)
+) -> Observed:
+    async def ask() -> Observed:
+        endpoint = Endpoint(f"127.0.0.1:{worker.port}", token=token)
+        robots = Robots(endpoint, answers, JUPITER.converse, JUPITER.robots)
         seen = await robots.work(seconds)
         robots.close()
         return seen
