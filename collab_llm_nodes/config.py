@@ -204,7 +204,7 @@ def _wrong(expected: str, value: Any, path: str) -> ConfigError:
 
 
 def check_address(field_name: str, address: str) -> None:
-    """Refuse what is no host:port; gRPC takes 999999 for port 16959, and 443 where there is none.
+    """Check an address: gRPC takes 999999 for port 16959, and 443 where there is none.
 
     Raises:
         ConfigError: ``field`` is ``field_name``.

@@ -1,4 +1,4 @@
-"""The end of a process: asked for by SIGINT or SIGTERM, and certain whatever its threads are at.
+"""Ending a process on SIGINT or SIGTERM, also while its threads are busy.
 
 Python runs signal handlers in the main thread only, but the kernel may hand a signal to any thread.
 A main thread that waits for a lock then sleeps on, and its handler never runs. Python's wake-up
@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 
 
 class EndRequest:
-    """SIGINT, SIGTERM, or a call of :meth:`ask`. Made, and waited for, in the main thread.
+    """A request to end by SIGINT, SIGTERM or :meth:`ask`; make and await it in the main thread.
 
     Args:
         on_signal: called with each signal, even while the main thread is held up in a system call.
 
     Attributes:
-        asked: the process is to end.
+        asked: the end was requested.
     """
 
     def __init__(self, on_signal: Callable[[], None] = lambda: None) -> None:
@@ -42,7 +42,7 @@ class EndRequest:
             signal.signal(number, self._on_signal)
 
     def ask(self) -> None:
-        """Have the process end; for any thread."""
+        """Request the end; for any thread."""
         self.asked = True
         with contextlib.suppress(BlockingIOError):  # full: it wakes as well
             os.write(self._writer, b"\0")
@@ -52,13 +52,13 @@ class EndRequest:
         return self._reader
 
     def noticed(self) -> bool:
-        """Empty the descriptor; return True once the process is to end."""
+        """Empty the descriptor; return True if the end was requested."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._reader, 4096)
         return self.asked
 
     def wait(self) -> None:
-        """Return once the process is to end."""
+        """Block until the end is requested."""
         while not self.noticed():
             select.select([self], [], [])
 
@@ -69,10 +69,10 @@ class EndRequest:
 
 @contextlib.contextmanager
 def ended_at_once() -> Iterator[None]:
-    """Have SIGINT and SIGTERM end this process at once while it imports and loads.
+    """Let SIGINT and SIGTERM end this process at once while it imports and loads.
 
     Code in other languages may swallow the exception that a signal handler raises, as torch does
-    while it imports numpy; the process would then start as if nobody had asked it to end.
+    while it imports numpy; the process would then start in spite of the signal.
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     taken = {n: handler for n, handler in handlers.items() if handler is not signal.SIG_IGN}
@@ -86,7 +86,7 @@ def ended_at_once() -> Iterator[None]:
 
 
 def end_within(seconds: float, status: int) -> None:
-    """Have this process end after ``seconds``, with ``status``, if it is still there then."""
+    """End this process with ``status`` after ``seconds``, unless it has ended before."""
     timer = threading.Timer(seconds, end_now, (status,))
     timer.daemon = True
     timer.start()
@@ -113,12 +113,12 @@ def end_program(status: int) -> int:
     return status
 
 
-def _leave(status: int, patience_s: float, said: str = "") -> NoReturn:
-    """End this process, at the latest after ``patience_s``: nobody may read what it still says."""
+def _leave(status: int, patience_s: float, message: str = "") -> NoReturn:
+    """End this process, after at most ``patience_s`` for its last output, which may block."""
 
     def say() -> None:
-        if said:
-            log.warning(said)
+        if message:
+            log.warning(message)
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Typed errors: every one names what is wrong, the field it is about, and what to do."""
+"""Typed errors with message, field and remedy."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Busy(CollabError):
 
 
 class NotFound(CollabError):
-    """No document says anything about what was asked, and an answer must not be made up."""
+    """No document covers the question."""
 
     code = "NOT_FOUND"
 

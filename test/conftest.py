@@ -52,7 +52,8 @@ Nodes lie in reference cycles, and a node that is not collected keeps its DDS pa
 looks for the first 32 participants of a process only: beyond them, two in one process never meet.
 """
 
-_next_domain = itertools.count(int(os.environ.get("ROS_DOMAIN_ID") or os.getpid()))
+_worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+_next_domain = itertools.count(int(os.environ.get("ROS_DOMAIN_ID") or os.getpid()) + 50 * _worker)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -94,7 +94,7 @@ def results_keeper(
 
     def keep(found: Results, *, done: bool = False) -> None:
         known = join(earlier, found) if earlier else found
-        write_json(json_file, known, tell=done)
+        write_json(json_file, known, report=done)
         if done and plot is not None:
             draw(known, plot)
 

@@ -1,4 +1,4 @@
-"""``collab-llm``: the commands people type, one file for each group.
+"""The command line ``collab-llm``, one file for each group of commands.
 
 Heavy imports happen inside the commands.
 """
@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from collab_llm_nodes.cli import ask, bags, dragon, jupiter, jupiter_worker, knowledge, verifier
-from collab_llm_nodes.cli.output import console, fail, told_without_ros
+from collab_llm_nodes.cli.output import console, fail, requiring_ros
 from collab_llm_nodes.errors import CollabError, ConfigError
 
 app = typer.Typer(
@@ -81,12 +81,12 @@ def _common(
 
 def main() -> None:
     """Run the command line; a typed error becomes one clear line instead of a traceback."""
-    # By an exception, so that nobody's child processes are left behind. (The verifier drains.)
+    # As an exception, so that child processes are ended. (The verifier drains.)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # in the background of a script
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # the end is an exception now
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with told_without_ros():
+        with requiring_ros():
             app()
     except CollabError as error:
         fail(error)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from collab_llm_nodes.cli.options import JsonOption, writable
-from collab_llm_nodes.cli.output import console, fail, told_without_ros, write_json
+from collab_llm_nodes.cli.output import console, fail, requiring_ros, write_json
 from collab_llm_nodes.errors import CollabError, ConfigError
 
 app = typer.Typer()
@@ -118,7 +118,7 @@ def replay(
         file = Path(config) if config else None
         if file is not None and not file.is_file():
             file = config_file(config)
-        with told_without_ros():
+        with requiring_ros():
             if ask is not None:
                 question = Question(
                     ask,

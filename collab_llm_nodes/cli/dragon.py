@@ -9,7 +9,7 @@ import typer
 
 from collab_llm_nodes.assets import version
 from collab_llm_nodes.cli.options import writable
-from collab_llm_nodes.cli.output import starting, tells_port
+from collab_llm_nodes.cli.output import port_writer, starting
 
 app = typer.Typer()
 
@@ -40,5 +40,5 @@ def dragon_cloud(
     settings = load_cloud_config(config, model=model, store=store, address=address)
     set_up_logging(settings.log_format)
 
-    tell = tells_port(json_file, settings.address, settings.model.path)
+    tell = port_writer(json_file, settings.address, settings.model.path)
     serve(settings, version(), tell)

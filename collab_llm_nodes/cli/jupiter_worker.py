@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from collab_llm_nodes.cli.options import writable
-from collab_llm_nodes.cli.output import starting, tells_port
+from collab_llm_nodes.cli.output import port_writer, starting
 
 app = typer.Typer()
 
@@ -52,7 +52,7 @@ def jupiter_worker(
     if not settings.token and not settings.token_file:
         logging.getLogger(__name__).warning("no token: whoever reaches the port may use it")
 
-    tell = tells_port(json_file, settings.address, settings.model.path)
+    tell = port_writer(json_file, settings.address, settings.model.path)
     serve(settings, tell)
 
 

@@ -66,6 +66,6 @@ ComputeOption = Annotated[
         help="Seconds a pass takes at least: an emulated larger model.", min=0.0, max=60.0
     ),
 ]
-SeedOption = Annotated[  # what is made from a seed often takes the next ones as well
+SeedOption = Annotated[  # below 2**32: derived seeds add to it
     int, typer.Option("--seed", help="Key of everything random.", min=0, max=2**32 - 1)
 ]

@@ -21,9 +21,9 @@ from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, prin
 
 
 class _Console(Console):
-    """A console that shows what models, documents and servers say as it is.
+    """A console that prints text of models, documents and servers verbatim.
 
-    It obeys no control character, markup (``[/bold]``) or emoji code (``:bug:``) in a text.
+    Control characters, markup (``[/bold]``) and emoji codes (``:bug:``) have no effect.
     """
 
     def __init__(self, *, stderr: bool = False) -> None:
@@ -58,11 +58,11 @@ def read_json(file: Path | None) -> dict[str, Any]:
     )
 
 
-def write_json(file: Path | None, results: dict[str, Any], *, tell: bool = True) -> None:
-    """Write ``results`` to ``file``, if one was asked for; exit with 2 if that fails.
+def write_json(file: Path | None, results: dict[str, Any], *, report: bool = True) -> None:
+    """Write ``results`` to ``file``, if it is not None; exit with 2 if that fails.
 
     Args:
-        tell: print that it is written.
+        report: print that it is written.
     """
     if file is None:
         return
@@ -70,32 +70,34 @@ def write_json(file: Path | None, results: dict[str, Any], *, tell: bool = True)
     try:
         if file.exists():  # perhaps a device
             file.write_text(text, encoding="utf-8")
-        else:  # at once: somebody may wait for it to appear
+        else:  # atomically: a script may wait for it to appear
             building = file.with_name(f"{file.name}.part")
             building.write_text(text, encoding="utf-8")
             building.replace(file)
     except OSError as error:
-        told = InvalidInput(str(error), field="--json", remedy="make room, or name another file")
-        fail(told, 2)
-    if tell:
+        fail(
+            InvalidInput(str(error), field="--json", remedy="make room, or name another file"),
+            2,
+        )
+    if report:
         console.print(f"wrote {file}")
 
 
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
-    """Import what a server needs: libraries keep quiet, and a signal ends the process at once."""
+    """Keep libraries quiet during a server's imports, and let a signal end the process at once."""
     from collab_llm_nodes.transport.logs import QUIET, set_up_logging
 
     set_up_logging("text")  # until the settings say otherwise
-    # Before they are imported: what they write to standard error has another form, or none.
+    # Before they are imported: their lines on standard error would have another form.
     os.environ.setdefault("GRPC_VERBOSITY", QUIET)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     with ended_at_once():
         yield
 
 
-def tells_port(file: Path | None, address: str, model: str) -> Callable[[int], None]:
-    """Return a function that takes a server's port and writes it to ``file``, if one is wanted."""
+def port_writer(file: Path | None, address: str, model: str) -> Callable[[int], None]:
+    """Return a callback for a server's port, which writes it to ``file`` if that is not None."""
     host = address.rpartition(":")[0]
     return lambda port: write_json(file, {"host": host, "port": port, "model": model})
 
@@ -116,8 +118,8 @@ _OF_ROS = re.compile(r"rclpy|rosidl_\w+|ament_\w+|collab_llm|\w+_(?:msgs|interfa
 
 
 @contextlib.contextmanager
-def told_without_ros() -> Iterator[None]:
-    """Turn a failed import of ROS 2, wherever in a command, into a typed error.
+def requiring_ros() -> Iterator[None]:
+    """Turn a failed import of ROS 2 into a typed error.
 
     Raises:
         ConfigError: ROS 2, or the package's built interfaces, cannot be imported.

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from collab_llm_nodes.cli.options import ComputeOption, writable
-from collab_llm_nodes.cli.output import starting, tells_port
+from collab_llm_nodes.cli.output import port_writer, starting
 
 app = typer.Typer()
 
@@ -67,5 +67,5 @@ def verifier(
             raise typer.BadParameter("only with --ray", param_hint="--replicas")
         settings = replace(settings, ray=replace(settings.ray, replicas=replicas))
 
-    tell = tells_port(json_file, settings.address, settings.model.path)
+    tell = port_writer(json_file, settings.address, settings.model.path)
     serve(settings, tell)

@@ -1,1 +1,1 @@
-"""The dashboard: what the robot sees, thinks and does, as a web page, and an emergency stop."""
+"""The dashboard: a web page that shows the robot, with an emergency stop."""

@@ -1,18 +1,17 @@
 """Access to the page and to the robot, decided from a request's headers alone.
 
-Two guards, both before anything else sees a request:
+Two checks, both before anything else handles a request:
 
-- **Who.** On a loopback address without a token: whoever is on this machine, under one of its own
-  names (else a web site could have its name point here and speak for the visitor: DNS
-  rebinding). With a token: who gave it, at the log-in page or as a bearer; compared in constant
-  time. The log-in leaves a cookie that scripts cannot read and other sites cannot send. It is
-  derived from the token, so a page stays logged in, and its emergency stop works, when the
-  dashboard is restarted; a new token ends all log-ins.
-- **From where.** Requests must come from the page itself or from no web page at all: a browser says
-  where a request comes from, and no other site may command the robot through it. Following a link
-  to the page is allowed.
+- **Client.** On a loopback address without a token: any client on this machine that uses one of its
+  own names (against DNS rebinding, where a web site's name resolves to this address). With a token:
+  clients that present it, at the log-in page or as a bearer; compared in constant time. The log-in
+  sets a cookie that scripts cannot read and other sites cannot send. It is derived from the token,
+  so pages stay logged in, and their emergency stop works, after a restart; a new token ends all
+  log-ins.
+- **Origin.** Requests must come from the page itself or from no web page at all, so that no other
+  site can command the robot through a visitor's browser. Following a link to the page is allowed.
 
-The right token is always let in at once. Only wrong ones from the log-in page are slowed, by
+The right token is always accepted at once. Wrong ones at the log-in page are slowed by
 :class:`Tries`.
 """
 
@@ -82,8 +81,8 @@ def authority(text: str, default_port: int = 80) -> tuple[str, int] | None:
 class Tries:
     """Limit on the wrong tokens that a network may give at the log-in page.
 
-    ``AT_ONCE`` times, then once every ``EVERY_S`` seconds. At most ``NETWORKS`` networks are told
-    apart and those beyond share one allowance, which bounds the memory and the rate of them all.
+    ``AT_ONCE`` times, then once every ``EVERY_S`` seconds. At most ``NETWORKS`` networks have
+    an allowance each and all others share one, which bounds the memory and the rate of them all.
     """
 
     AT_ONCE = 5
@@ -136,8 +135,8 @@ class Access:
         self._token = token.encode()
         # Cookies know no ports: another dashboard on this machine must not log this one out.
         self._name = f"collab_llm_dashboard_{port}"
-        said = hmac.new(self._token, b"collab_llm dashboard log-in", hashlib.sha256)
-        self._value = said.hexdigest()
+        digest = hmac.new(self._token, b"collab_llm dashboard log-in", hashlib.sha256)
+        self._value = digest.hexdigest()
 
     def refusal(self, method: str, headers: Mapping[str, str], *, socket: bool) -> Refusal | None:
         """Return the reason not to serve a request; None to serve it.
@@ -170,9 +169,10 @@ class Access:
         return here is not None and here == authority(there, port)
 
     def log_in(self, token: str, *, secure: bool) -> str | None:
-        """The ``Set-Cookie`` header for who knows the token; None for who does not.
+        """Return the ``Set-Cookie`` header for the right ``token``, None for a wrong one.
 
-        ``secure``: the page is served over TLS, and the cookie only there.
+        Args:
+            secure: the page is served over TLS, so the cookie is sent over TLS only.
         """
         if not hmac.compare_digest(token.encode(), self._token):
             return None

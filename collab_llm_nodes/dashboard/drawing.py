@@ -1,7 +1,6 @@
 """Pictures and charts of the page, as text: SVG, HTML, and options of Apache ECharts.
 
-Whatever comes from a model or from another node is escaped here, and the browser's sanitiser goes
-over it once more (``page.py``).
+Text from models and other nodes is escaped here and sanitised again by the browser (``page.py``).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ STAGES = {
 
 
 def answer_html(words: Sequence[Word]) -> str:
-    """The answer, each token in the colour of its source; what was matched is marked."""
+    """Return the answer, each token in the colour of its source, and the matched part marked."""
     pieces = []
     for word in words:
         name = word.source.name.lower() if word.source is not None else "plain"
@@ -91,11 +90,11 @@ def _multiples(begin: float, length: float, step: float) -> list[float]:
 
 
 def health_html(health: Sequence[Health]) -> str:
-    """A table of the nodes; what a node says of its parts appears under the mouse."""
+    """Return a table of the nodes; hovering over a node shows its parts."""
     rows = []
     for node in health:
         level = node.level.name.lower()
-        parts = html.escape("\n".join(f"{part}: {told}" for part, _, told in node.parts))
+        parts = html.escape("\n".join(f"{part}: {message}" for part, _, message in node.parts))
         rows.append(
             f'<tr title="{parts}"><td class="level {level}">{level.upper()}</td>'
             f'<td><b class="name">{html.escape(node.name)}</b>{html.escape(node.message)}</td></tr>'
@@ -120,11 +119,9 @@ def rounds_html(reading: Reading | None) -> str:
     rows = []
     for number, figures in reading.rounds:
         sent = sum(n for name, n in figures.items() if name.startswith("sent_"))
-        told = [(shown, figures.get(name, 0.0)) for name, shown in names.items()]
-        told.append(("bytes sent", sent))
-        pieces = [
-            f"<span>{name} <strong>{figure:.0f}</strong></span>" for name, figure in told if figure
-        ]
+        counts = [(shown, figures.get(name, 0.0)) for name, shown in names.items()]
+        counts.append(("bytes sent", sent))
+        pieces = [f"<span>{name} <strong>{n:.0f}</strong></span>" for name, n in counts if n]
         rows.append(f'<p class="round">round {number}: {" ".join(pieces)}</p>')
     return "".join(rows)
 

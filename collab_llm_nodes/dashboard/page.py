@@ -1,7 +1,7 @@
 """The page itself, in NiceGUI: built once per viewer, then changed where a snapshot differs.
 
-Every text that comes from a model or a node is either a label (which the browser shows as text) or
-escaped in ``drawing.py`` and sanitised again by the browser.
+Text from models and nodes is shown in labels, which the browser treats as text, or is escaped in
+``drawing.py`` and sanitised again by the browser.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fastapi.responses import HTMLResponse, Response
 from nicegui import Client, ui
 
 from collab_llm_nodes.dashboard import drawing
-from collab_llm_nodes.dashboard.front import BAR, only_the_stop
+from collab_llm_nodes.dashboard.http_api import BAR, only_the_stop
 from collab_llm_nodes.dashboard.robot import Robot
 from collab_llm_nodes.dashboard.stages import Stages, stages_html, stages_text, timeline_svg
 from collab_llm_nodes.dashboard.view import (
@@ -43,9 +43,9 @@ _WRITERS = {
 _FULL = "As many pages are open as max_viewers allows; close one and load this page again."
 _REDIRECT_S = 1.0
 _PASTED = 100_000
-"""Characters of a text that a question is asked about."""
+"""Largest pasted text [characters]."""
 _LOADING = 16
-"""Pages kept that were asked for and whose web socket has not come yet."""
+"""Requested pages that are kept although their web socket has not connected yet."""
 
 
 class Host:
@@ -63,10 +63,10 @@ class Host:
         self._open: set[str] = set()
 
     def serve(self, robot: Robot, max_viewers: int, rate: float) -> None:
-        """Show ``robot`` from now on, ``rate`` times per second.
+        """Show ``robot``, updated ``rate`` times per second.
 
         Raises:
-            ConfigError: another one is shown; NiceGUI is one per process.
+            ConfigError: another robot is shown; there is one NiceGUI per process.
         """
         if self.robot is not None:
             raise ConfigError("this process has a dashboard", remedy="one per process")
@@ -74,7 +74,7 @@ class Host:
         self._loading, self._open = {}, set()  # those of before have lost their server
 
     def leave(self) -> None:
-        """There is nothing to show any more."""
+        """Stop showing the robot."""
         self.robot = None
 
     @property
@@ -88,16 +88,16 @@ class Host:
         return len(self._open) >= self.max_viewers
 
     def load(self, page: Client) -> None:
-        """Keep a page until its web socket comes, or until many newer ones were asked for.
+        """Keep a page until its web socket connects, or until many newer ones were requested.
 
-        Whoever only asks for pages is no viewer and takes nobody's place.
+        A client that only requests pages is no viewer and takes no place.
         """
         self._loading[page.id] = page
         if len(self._loading) > _LOADING:
             next(iter(self._loading.values())).delete()
 
     def admit(self, page: str) -> bool:
-        """Count a page whose web socket has come, if there is room."""
+        """Count a page whose web socket has connected; return False if there is no room."""
         self._loading.pop(page, None)
         if page not in self._open and self.full:
             return False
@@ -105,7 +105,7 @@ class Host:
         return True
 
     def dismiss(self, page: str) -> None:
-        """A page was closed."""
+        """Forget a closed page."""
         self._loading.pop(page, None)
         self._open.discard(page)
 
@@ -117,12 +117,12 @@ def install(parent: FastAPI, host: Host) -> None:
     def index() -> Response | None:
         client = ui.context.client
         if host.full:
-            client.delete()  # costs nothing any more
+            client.delete()  # frees its memory
             return HTMLResponse(only_the_stop(_FULL), 503)
 
         async def admit() -> None:
             if not host.admit(client.id):
-                client.open("/")  # which says why
+                client.open("/")  # which explains it
                 await asyncio.sleep(_REDIRECT_S)
                 client.delete()
 
@@ -210,7 +210,7 @@ class _Page:
             ).classes("quiet")
 
     def _build_reading(self) -> None:
-        """A panel that appears as soon as somebody can be asked about documents."""
+        """A panel that appears as soon as a server answers questions about documents."""
         self._reading = ui.element("div").classes("panel").props("data-id=reading")
         with self._reading:
             _heading("Question about documents")
@@ -241,7 +241,7 @@ class _Page:
         self._reading.set_visibility(False)
 
     def _build_recall(self) -> None:
-        """A panel that appears as soon as somebody can be asked about the robot's documents."""
+        """A panel that appears as soon as a server answers from the robot's own documents."""
         self._recall = ui.element("div").classes("panel").props("data-id=recall")
         with self._recall:
             _heading("The robot's memory")
@@ -266,7 +266,7 @@ class _Page:
         self._recall.set_visibility(False)
 
     def _build_stages(self) -> None:
-        """A panel that appears with the first word of a model over several workers."""
+        """A panel that appears with the first message about a model over several workers."""
         self._stages = ui.element("div").classes("panel").props("data-id=stages")
         with self._stages:
             _heading("Model over several workers")
@@ -309,7 +309,7 @@ class _Page:
                 _heading(heading)
                 self._charts.append(ui.echart(options).classes("chart"))
 
-    # What the viewer wants.
+    # Commands of the viewer.
 
     def _send(self) -> None:
         wish = (self._wish.value or "").strip()[:MAX_INSTRUCTION]
@@ -347,7 +347,7 @@ class _Page:
         if self._host.robot is not None:
             self._host.robot.cancel()
 
-    # What there is to see.
+    # Updates.
 
     def _refresh(self) -> None:
         if self._host.robot is None:
@@ -401,8 +401,8 @@ class _Page:
         if recall is None:
             return
         self._recalled.set_text(recall.question)
-        told = words(recall.text, recall.ends, recall.sources)
-        self._recollection.set_content(drawing.answer_html(told))
+        pieces = words(recall.text, recall.ends, recall.sources)
+        self._recollection.set_content(drawing.answer_html(pieces))
         self._recall_error.set_text(recall.error)
         self._sides.set_text(sides_text(recall))
         self._found_pieces.set_content(drawing.found_html(recall.found))
@@ -419,7 +419,7 @@ class _Page:
         self._measured_line.set_content(timeline_svg(shown.measured))
 
     def _show_charts(self, shown: Snapshot) -> None:
-        """A chart is sent as a whole: only when there is something new, and once a second."""
+        """Send charts that changed: each is sent as a whole, the round trips once a second."""
         stages, rates, rtts = self._charts
         newest = shown.answers[-1] if shown.answers else None
         if newest is not self._charted:
@@ -457,7 +457,7 @@ def goal_text(goal: Goal) -> str:
 
 
 def action_text(action: Action | None) -> str:
-    """Return what the robot was told to do, in words."""
+    """Describe the action of the robot."""
     if action is None:
         return "no action yet"
     if action.reason:
@@ -486,16 +486,16 @@ def figures_text(answer: Answer) -> str:
 def sides_text(recall: Recall) -> str:
     """Return how many tokens each side has written, on one line."""
     counts = Counter(recall.sources)
-    told = ", ".join(
-        f"{counts[source]} {who}" for source, who in _WRITERS.items() if counts[source]
+    shares = ", ".join(
+        f"{counts[source]} {side}" for source, side in _WRITERS.items() if counts[source]
     )
-    if not told:
+    if not shares:
         return "" if recall.final else "looking for documents ..."
-    return f"{len(recall.sources)} tokens: {told}"
+    return f"{len(recall.sources)} tokens: {shares}"
 
 
 def sent_text(reading: Reading) -> str:
-    """Return what the remote model has read of the robot's, on one line; empty before it has."""
+    """Return the bytes that the remote model has read, on one line; empty if none."""
     if "sent_bytes" not in reading.figures:
         return ""
     kinds = ", ".join(f"{name} {count:.0f}" for name, count in reading.sent.items() if count)
@@ -503,14 +503,14 @@ def sent_text(reading: Reading) -> str:
 
 
 def cost_text(reading: Reading) -> str:
-    """Return what the reading has cost so far, on one line; empty before it has."""
+    """Return the cost of the reading so far, on one line; empty if none."""
     figures = reading.figures
     if not figures:
         return ""
     roles = []
     for role in ("remote", "local"):
-        told = (f"{figures.get(f'{role}_{n}_tokens', 0):.0f} {n}" for n in drawing.TOKENS)
-        roles.append(f"{role} {', '.join(told)}")
+        counts = (f"{figures.get(f'{role}_{n}_tokens', 0):.0f} {n}" for n in drawing.TOKENS)
+        roles.append(f"{role} {', '.join(counts)}")
     usd = f"; {figures['cost_usd']:.4f} US dollars" if "cost_usd" in figures else ""
     return f"tokens: {'; '.join(roles)}{usd}"
 

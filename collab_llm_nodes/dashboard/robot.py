@@ -1,4 +1,4 @@
-"""The node, as the web side sees it."""
+"""The interface of the node to the web server."""
 
 from __future__ import annotations
 
@@ -9,38 +9,37 @@ from collab_llm_nodes.dashboard.view import Motion, Snapshot
 
 
 class Robot(Protocol):
-    """Everything here may be called from any thread, and returns at once."""
+    """All methods may be called from any thread and return at once."""
 
     def shown(self) -> Snapshot:
-        """The newest snapshot; asking keeps snapshots coming."""
+        """Return the newest snapshot; snapshots are made while this is called."""
 
     def frame(self) -> tuple[int, bytes]:
         """The newest camera picture as JPEG, with its number; (0, b"") before the first."""
 
     def motion(self) -> tuple[Motion | None, float]:
-        """Return what motion_guard said last, and how old that is [s]."""
+        """Return the last state of motion_guard, and its age [s]."""
 
     def emergency_stop(self) -> int:
-        """Publish the emergency stop, from the calling thread; how many subscribers there are."""
+        """Publish the emergency stop in the calling thread; return the number of subscribers."""
 
     def reset(self) -> Future[tuple[bool, str]]:
-        """Ask motion_guard to end the emergency stop; success, and its words."""
+        """Ask motion_guard to end the emergency stop; the result is success and its message."""
 
     def instruct(self, instruction: str) -> None:
-        """Have an instruction followed."""
+        """Send an instruction."""
 
     def confirm(self) -> None:
-        """Have the instruction followed that waits for it."""
+        """Confirm the pending instruction."""
 
     def ask(self, question: str) -> None:
-        """Have a question about the robot's own documents answered."""
+        """Ask a question about the robot's own documents."""
 
     def ask_documents(self, question: str, documents: tuple[tuple[str, str], ...]) -> None:
-        """Have a question answered about ``documents``: names, and texts or "" for files that the
-        server reads."""
+        """Ask a question about ``documents``: names, and texts or "" for files on the server."""
 
     def is_stop(self, instruction: str) -> bool:
-        """Return True if an instruction only asks to stop; it cancels, at any time."""
+        """Return True if an instruction only asks to stop; it cancels at any time."""
 
     def cancel(self) -> None:
-        """Have the instruction under way ended, whoever gave it."""
+        """Cancel the current instruction, also one from elsewhere."""

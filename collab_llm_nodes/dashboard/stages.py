@@ -1,4 +1,4 @@
-"""A model over several workers, as the page shows it: who holds what, and timelines. Pure.
+"""The panel of a model over several workers: stages and timelines. Pure.
 
 Numbers and names come from another node: they are bounded here, and escaped where they are drawn.
 """
@@ -60,12 +60,12 @@ class Stages:
 
 
 def names(given: Iterable[str]) -> tuple[str, ...]:
-    """Return the first names, each cut to what is shown of it."""
+    """Return the first names, each shortened to ``NAME`` characters."""
     return tuple(name[:NAME] for name in [*given][:ROWS])
 
 
 def timeline(rows: Sequence[str], spans: Iterable[Span]) -> Timeline:
-    """Return a timeline of what can be drawn: the last spans, of known rows and usable times."""
+    """Return the drawable part of a timeline: the last spans with known rows and valid times."""
     shown = names(rows)
     sound = [
         span for span in spans if span[0] < len(shown) and 0.0 <= span[2] <= span[3] < _LONGEST
@@ -108,10 +108,10 @@ def stages_html(shown: Stages) -> str:
 
 
 def stages_text(shown: Stages) -> str:
-    """Return on one line how the workers are."""
-    told = f"{shown.model}: {shown.lanes_in_use} of {shown.lanes} lanes in use"
+    """Return the state of the workers on one line."""
+    text = f"{shown.model}: {shown.lanes_in_use} of {shown.lanes} lanes in use"
     if shown.losses:
-        told += f", {shown.losses} workers lost so far"
+        text += f", {shown.losses} workers lost so far"
     if shown.missing:
-        told += f"; missing: {', '.join(shown.missing)}"
-    return told if shown.stages else f"{told}; no chain of workers stands"
+        text += f"; missing: {', '.join(shown.missing)}"
+    return text if shown.stages else f"{text}; no chain of workers stands"

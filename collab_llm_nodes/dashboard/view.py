@@ -1,9 +1,8 @@
-"""Content of the page, made from what the graph says: pure; no clock, no ROS, no browser.
+"""Content of the page, without clock, ROS or browser.
 
-The node tells a :class:`View` what it hears; :meth:`View.snapshot` is what the pages are given, an
-immutable value that crosses threads by reference. Memory is bounded whatever arrives.
-
-Times are seconds of one monotonic clock, given by the caller.
+The node passes messages to a :class:`View`; :meth:`View.snapshot` returns an immutable value for
+the pages, shared between threads by reference. Memory is bounded. Times are seconds of one
+monotonic clock, given by the caller.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ FOUND = 8
 ROUNDS = 50
 """Rounds of a question about documents that are shown."""
 SILENT_S = 3.0
-"""Silence after which something that is published about once a second is stale. Diagnostics that
-come more seldom are stale after three times their usual pause."""
+"""Silence after which a topic with about one message per second is stale. Diagnostics with a
+longer period are stale after three periods."""
 
 
 _MOST = 1e9
@@ -124,7 +123,7 @@ class Reading:
     """A question about documents so far, as Minion or MinionS answer it.
 
     Attributes:
-        stage: what is being done, in the protocol's words.
+        stage: current stage, as the protocol names it.
         error: why it ended early; empty unless it did.
         figures: both ledgers and the jobs by name (docs/minions.md), in all.
         rounds: the same by round: number and figures.
@@ -168,7 +167,7 @@ class Recall:
 
     Attributes:
         ends, sources: [tokens] as in ``Answer``.
-        stage: what is being done, in the protocol's words.
+        stage: current stage, as the protocol names it.
         error: why it ended early; empty unless it did.
         found: pieces that the answer rests on; None: the robot still looks for them.
     """
@@ -300,7 +299,7 @@ class Goal:
     Attributes:
         state: "idle", "sent", "running", "cancelling" or "ended".
         error: why it ended, or could not be followed; empty if the model said stop.
-        followed: what the navigator follows now, whoever said it; empty if nothing.
+        followed: instruction that the navigator follows now, from any source; empty if none.
     """
 
     state: str = "idle"
@@ -369,10 +368,9 @@ class Snapshot:
 def words(
     text: str, ends: Sequence[int], sources: Sequence[int], span: tuple[int, int] = (0, 0)
 ) -> tuple[Word, ...]:
-    """``text`` by token, with what was matched set apart; together it is ``text`` again.
+    """Split ``text`` by token and at the ends of the matched ``span``; nothing is lost.
 
-    ``ends`` and ``sources`` [tokens] come from a message: where they do not fit the text, what
-    they do not reach has no source.
+    ``ends`` and ``sources`` [tokens] come from a message; uncovered text has no source.
     """
     cuts = {min(max(0, cut), len(text)) for cut in (*ends, *span, len(text))} - {0}
     pieces, begin, token = [], 0, 0
@@ -429,16 +427,16 @@ class Path:
 
 
 class View:
-    """State of the page, made of what was heard so far."""
+    """State of the page from the messages so far."""
 
     def __init__(self, camera_fov: float) -> None:
-        """``camera_fov``: [rad] what the camera sees from left to right."""
+        """``camera_fov``: horizontal field of view [rad]."""
         self.camera_fov = camera_fov
         self._answer = Answer()
         self._answers: deque[Answer] = deque(maxlen=ANSWERS)
         self._reading: Reading | None = None
         self._recall: Recall | None = None
-        self._found: dict[str, tuple[Found, ...]] = {}  # of the sessions of late
+        self._found: dict[str, tuple[Found, ...]] = {}  # of the latest sessions
         self.remembers = self.reads = False
         self._stages: Stages | None = None
         self._action: Action | None = None
@@ -451,31 +449,31 @@ class View:
         self._sampled_at = -math.inf
         self._statuses: dict[str, _Status] = {}
         self._frame_at: float | None = None
-        self._modes: dict[str, str] = {}  # of the sessions of late
+        self._modes: dict[str, str] = {}  # of the latest sessions
         self.goal = Goal()
         self.pending = ""
 
-    # What the graph says.
+    # Messages of the graph.
 
     def on_frame(self, now: float) -> None:
-        """A picture came."""
+        """Note the arrival of a picture."""
         self._frame_at = now
 
     def on_draft(self, session: str, tokens: int, *, solo: bool, ahead: bool) -> None:
-        """A draft of ``tokens`` tokens went to the verifier: tells how the session decodes."""
-        told = self._modes.pop(session, "")
+        """Derive the decoding mode of a session from a draft of ``tokens`` tokens."""
+        mode = self._modes.pop(session, "")
         if solo:
-            told = "cloud alone"
-        elif ahead or "push-ahead" in told:
-            told = "draft and verify, push-ahead"
-        elif tokens or not told:
-            told = "draft and verify" if tokens else "cloud alone"
-        self._modes[session] = told
+            mode = "cloud alone"
+        elif ahead or "push-ahead" in mode:
+            mode = "draft and verify, push-ahead"
+        elif tokens or not mode:
+            mode = "draft and verify" if tokens else "cloud alone"
+        self._modes[session] = mode
         while len(self._modes) > 8:
             del self._modes[next(iter(self._modes))]
 
     def on_answer(self, answer: Answer) -> None:
-        """An answer grew or ended."""
+        """Set the newest state of an answer."""
         mode = self._modes.get(answer.session, "")
         if Source.UNVERIFIED in answer.sources:
             mode = "robot alone" if set(answer.sources) == {Source.UNVERIFIED} else "robot ends it"
@@ -492,7 +490,7 @@ class View:
             self._modes.pop(answer.session, None)
 
     def on_reading(self, reading: Reading) -> None:
-        """A question about documents was asked, went on or ended; ``rounds`` are made here."""
+        """Set the newest state of a question about documents; ``rounds`` are derived here."""
         asked = self._reading if self._reading is not None else Reading()
         figures = {name: n for name, n in reading.figures.items() if usable(n)}
         self._reading = replace(
@@ -507,17 +505,17 @@ class View:
         )
 
     def on_documents_asked(self, question: str, documents: Sequence[str]) -> None:
-        """A page asks about documents."""
+        """Show a question about documents that a page asks."""
         self._reading = Reading(question=question[:TEXT], stage="asked", documents=(*documents,))
 
     def on_reading_error(self, question: str, error: str) -> None:
-        """A question about documents has no answer."""
+        """Show why a question about documents has no answer."""
         if self._reading is None or self._reading.question != question[:TEXT]:
             self._reading = Reading(question=question[:TEXT])
         self._reading = replace(self._reading, final=True, error=error[:TEXT])
 
     def on_found(self, session: str, question: str, found: Sequence[Found]) -> None:
-        """The pieces for a question were found; an answer follows."""
+        """Note the pieces found for a question; an answer follows."""
         self._found[session] = tuple(
             replace(piece, name=piece.name[:120], text=piece.text[:400])
             for piece in found[:FOUND]
@@ -533,7 +531,7 @@ class View:
         return session in self._found
 
     def on_recall(self, recall: Recall) -> None:
-        """A question about the robot's documents was asked, answered or refused."""
+        """Set the newest state of a question about the robot's documents."""
         self._recall = replace(
             recall,
             question=recall.question[:TEXT],
@@ -543,44 +541,44 @@ class View:
         )
 
     def on_recall_error(self, question: str, error: str) -> None:
-        """A question about the robot's documents has no answer."""
+        """Show why a question about the robot's documents has no answer."""
         if self._recall is None or self._recall.question != question[:TEXT]:
             self._recall = Recall(question=question[:TEXT])
         self._recall = replace(self._recall, final=True, error=error[:TEXT])
 
     def on_stages(self, stages: Stages | None) -> None:
-        """The workers of a model have changed, or have worked; None: nobody tells any more."""
+        """Set the state of the workers; None if there is no server."""
         self._stages = stages
 
     def on_action(self, action: Action) -> None:
-        """An action was read; where the robot is now is where it begins."""
+        """Set the action; it begins at the current pose."""
         reason = action.reason if usable(action.value) else "a distance or angle that is no number"
         value = action.value if usable(action.value) else 0.0
         self._action = replace(action, value=value, reason=reason[:TEXT])
         self._action_from = self._pose or Pose()
 
     def on_pose(self, pose: Pose, now: float) -> None:
-        """Odometry."""
+        """Add a pose to the path."""
         if not usable(pose.x, pose.y, pose.yaw):
             return
         self._pose, self._pose_at = pose, now
         self._path.add(pose.x, pose.y)
 
     def on_link(self, link: Link, now: float) -> None:
-        """The link's state."""
+        """Set the state of the link."""
         up = link.state == "UP" and usable(link.rtt_s)
-        rtt_s = link.rtt_s if up else 0.0  # what was measured before it broke is no round trip
+        rtt_s = link.rtt_s if up else 0.0  # a value from before the break is stale
         self._link = replace(link, error=link.error[:TEXT], rtt_s=rtt_s), now
         self.sample(now)
 
     def sample(self, now: float) -> None:
-        """Take a sample of the round-trip time, once a second; to be called at least as often."""
+        """Sample the round-trip time once a second; call it at least as often."""
         if self._link is not None and now - self._sampled_at >= 1.0:
             self._sampled_at = now
             self._rtts.append(self._fresh_link(now).rtt_s or math.nan)
 
     def on_health(self, name: str, level: int, message: str, now: float) -> None:
-        """One entry of the diagnostics, named "node: part"."""
+        """Set one entry of the diagnostics, named "node: part"."""
         name = name[:120]
         before = self._statuses.get(name)
         if before is None and len(self._statuses) >= STATUSES:
@@ -589,10 +587,10 @@ class View:
         pause = now - before.at if before is not None else 0.0
         self._statuses[name] = _Status(known, message[:400], now, pause)
 
-    # What the page is given.
+    # Content for the pages.
 
     def snapshot(self, now: float) -> Snapshot:
-        """All of it, at this moment."""
+        """Return the content at ``now`` [s]."""
         action = self._action
         matched = action if action is not None and action.session == self._answer.session else None
         pose_age = None if self._pose is None else now - self._pose_at
@@ -641,7 +639,7 @@ class View:
         return min(1.0, max(0.0, self._travelled() / action.value))
 
     def _direction(self) -> Direction | None:
-        """Straight ahead for a drive; for a turn what is left of it."""
+        """Return straight ahead for a drive, the remaining angle for a turn."""
         action = self._action
         if action is None or action.reason or action.kind == "none":
             return None
@@ -658,16 +656,16 @@ class View:
         return replace(link, state="UNKNOWN", rtt_s=0.0, sessions=0, error=silent)
 
     def _all_health(self, now: float) -> tuple[Health, ...]:
-        """Return the health by node, the worst first; what was not heard of late is stale."""
+        """Return the health by node, the worst first; silent nodes are stale."""
         nodes: dict[str, list[tuple[str, Level, str]]] = {}
         for name, status in self._statuses.items():
             silent = now - status.at > max(SILENT_S, 3 * status.pause)
-            said = (Level.STALE, "silent") if silent else (status.level, status.message)
+            current = (Level.STALE, "silent") if silent else (status.level, status.message)
             node, _, part = name.partition(": ")
-            nodes.setdefault(node, []).append((part, *said))
+            nodes.setdefault(node, []).append((part, *current))
         shown = []
         for node, parts in nodes.items():
             part, level, message = max(parts, key=lambda each: each[1])  # the first of the worst
-            told = f"{part}: {message}" if part and level > Level.OK else message
-            shown.append(Health(node, level, told, tuple(parts)))
+            text = f"{part}: {message}" if part and level > Level.OK else message
+            shown.append(Health(node, level, text, tuple(parts)))
         return tuple(sorted(shown, key=lambda each: (-each.level, each.name)))

@@ -1,15 +1,14 @@
-"""A web page for people: what the robot sees, thinks and does; instructions; an emergency stop.
+"""The node of the dashboard: camera, answers, motion, instructions, emergency stop on a web page.
 
-The page and its server are ``collab_llm_nodes/dashboard``; here they get what the graph says, and
-the graph gets what people want. Three threads, and what passes between them:
+The page and its server are in ``collab_llm_nodes/dashboard``; this node connects them to the graph.
+Three threads:
 
-- The node's own hears everything and tells a ``View``. What the others read is replaced as a
-  whole: the newest snapshot, picture and state of motion.
-- The pages' and the front's call the methods of ``Robot``, which ``post`` to the node's thread.
-  Only the emergency stop does not: it is published in the thread that got the request.
+- The node's own receives all messages and updates a ``View``. The other threads read the newest
+  snapshot, picture and state of motion, each replaced as a whole.
+- The threads of the pages and of the HTTP API call the methods of ``Robot``, which ``post`` to the
+  node's thread. Only the emergency stop is published in the thread that got the request.
 
-All subscriptions are such that nobody waits for this node. Snapshots and pictures are made only
-while somebody looks.
+No subscription slows a publisher down. Snapshots and pictures are made only while a page is open.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ from collab_llm_nodes.ros.qos import CAMERA, COMMAND, REQUESTS, RESULT, STATE
 from collab_llm_nodes.transport.credentials import read_token
 
 if TYPE_CHECKING:
-    from collab_llm_nodes.dashboard.site import Site
+    from collab_llm_nodes.dashboard.server import DashboardServer
 
 TOKEN_VARIABLE = "COLLAB_LLM_DASHBOARD_TOKEN"
 _MEMORY, _DOCUMENTS = "dragon", "minions"
@@ -109,17 +108,17 @@ class DashboardConfig:
         f" {TOKEN_VARIABLE}, or token_file).",
     )
     port: int = fixed(8080, "TCP port; 0 = a free one, which is logged.", low=0, high=65535)
-    token_file: str = fixed("", "File that holds the token pages must give to be shown.")
+    token_file: str = fixed("", "File with the token that pages must present.")
     max_viewers: int = fixed(8, "Pages open at a time.", low=1, high=100)
     rate: float = fixed(5.0, "Updates of a page per second.", low=0.5, high=20.0)
     camera_fov: float = setting(
         90.0,
-        "What the camera sees from left to right [deg]: where a direction is in the picture.",
+        "Horizontal field of view of the camera [deg], to draw directions into the picture.",
         low=10.0,
         high=170.0,
     )
     stop_words: tuple[str, ...] = fixed(
-        STOP_WORDS, "Instructions that cancel the one under way, whoever gave it."
+        STOP_WORDS, "Instructions that cancel the current one, from any source."
     )
 
     def __post_init__(self) -> None:
@@ -132,7 +131,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
 
     def __init__(self, **node_arguments: Any) -> None:
         super().__init__("dashboard", DashboardConfig, **node_arguments)
-        self._site: Site | None = None
+        self._server: DashboardServer | None = None
         self._view = View(math.radians(self.config.camera_fov))
         self._pending = ""  # the instruction that waits to be confirmed, as it was announced last
         self._shown = self._view.snapshot(wall())
@@ -146,14 +145,14 @@ class Dashboard(ManagedNode[DashboardConfig]):
     @property
     def port(self) -> int:
         """Port of the page."""
-        return self._site.port if self._site is not None else 0
+        return self._server.port if self._server is not None else 0
 
     # Lifecycle.
 
     def configure(self) -> None:
         """Subscribe, then open the web server. Raises CollabError if that cannot be."""
         try:
-            from collab_llm_nodes.dashboard.site import Site
+            from collab_llm_nodes.dashboard.server import DashboardServer
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f"the Python package {error.name} is not installed",
@@ -165,7 +164,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
         token = token or read_token("", config.token_file)
         self._connect()
         try:
-            self._site = Site(
+            self._server = DashboardServer(
                 self,
                 config.host,
                 config.port,
@@ -180,9 +179,9 @@ class Dashboard(ManagedNode[DashboardConfig]):
         self.get_logger().info(f"dashboard at http://{host}:{self.port}/")
 
     def cleanup(self) -> None:
-        if self._site is not None:  # first: it uses what follows
-            self._site.close()
-            self._site = None
+        if self._server is not None:  # first: it uses what follows
+            self._server.close()
+            self._server = None
         self._disconnect()
 
     def _connect(self) -> None:
@@ -195,7 +194,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
             protocol: ActionClient(self, Generate, f"{protocol}/generate")
             for protocol in (_MEMORY, _DOCUMENTS)
         }
-        # Ends whatever is followed, whoever gave it: a handle has only who sent the goal.
+        # Cancels goals of others as well; only the sender of a goal has its handle.
         self._cancels = self.create_client(CancelGoal, "navigate/_action/cancel_goal")
         self._heard = [
             self.create_subscription(kind, topic, callback, qos)
@@ -232,14 +231,14 @@ class Dashboard(ManagedNode[DashboardConfig]):
 
     def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
         level, message, values = super().diagnose()
-        viewers = self._site.viewers if self._site is not None else 0
+        viewers = self._server.viewers if self._server is not None else 0
         return level, message, {**values, "viewers": viewers, "port": self.port}
 
     def _apply(self, parameters: list[Parameter]) -> None:
         super()._apply(parameters)
         self._view.camera_fov = math.radians(self.config.camera_fov)
 
-    # What the graph says.
+    # Messages of the graph.
 
     @guarded
     def _on_observation(self, msg: Observation) -> None:
@@ -264,8 +263,8 @@ class Dashboard(ManagedNode[DashboardConfig]):
         error = f"{code_of(msg.status)}: {msg.status.message}" if failed else ""
         figures = {name: n for name, n in figures_from(msg.metrics).items() if usable(n)}
         if recalls(figures) or self._view.looked_up(msg.session_id):
-            told = (tuple(msg.ends), tuple(msg.sources), msg.stage, msg.final, error)
-            self._view.on_recall(Recall(msg.session_id, msg.prompt, msg.text, *told))
+            rest = (tuple(msg.ends), tuple(msg.sources), msg.stage, msg.final, error)
+            self._view.on_recall(Recall(msg.session_id, msg.prompt, msg.text, *rest))
             return
         if reads(figures):
             reading = Reading(
@@ -376,7 +375,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
         if self._watched():
             self._shown = self._view.snapshot(wall())
 
-    # What people want, in the node's thread.
+    # Commands of people, in the node's thread.
 
     def _instruct(self, instruction: str) -> None:
         if self.is_stop(instruction):
@@ -448,7 +447,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
     def _send_question(
         self, goal: Generate.Goal, begin: Callable[[], None], fail: Callable[[str, str], None]
     ) -> None:
-        """Have a protocol answer; the answer is told on ``generated_text``."""
+        """Send a question to a protocol; the answer comes on ``generated_text``."""
         protocol = goal.protocol
         if not self.active or protocol in self._asked:
             return  # one question at a time
@@ -479,7 +478,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
                 self._view.goal = replace(self._view.goal, state="cancelling")
 
     def _on_cancelled(self, number: int, answered: RosFuture) -> None:
-        """Nothing to cancel: whoever followed it is gone, and nobody else will tell its end."""
+        """If the navigator knows no goal, mark ours as ended."""
         if number != self._goals or answered.result().goals_canceling:
             return
         goal = replace(self._view.goal, followed="")

@@ -183,7 +183,7 @@ class Someone:
 
 
 def test_a_newcomer_always_gets_a_place() -> None:
-    from collab_llm_nodes.dashboard.door import Places
+    from collab_llm_nodes.dashboard.connection_limiter import Places
 
     places: Places[Someone] = Places(strangers=40, known=3)
     visitor = Someone("visitor")
@@ -200,7 +200,7 @@ def test_a_newcomer_always_gets_a_place() -> None:
 
 
 def test_known_ones_are_not_displaced_by_strangers() -> None:
-    from collab_llm_nodes.dashboard.door import STRANGER_S, Places
+    from collab_llm_nodes.dashboard.connection_limiter import STRANGER_S, Places
 
     places: Places[Someone] = Places(strangers=2, known=2)
     viewer, other, third = Someone("a"), Someone("a"), Someone("a")
@@ -478,24 +478,24 @@ def test_pages_that_nobody_shows_are_no_viewers() -> None:
             evil = server.ask("/", sec_fetch_site="cross-site", sec_fetch_mode="no-cors")
             assert evil[0] == 403
             assert server.ask("/")[0] == 200
-        assert server.site.viewers == 0
+        assert server.served.viewers == 0
         assert len(set(Client.instances) - before) <= 20
         with contextlib.ExitStack() as viewers:
             late = server.ask("/")[2].decode()
             for _ in range(2):  # max_viewers
                 viewers.enter_context(watching(server, server.ask("/")[2].decode()))
-            wait_for(lambda: server.site.viewers == 2)
+            wait_for(lambda: server.served.viewers == 2)
             status, _, body = server.ask("/")
             assert status == 503
             assert b'id="stop"' in body, "the stop is on every page"
             with watching(server, late) as link:
                 wait_for(lambda: '"open"' in str(link.recv(10.0)))  # sent away
                 wait_for(lambda: len(set(Client.instances) - before) <= 20)
-            assert server.site.viewers == 2
-        wait_for(lambda: server.site.viewers == 0)
+            assert server.served.viewers == 2
+        wait_for(lambda: server.served.viewers == 0)
         assert server.ask("/")[0] == 200
     finally:
-        server.site.close()
+        server.served.close()
 
 
 @contextlib.contextmanager

@@ -379,7 +379,7 @@ def test_a_dashboard_that_cannot_be_does_not_start(
     if fault == "open address":
         parameters["host"] = "0.0.0.0"
     elif fault == "no nicegui":
-        monkeypatch.setitem(sys.modules, "collab_llm_nodes.dashboard.site", None)
+        monkeypatch.setitem(sys.modules, "collab_llm_nodes.dashboard.server", None)
     else:
         port = start(graph, Dashboard, port=0).port
         parameters["port"] = port if fault == "port in use" else 0

@@ -410,7 +410,7 @@ def test_nothing_is_hidden_squeezed_or_cut(browser: Any, width: int, height: int
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
-        page = Page(browser, server.site)
+        page = Page(browser, server.served)
         page.wait(lambda: reasons[-1] in page.text("motion"), "the reasons")
         page.wait(lambda: NODE in page.text("health"), "the page")
         edge = "document.querySelector({!r}).getBoundingClientRect().{}"
@@ -426,7 +426,7 @@ def test_nothing_is_hidden_squeezed_or_cut(browser: Any, width: int, height: int
         assert page.script(edge.format("#bar", "top")) == 0
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-        server.site.close()
+        server.served.close()
 
 
 NODE = "cloud_verifier_bridge"

@@ -49,7 +49,7 @@ def server() -> Iterator[Server]:
     pytest.importorskip("nicegui", reason="pip install -r requirements/dashboard.txt")
     server = Server()
     yield server
-    server.site.close()
+    server.served.close()
 
 
 def test_the_stop_is_confirmed_or_said_not_to_be(server: Server) -> None:
@@ -81,14 +81,14 @@ def test_numbers_that_are_none_do_not_hide_the_state_of_motion(server: Server) -
 
 
 def test_the_stop_does_not_wait_for_the_pages(server: Server) -> None:
-    """The pages' thread does something endless; the front answers as ever."""
+    """The pages' thread does something endless; the HTTP API answers as ever."""
     held, released = threading.Event(), threading.Event()
 
     def endless() -> None:
         held.set()
         released.wait(30.0)
 
-    server.site._pages.loop.call_soon_threadsafe(endless)
+    server.served._pages.loop.call_soon_threadsafe(endless)
     assert held.wait(10.0)
     try:
         assert server.told("/emergency_stop", "POST")["confirmed"] is True
@@ -164,7 +164,7 @@ def test_the_stop_page_is_nothing_but_the_bar(server: Server) -> None:
     assert 'id="stop"' in page
     assert "nicegui" not in page
     assert server.ask("/static/bar.js")[0] == 200
-    assert server.ask("/static/../front.py")[0] == 404
+    assert server.ask("/static/../http_api.py")[0] == 404
 
 
 def test_with_a_token_nothing_is_shown_before_the_log_in() -> None:
@@ -188,17 +188,17 @@ def test_with_a_token_nothing_is_shown_before_the_log_in() -> None:
         assert server.ask("/emergency_stop", "POST", cookie=cookie)[0] == 200
         assert server.ask("/motion", authorization=f"Bearer {TOKEN}")[0] == 200
     finally:
-        server.site.close()
+        server.served.close()
 
 
 def test_a_log_in_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Strangers can begin one; they shall not collect connections."""
     pytest.importorskip("nicegui", reason="pip install -r requirements/dashboard.txt")
-    from collab_llm_nodes.dashboard import door
+    from collab_llm_nodes.dashboard import connection_limiter
 
-    monkeypatch.setattr(door, "STRANGER_S", 0.2)
+    monkeypatch.setattr(connection_limiter, "STRANGER_S", 0.2)
     server = Server(token=TOKEN)
-    link = http.client.HTTPConnection("127.0.0.1", server.site.port, timeout=30)
+    link = http.client.HTTPConnection("127.0.0.1", server.served.port, timeout=30)
     try:
         with contextlib.closing(link):
             link.putrequest("POST", "/log_in")
@@ -207,35 +207,35 @@ def test_a_log_in_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> N
             with pytest.raises(ConnectionError):
                 link.getresponse()
     finally:
-        server.site.close()
+        server.served.close()
 
 
 def test_a_server_that_does_not_start_leaves_room_for_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("nicegui", reason="pip install -r requirements/dashboard.txt")
-    from collab_llm_nodes.dashboard import site
+    from collab_llm_nodes.dashboard import server as dashboard_server
 
     def fails(*_: Any) -> None:
         raise CollabError("no thread can be started")
 
     with monkeypatch.context() as patch:
-        patch.setattr(site, "Door", fails)
+        patch.setattr(dashboard_server, "ConnectionLimiter", fails)
         with pytest.raises(CollabError, match="no thread"):
             Server()
     server = Server()
     assert server.ask("/motion")[0] == 200
-    server.site.close()
+    server.served.close()
 
 
 def test_a_port_in_use_and_an_address_of_others_are_told(server: Server) -> None:
-    from collab_llm_nodes.dashboard.site import Site
+    from collab_llm_nodes.dashboard.server import DashboardServer
 
     options: dict[str, Any] = {"max_viewers": 2, "rate": 5.0}
     with pytest.raises(Unavailable, match="port"):
-        Site(server.robot, "127.0.0.1", server.site.port, "", **options)
+        DashboardServer(server.robot, "127.0.0.1", server.served.port, "", **options)
     with pytest.raises(ConfigError, match="token"):
-        Site(server.robot, "0.0.0.0", 0, "", **options)
+        DashboardServer(server.robot, "0.0.0.0", 0, "", **options)
     with pytest.raises(ConfigError, match="host"):
-        Site(server.robot, "192.0.2.1", 0, TOKEN, **options)  # of no machine: RFC 5737
+        DashboardServer(server.robot, "192.0.2.1", 0, TOKEN, **options)  # of no machine: RFC 5737
     assert server.ask("/motion")[0] == 200, "the one that serves is not disturbed"

@@ -80,20 +80,20 @@ class FakeRobot:
 
 
 class Server:
-    """A site of a fake robot, and requests to it."""
+    """A dashboard of a fake robot, and requests to it."""
 
     def __init__(self, token: str = "", host: str = "127.0.0.1") -> None:
-        from collab_llm_nodes.dashboard.site import Site
+        from collab_llm_nodes.dashboard.server import DashboardServer
 
         self.robot = FakeRobot()
-        self.site = Site(self.robot, host, 0, token, max_viewers=2, rate=10.0)
-        self.own = f"127.0.0.1:{self.site.port}"
+        self.served = DashboardServer(self.robot, host, 0, token, max_viewers=2, rate=10.0)
+        self.own = f"127.0.0.1:{self.served.port}"
 
     def ask(
         self, path: str, method: str = "GET", body: str = "", **headers: str
     ) -> tuple[int, Mapping[str, str], bytes]:
         """Status, headers and body of one request; header names with _ for -."""
-        link = http.client.HTTPConnection("127.0.0.1", self.site.port, timeout=30)
+        link = http.client.HTTPConnection("127.0.0.1", self.served.port, timeout=30)
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         with contextlib.closing(link):
             link.request(method, path, body or None, given)
@@ -124,7 +124,7 @@ def main() -> None:
                 hoard.append(os.open(os.devnull, os.O_RDONLY))
         for file in hoard[:left]:
             os.close(file)
-    print(server.site.port, flush=True)
+    print(server.served.port, flush=True)
     sys.stdin.read()
 
 

@@ -42,8 +42,8 @@ def grpc_works(answer_s: float = ANSWER_S) -> bool:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Look after a failure."""
-    if report.failed and not grpc_works():
+    """Check after a failure; with pytest-xdist in the workers, not in their controller."""
+    if report.failed and not hasattr(report, "node") and not grpc_works():
         os.write(_stderr, f"\n{report.nodeid} ({report.when}) left gRPC dead:\n".encode())
         os.write(_stderr, f"{report.longreprtext}\n".encode())
         faulthandler.dump_traceback(file=_stderr, all_threads=True)

@@ -61,7 +61,7 @@ def bench_dragon(
         documents=documents,
         sizes=QUICK if quick else Sizes(),
         plot=plot,
-        keep=partial(write_json, json_file, tell=False),
+        keep=partial(write_json, json_file, report=False),
     )
 
 
@@ -117,7 +117,7 @@ def bench_dragon_quality(
         succeeded=lambda results: True,
         engine=Engine(load(ModelConfig(model))),
         plot=plot,
-        keep=partial(write_json, json_file, tell=False),
+        keep=partial(write_json, json_file, report=False),
     )
     if files is None:
         run(

@@ -1,8 +1,8 @@
-"""Answers that are always given: emergency stop, reset, camera, log-in; and the gate before.
+"""The HTTP API: access check, emergency stop, reset, camera, log-in.
 
-They are given in the thread of the port (``door.py``), with nothing in it that takes long. The
-emergency stop is published from here, past the ROS thread: a page that lags, a busy ROS thread or a
-dead web socket do not delay it.
+It runs in the thread that owns the port (``connection_limiter.py``), and nothing in it takes long.
+The emergency stop is published from here, not by the ROS thread, so a lagging page, a busy ROS
+thread or a dead web socket does not delay it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from collab_llm_nodes.dashboard.view import usable
 
 STATIC = Path(__file__).parent / "static"
 BAR = (STATIC / "bar.html").read_text(encoding="utf-8")
-"""The emergency stop, as it stands on every page."""
+"""The bar with the emergency stop, the same on every page."""
 _ONLY_THE_STOP = (STATIC / "stop.html").read_text(encoding="utf-8")
 _LOG_IN = (STATIC / "log_in.html").read_bytes()
 CONFIRM_S = 0.6
-"""Time for which an emergency stop is repeated until motion_guard confirms it; then the page asks
-again."""
+"""Seconds for which an emergency stop is repeated until confirmed; then the page asks again."""
 _REPEAT_S = 0.05
 _RESET_S = 3.0
 _FILES = {
@@ -38,7 +37,7 @@ _FILES = {
 }
 _FRESH = {"cache-control": "no-store"}
 HEADERS = {
-    "connection": "close",  # the next request is to come by the door again
+    "connection": "close",  # the next request must pass the limiter again
     "x-frame-options": "DENY",
     "x-content-type-options": "nosniff",
     "referrer-policy": "same-origin",  # without any, a form's Origin would be "null"
@@ -71,12 +70,12 @@ class Request:
 
     @property
     def stops(self) -> bool:
-        """It is the emergency stop."""
+        """The request is the emergency stop."""
         return (self.method, self.path) == ("POST", "/emergency_stop")
 
     @property
     def logs_in(self) -> bool:
-        """It is the form of the log-in page, the only one whose body is read."""
+        """The request is the log-in form, the only one whose body is read."""
         asked = (self.method, self.path, self.refusal) == ("POST", "/log_in", Refusal.LOG_IN)
         return asked and "transfer-encoding" not in self.headers
 
@@ -90,8 +89,8 @@ def encode(reply: Response, method: str = "GET") -> bytes:
     return head if method == "HEAD" else head + bytes(reply.body)
 
 
-class Front:
-    """The gate, and the answers for those whom it lets pass."""
+class HttpApi:
+    """Checks access and answers the requests that must never wait."""
 
     def __init__(self, robot: Robot, access: Access) -> None:
         self._robot = robot
@@ -107,8 +106,8 @@ class Front:
     def judge(self, request: Request) -> Request:
         """Set a request's ``refusal``."""
         socket = request.headers.get("upgrade", "").lower() == "websocket"
-        told = self._access.refusal(request.method, request.headers, socket=socket)
-        return replace(request, refusal=told)
+        refusal = self._access.refusal(request.method, request.headers, socket=socket)
+        return replace(request, refusal=refusal)
 
     async def reply(self, request: Request) -> Response | None:
         """Return the answer; None if the pages have it (``page.py``)."""
@@ -122,7 +121,7 @@ class Front:
             return HTMLResponse(only_the_stop())
         if path in _FILES:
             return Response(_FILES[path][0], media_type=_FILES[path][1])
-        # Nothing else: NiceGUI keeps something of every request it has a page for.
+        # Nothing else: NiceGUI keeps state for every request it has a page for.
         if path != "/" and not path.startswith(("/_nicegui", "/favicon.ico")):
             return PlainTextResponse("no such page", 404)
         if "transfer-encoding" in request.headers:  # chunks cost much more than they weigh
@@ -152,8 +151,7 @@ class Front:
         return Response(None, 303, {"location": "/", "set-cookie": cookie})
 
     async def _stop(self, request: Request) -> Response:
-        """Published at once, and again until confirmed: a guard that has just been started, or
-        whose connection is only being made, may miss the first."""
+        """Publish the stop until it is confirmed; a guard that is starting may miss the first."""
         due = time.monotonic() + CONFIRM_S
         while True:
             heard = self._robot.emergency_stop()
@@ -174,14 +172,14 @@ class Front:
         motion, age = self._robot.motion()
         if motion is None:
             return JSONResponse({"known": False})
-        told = {**asdict(motion), "known": True, "age": round(age, 3), "text": motion.words}
-        for name, value in told.items():
+        state = {**asdict(motion), "known": True, "age": round(age, 3), "text": motion.words}
+        for name, value in state.items():
             if isinstance(value, float) and not usable(value):
-                told[name] = None  # JSON has no NaN
-        return JSONResponse(told, headers=_FRESH)
+                state[name] = None  # JSON has no NaN
+        return JSONResponse(state, headers=_FRESH)
 
     async def _camera(self, request: Request) -> Response:
-        """The newest picture; 204 if the page has it already. Whoever is slow skips some."""
+        """Return the newest picture; 204 if the page has it already. Slow pages skip some."""
         seen = parse_qs(request.query).get("after", ["0"])[0]
         if not seen.isdecimal():
             return PlainTextResponse("after: the number of a picture", 422)

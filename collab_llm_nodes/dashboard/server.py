@@ -1,10 +1,10 @@
 """The dashboard's web server: two threads with an event loop each.
 
-- The **door** (``door.py``) owns the port and answers what must never wait (``front.py``): gate,
-  emergency stop, camera. It is started and ended with the node.
+- The **connection limiter** owns the port and answers the requests that must never wait
+  (``http_api.py``): access, emergency stop, camera. It starts and ends with the node.
 - The **pages** (``page.py``, NiceGUI) get connections from it, each for one request or web socket.
-  NiceGUI is one per process and cannot be started twice, so its thread is started with the first
-  site and stays to the end of the process.
+  NiceGUI is one per process and cannot be started twice, so its thread starts with the first server
+  and runs to the end of the process.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from collab_llm_nodes.dashboard.access import Access
-from collab_llm_nodes.dashboard.door import Door
-from collab_llm_nodes.dashboard.front import HEADERS, Front
+from collab_llm_nodes.dashboard.connection_limiter import ConnectionLimiter
+from collab_llm_nodes.dashboard.http_api import HEADERS, HttpApi
 from collab_llm_nodes.dashboard.page import Host, install
 from collab_llm_nodes.dashboard.robot import Robot
 from collab_llm_nodes.errors import CollabError, ConfigError, Unavailable
@@ -34,7 +34,7 @@ from collab_llm_nodes.errors import CollabError, ConfigError, Unavailable
 _START_S = 60.0
 
 
-class Site:
+class DashboardServer:
     """Serves ``robot``'s pages from construction until :meth:`close`.
 
     Attributes:
@@ -51,11 +51,11 @@ class Site:
         listener = _listen(host, port)
         try:
             self.port = int(listener.getsockname()[1])
-            front = Front(robot, Access(host, self.port, token))
+            api = HttpApi(robot, Access(host, self.port, token))
             self._pages = _Pages.get()
             self._pages.host.serve(robot, max_viewers, rate)
             try:
-                self._door = Door(listener, front, self._pages.take, max_viewers)
+                self._limiter = ConnectionLimiter(listener, api, self._pages.take, max_viewers)
             except BaseException:
                 self._pages.host.leave()
                 raise
@@ -71,7 +71,7 @@ class Site:
     def close(self) -> None:
         """Stop listening; open pages lose their connection."""
         self._pages.host.leave()
-        self._door.close()
+        self._limiter.close()
         self._pages.drop()
 
 
@@ -92,7 +92,7 @@ def _listen(host: str, port: int) -> socket.socket:
         raise Unavailable(
             f"cannot listen on {host}:{port}: {error.strerror}",
             field="port",
-            remedy="end who uses it, or choose another port",
+            remedy="stop the program that uses it, or choose another port",
         ) from None
     return listener
 
@@ -117,7 +117,7 @@ class _Pages:
         self._config = uvicorn.Config(
             parent,
             lifespan="off",
-            log_level="error",  # of strangers' requests every line would be theirs to write
+            log_level="error",  # anybody could write lines of requests
             access_log=False,
             ws_max_size=1 << 20,
         )
@@ -132,7 +132,7 @@ class _Pages:
 
     @classmethod
     def get(cls) -> _Pages:
-        """The one of this process."""
+        """Return the instance of this process."""
         if cls._only is None:
             cls._only = cls()
         return cls._only
@@ -150,7 +150,7 @@ class _Pages:
     # From any thread.
 
     def take(self, connection: socket.socket, received: bytes) -> Callable[[], object]:
-        """Serve a connection of which ``received`` was read; return what cuts it off."""
+        """Serve a connection from which ``received`` was read; return a function that closes it."""
 
         def cut() -> None:
             with contextlib.suppress(OSError):  # it has ended meanwhile

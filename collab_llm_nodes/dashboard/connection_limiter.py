@@ -1,14 +1,15 @@
-"""The port: reads one request of each connection, and answers it or hands the connection on.
+"""Accept connections within limits, and answer the requests that must never wait.
 
-This thread is the emergency stop's, and does little for anybody: it reads one head, and the body of
-a log-in, of 16 KiB in all, and writes one answer. Connections of pages and web sockets are handed
-on to another thread (``site.py``). So the stop does not wait for what a client sends or reads.
+This thread belongs to the emergency stop and does a bounded amount of work for each client: it
+reads one head and the body of a log-in, 16 KiB in all, and writes one answer. Connections for pages
+and web sockets are handed on to another thread (``server.py``), so the emergency stop waits neither
+for slow senders nor for slow readers.
 
-A connection begins as a stranger's and becomes known with a request that the front lets pass
-(``front.py``). Strangers have ``STRANGERS`` places. A newcomer always gets one: when all are taken,
-the oldest stranger is cut off, of the network that holds most of them if one holds many. So
-connections that are opened and left, by whomever and however many, never keep out a client that
-sends its request at once, and never cost a known client its connection.
+A connection counts as unknown until it has made a request that ``http_api.py`` allows. Unknown
+connections have ``STRANGERS`` places, and a new one always gets a place: when all are taken, the
+oldest is closed, from the network that holds most of them if one holds many. So connections that
+are opened and abandoned, however many and from wherever, never keep out a client that sends its
+request at once, and never cost a known client its connection.
 """
 
 from __future__ import annotations
@@ -30,31 +31,30 @@ from urllib.parse import unquote
 import h11
 from starlette.responses import PlainTextResponse, Response
 
-from collab_llm_nodes.dashboard.front import Front, Request, encode
+from collab_llm_nodes.dashboard.http_api import HttpApi, Request, encode
 from collab_llm_nodes.network import network_of
 
 STRANGERS = 256
 STRANGER_S = 10.0
-"""Seconds after which a stranger is cut off; request, log-in and answer must be over by then."""
+"""Seconds after which an unknown connection is closed; its request must have been answered."""
 STRANGER_BYTES = 16384
-"""Most bytes that are read here: the head of a request and a log-in."""
+"""Largest head of a request, with the body of a log-in."""
 KNOWN = 32
-"""Places for known clients ..."""
+"""Places for known clients, and below for each page: its web socket, pictures and state."""
 KNOWN_PER_VIEWER = 4
-"""... and for each page's web socket, pictures and state."""
 _SHARE = 16
-"""A network with more strangers than this loses its own first."""
+"""A network with more unknown connections than this loses its own first."""
 _TURNS = 16
-"""A newcomer has so many turns of the event loop before those after it may cost it its place."""
+"""Turns of the event loop that a new connection gets before later ones can displace it."""
 _QUEUE = 2048
 _TICK_S = 0.5
 _PAUSE_S = 0.05
 _END_S = 1.0
-"""Time for answers under way when the door is closed."""
+"""Seconds that answers under way get at :meth:`ConnectionLimiter.close`."""
 
 
 class Holder(Protocol):
-    """A connection as :class:`Places` sees it: its network, and whether it has ended."""
+    """What :class:`Places` needs to know of a connection."""
 
     @property
     def network(self) -> str: ...
@@ -67,7 +67,7 @@ H = TypeVar("H", bound=Holder)
 
 
 class Places(Generic[H]):
-    """The connections. Those that a method returns have lost their place and are to be cut off."""
+    """Places of connections. A method returns those that lost theirs; the caller closes them."""
 
     def __init__(self, strangers: int, known: int) -> None:
         self._limits = (strangers, known)
@@ -79,13 +79,13 @@ class Places(Generic[H]):
         return len(self._strangers) + len(self._known)
 
     def enter(self, who: H, now: float) -> list[H]:
-        """Give a place to a stranger at ``now`` [s]."""
+        """Give a place to a new, unknown connection at ``now`` [s]."""
         self._strangers[who] = now
         self._held[who.network] += 1
         return self.displace() if len(self._strangers) > self._limits[0] else []
 
     def displace(self) -> list[H]:
-        """Take the place of one stranger, if there is any."""
+        """Take the place of one unknown connection, if there is any."""
         if not self._strangers:
             return []
         crowd = max(self._held, key=self._held.__getitem__)
@@ -95,7 +95,7 @@ class Places(Generic[H]):
         return [oldest]
 
     def welcome(self, who: H) -> list[H]:
-        """Count ``who`` as known, with a request just now."""
+        """Count ``who`` as known, and as the one that made a request last."""
         if who in self._strangers:
             self._forget(who)
         elif who not in self._known:
@@ -111,13 +111,13 @@ class Places(Generic[H]):
         return [oldest]
 
     def leave(self, who: H) -> None:
-        """Take no place any more: its request is one that nobody may cut off."""
+        """Give up the place of ``who``: its request is one that must not be interrupted."""
         self._known.pop(who, None)
         if who in self._strangers:
             self._forget(who)
 
     def overdue(self, now: float) -> list[H]:
-        """Take the places of strangers who have left or have been here for ``STRANGER_S``."""
+        """Take the places of unknown connections that ended or are ``STRANGER_S`` old."""
         late = [w for w, at in self._strangers.items() if w.closed or now - at >= STRANGER_S]
         for who in late:
             self._forget(who)
@@ -135,7 +135,7 @@ class _Client:
     socket: socket.socket
     address: str
     cut: Callable[[], object]
-    """Ends the connection, by the thread that has it."""
+    """Close the connection, in the thread that serves it."""
     handed_on: bool = False
 
     @property
@@ -147,17 +147,17 @@ class _Client:
         return self.socket.fileno() < 0
 
 
-class Door:
+class ConnectionLimiter:
     """Serves ``listener`` in a thread of its own, from construction until :meth:`close`.
 
     Args:
-        hand_on: takes a connection and what was read of it, and returns what cuts it off.
+        hand_on: takes a connection and the bytes read from it; returns a function that closes it.
     """
 
     def __init__(
         self,
         listener: socket.socket,
-        front: Front,
+        api: HttpApi,
         hand_on: Callable[[socket.socket, bytes], Callable[[], object]],
         max_viewers: int,
     ) -> None:
@@ -166,7 +166,7 @@ class Door:
         known = max(16, min(KNOWN + KNOWN_PER_VIEWER * max_viewers, files // 4))
         self._batch = strangers // _TURNS
         self._places: Places[_Client] = Places(strangers, known)
-        self._listener, self._front, self._hand_on = listener, front, hand_on
+        self._listener, self._api, self._hand_on = listener, api, hand_on
         listener.setblocking(False)
         listener.listen(_QUEUE)
         self._closing = threading.Event()
@@ -197,14 +197,14 @@ class Door:
             self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
-        """Let in those who wait; a few, since those who came before must get their turn."""
+        """Accept a few waiting connections; the earlier ones must get their turn."""
         for _ in range(self._batch):
             try:
                 accepted, address = self._listener.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionError:
-                continue  # it has left again
+                continue  # the client has left again
             except OSError:  # no file descriptor: take one from a stranger, or wait for one
                 if not _cut(self._places.displace()):
                     self._loop.remove_reader(self._listener)
@@ -230,7 +230,7 @@ class Door:
                 self._places.leave(client)
             elif request.refusal is None:
                 _cut(self._places.welcome(client))
-            reply = await self._front.reply(request)
+            reply = await self._api.reply(request)
             if reply is None:
                 client.cut, client.handed_on = self._hand_on(client.socket, received), True
             else:
@@ -239,13 +239,13 @@ class Door:
         except h11.RemoteProtocolError:
             _send(client, PlainTextResponse("no request", 400))
         except OSError:
-            """It has left, or there was nothing left to read."""
+            """The client has left, or there was nothing left to read."""
         except Exception:
             logging.getLogger(__name__).exception("a request failed")
             _send(client, PlainTextResponse("the dashboard failed", 500))
 
     async def _read(self, client: _Client) -> tuple[Request, bytes]:
-        """Return a connection's request, and all that was read for it."""
+        """Return the request of a connection, and all bytes read for it."""
         http, received = h11.Connection(h11.SERVER, STRANGER_BYTES), b""
         request: Request | None = None
         while True:
@@ -255,7 +255,7 @@ class Door:
                 received += data
                 http.receive_data(data)
             elif isinstance(event, h11.Request):
-                request = self._front.judge(_request(event, client.address))
+                request = self._api.judge(_request(event, client.address))
                 if not request.logs_in:
                     return request, received
             elif isinstance(event, h11.Data) and request is not None:
@@ -263,19 +263,16 @@ class Door:
             elif isinstance(event, h11.EndOfMessage) and request is not None:
                 return request, received
             else:
-                raise ConnectionError("it has left, or sends without end")
+                raise ConnectionError("the client left, or sends without end")
 
 
 def _request(event: h11.Request, address: str) -> Request:
-    """Return a request as the front sees it.
-
-    A header that was given twice has both values, so that neither is believed.
-    """
+    """Return ``event`` as a request; a header given twice has both values, so neither is valid."""
     headers: dict[str, str] = {}
     for raw_name, raw_value in event.headers:
         name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    proxied = address == "127.0.0.1"  # a reverse proxy is believed whom it speaks for
+    proxied = address == "127.0.0.1"  # a reverse proxy names its client
     if proxied and "x-forwarded-for" in headers:
         address = headers["x-forwarded-for"].rpartition(",")[2].strip()
     path, _, query = event.target.decode("ascii").partition("?")
@@ -295,7 +292,7 @@ def _send(client: _Client, reply: Response) -> None:
 
 
 def _cut(clients: list[_Client]) -> bool:
-    """Cut all off; whether there was any."""
+    """Close all; return True if there was any."""
     for client in clients:
         client.cut()
     return bool(clients)
