@@ -98,6 +98,17 @@ def draw_panels(
     save_plot(figure, file)
 
 
+def panels_of(
+    results: Mapping[str, Any], panels: Mapping[str, Callable[[Any, Mapping[str, Any]], None]]
+) -> dict[str, Draw]:
+    """Return ``panels``, which draw axes from results, bound to ``results``."""
+
+    def bound(draw: Callable[[Any, Mapping[str, Any]], None]) -> Draw:
+        return lambda axis: draw(axis, results)
+
+    return {title: bound(draw) for title, draw in panels.items()}
+
+
 def label_axes(axis: Any, x: str = "", y: str = "") -> None:
     """Name the axes of a panel."""
     axis.set_xlabel(x, fontsize=8)

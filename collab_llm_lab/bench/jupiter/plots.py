@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from collab_llm_lab.bench.jupiter.emulated import ANSWER, PROMPT, SPEEDS
-from collab_llm_lab.bench.rendering import Draw, draw_bars, draw_panels, label_axes
+from collab_llm_lab.bench.rendering import draw_bars, draw_panels, label_axes, panels_of
 from collab_llm_nodes.protocols.jupiter.gantt import draw_lanes
 
 SYSTEMS = (
@@ -22,6 +22,8 @@ SYSTEMS = (
 )
 Results = Mapping[str, Any]
 DrawResults = Callable[[Any, Results], None]
+SIZE = (6.0, 14 / 3)
+"""Width and height of a panel [inches]."""
 
 
 def plot_all(results: Results, file: Path) -> None:
@@ -49,7 +51,7 @@ def plot_emulated(results: Results, file: Path) -> None:
         "Figure 11: env_b, decoding, emulated": _phase("env_b", "decode_ms", 1.0),
         "Figure 12: devices of env_a, 100 Mbit/s, emulated": _devices,
     }
-    draw_panels(_of(results, panels), file, columns=4, size=_SIZE)
+    draw_panels(panels_of(results, panels), file, columns=4, size=SIZE)
 
 
 def plot_real(results: Results, file: Path) -> None:
@@ -61,17 +63,7 @@ def plot_real(results: Results, file: Path) -> None:
         panels["Table V: decoding over four slowed-down stages"] = _decode
     if results.get("quality"):
         panels["Table VII: quality by the grammar's judgement"] = _quality
-    draw_panels(_of(results, panels), file, columns=max(1, len(panels)), size=_SIZE)
-
-
-_SIZE = (6.0, 14 / 3)
-
-
-def _of(results: Results, panels: Mapping[str, DrawResults]) -> dict[str, Draw]:
-    def bound(draw: DrawResults) -> Draw:
-        return lambda axis: draw(axis, results)
-
-    return {title: bound(draw) for title, draw in panels.items()}
+    draw_panels(panels_of(results, panels), file, columns=max(1, len(panels)), size=SIZE)
 
 
 def _prefill(axis: Any, results: Results) -> None:

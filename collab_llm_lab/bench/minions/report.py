@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from collab_llm_lab.bench.chat import JobsShape, measure_parallel
 from collab_llm_lab.bench.harness import Keep, beside, check_parts, forget, run_parts
@@ -29,6 +28,7 @@ from collab_llm_lab.bench.minions.figures import break_even, paired
 from collab_llm_lab.bench.minions.material import Case, make_cases
 from collab_llm_lab.bench.minions.measure import Bench
 from collab_llm_lab.bench.minions.ways import WAYS, Answered
+from collab_llm_lab.bench.rendering import show_lines, show_table
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.chat.ledger import PriceTable
 from collab_llm_nodes.config import from_yaml
@@ -163,8 +163,13 @@ def run_minions(
     _print("remote: trained", results.get("trained", {}).get("protocols", {}), console)
     _print("pretrained worker", results.get("reality", {}).get("protocols", {}), console)
     _print("encoder", results.get("reality_encoder", {}).get("protocols", {}), console)
-    for goal, reached in results["goals"].items():
-        console.print(f"{'reached' if reached else 'MISSED '}  {goal}", highlight=False)
+    show_lines(
+        console,
+        (
+            f"{'reached' if reached else 'MISSED '}  {goal}"
+            for goal, reached in results["goals"].items()
+        ),
+    )
     return results
 
 
@@ -368,13 +373,10 @@ def _goals(results: Results, parts: Sequence[str]) -> dict[str, bool]:
     }
 
 
-def _print(title: str, rows: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    if not rows:
-        return
-    table = Table(title=title)
-    table.add_column("way")
-    for name, _ in _ROWS:
-        table.add_column(name.replace("_", " "), justify="right")
-    for way, row in rows.items():
-        table.add_row(way.replace("_", " "), *(form.format(row[name]) for name, form in _ROWS))
-    console.print(table)
+def _print(title: str, by_mode: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+    headings = ("mode", *(name.replace("_", " ") for name, _ in _ROWS))
+    rows = (
+        (mode.replace("_", " "), *(form.format(row[name]) for name, form in _ROWS))
+        for mode, row in by_mode.items()
+    )
+    show_table(console, title, headings, rows)

@@ -18,6 +18,7 @@ from rich.console import Console
 from text_family import write_family
 from typer.testing import CliRunner
 
+from collab_llm_lab.bench import rendering
 from collab_llm_lab.bench.collective import (
     PARTS,
     QUICK_PARTS,
@@ -595,7 +596,7 @@ def test_results_from_a_file_are_drawn_in_order(
     parts: dict[str, Any] = {key: {} for key, _ in plots._PANELS.values()}
     results = {**parts, "batch": 8, "adaptive": dict.fromkeys(("1", "8", "16"), row)}
     drawn: list[Any] = []
-    monkeypatch.setattr(plots, "save_plot", lambda figure, _: drawn.append(figure))
+    monkeypatch.setattr(rendering, "save_plot", lambda figure, _: drawn.append(figure))
     earlier = json.loads(json.dumps(results, sort_keys=True))
     both = beside(earlier, {"seconds": {}, "failed": {}}, lambda _: True)
     plots.plot_all(both, tmp_path / "plot.png")
