@@ -25,7 +25,7 @@ from collab_llm_lab.bench.emulation import PacedEngine, blur
 from collab_llm_lab.bench.harness import stolen_s
 from collab_llm_lab.bench.link import LinkProfile, LinkProxy
 from collab_llm_lab.bench.lossless.check import transformers_generate
-from collab_llm_lab.bench.rendering import Draw, draw_bars, draw_panels, label_axes, show_table
+from collab_llm_lab.bench.rendering import Draw, draw_bars, draw_panels, label_axes, show_rows
 from collab_llm_lab.bench.scenes import scene_prompts
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.decoding.sampling import SamplingConfig
@@ -465,25 +465,24 @@ def queue_setup(queue: str, workers: int) -> Setup:
 
 
 def _print(results: Mapping[str, Any], console: Console) -> None:
-    headings = ("point", "mode", "measured", "predicted", "tau", "hits", "exit", "bytes")
+    columns = {
+        "measured": "{ms_per_token:.1f}",
+        "predicted": "{predicted_ms_per_token:.1f}",
+        "tau": "{tau:.2f}",
+        "hits": "{hit_rate:.0%}",
+        "exit": "{mean_exit_layer:.1f}",
+        "bytes": "{bytes}",
+    }
     for pair in (*PAIRS, "as_is"):
         emulated = "emulated points" if pair in PAIRS else "embedded pair on this machine"
         by_point = results[pair] if pair in PAIRS else {pair: results[pair]}
-        rows = (
-            (
-                point,
-                mode if mode != "planner" else f"planner: {', '.join(row['modes'])}",
-                f"{row['ms_per_token']:.1f}",
-                f"{row['predicted_ms_per_token']:.1f}",
-                f"{row['tau']:.2f}",
-                f"{row['hit_rate']:.0%}",
-                f"{row['mean_exit_layer']:.1f}",
-                row["bytes"],
-            )
+        rows = {
+            (point, mode if mode != "planner" else f"planner: {', '.join(row['modes'])}"): row
             for point, modes in by_point.items()
             for mode, row in modes.items()
-        )
-        show_table(console, f"{pair}: milliseconds per token ({emulated})", headings, rows, texts=2)
+        }
+        title = f"{pair}: milliseconds per token ({emulated})"
+        show_rows(console, title, ["point", "mode"], rows, columns)
 
 
 def _plot(results: Mapping[str, Any], file: Path | None) -> None:

@@ -39,6 +39,28 @@ def show_table(
         console.print(table)
 
 
+def show_rows(
+    console: Console,
+    title: str,
+    keys: Sequence[str],
+    rows: Mapping[Any, Mapping[str, Any]],
+    columns: Mapping[str, str],
+) -> None:
+    """Print results as a table.
+
+    Args:
+        keys: Headings of the parts of each row's key, such as point and mode.
+        rows: Results by key; a tuple, if the key has several parts.
+        columns: Heading and format of each column, such as ``"{age_ms[p50]:.1f}"``.
+    """
+    forms = list(columns.values())
+    cells = (
+        (*(key if isinstance(key, tuple) else (key,)), *(form.format(**row) for form in forms))
+        for key, row in rows.items()
+    )
+    show_table(console, title, (*keys, *columns), cells, texts=len(keys))
+
+
 def show_lines(console: Console, lines: Iterable[str]) -> None:
     """Print lines of text as they are."""
     for line in lines:

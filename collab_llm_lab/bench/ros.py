@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from collab_llm_lab.bench.rendering import Draw, draw_panels, label_axes, show_table
+from collab_llm_lab.bench.rendering import Draw, draw_panels, label_axes, show_rows
 from collab_llm_lab.bench.safety.usage import rss_mb
 from collab_llm_lab.bench.scenes import scene_prompts
 from collab_llm_nodes.assets import config_file
@@ -432,26 +432,24 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def _print(results: Mapping[str, Any], console: Console) -> None:
-    headings = (
-        *("verifier", "mode", "rounds", "without", "graph", "added", "p90", "first round"),
-        *("answer", "action's age", "p90"),
-    )
-    rows = (
-        (
-            point,
-            mode,
-            row["rounds"],
-            *(f"{value:.2f}" for value in row["round_ms"].values()),
-            *(f"{row['added_ms_per_round'][key]:.2f}" for key in ("median", "p90")),
-            f"{row['added_ms_first_round']['median']:.2f}",
-            f"{row['added_ms_per_answer']['median']:.2f}",
-            *(f"{row['age_ms'][key]:.2f}" for key in ("p50", "p90")),
-        )
+    columns = {
+        "rounds": "{rounds}",
+        "without": "{round_ms[without_ros]:.2f}",
+        "graph": "{round_ms[graph]:.2f}",
+        "added": "{added_ms_per_round[median]:.2f}",
+        "p90": "{added_ms_per_round[p90]:.2f}",
+        "first round": "{added_ms_first_round[median]:.2f}",
+        "answer": "{added_ms_per_answer[median]:.2f}",
+        "action's age": "{age_ms[p50]:.2f}",
+        "its p90": "{age_ms[p90]:.2f}",
+    }
+    rows = {
+        (point, mode): row
         for point, modes in results["points"].items()
         for mode, row in modes.items()
-    )
+    }
     title = "time that the graph of many processes adds to the same rounds without ROS [ms]"
-    show_table(console, title, headings, rows, texts=2)
+    show_rows(console, title, ["verifier", "mode"], rows, columns)
     router, standing, growth = (results[key] for key in ("router", "standing", "growth"))
     parts = {n: f"{p['cpu_percent']:.1f} %" for n, p in standing["processes"].items()}
     console.print(
@@ -463,18 +461,24 @@ def _print(results: Mapping[str, Any], console: Console) -> None:
     )
     if not growth:
         return
-    processes = (
-        (
-            name,
-            *(f"{row['rss_mb'][place]:.1f}" for place in (0, len(row["rss_mb"]) // 5, -1)),
-            f"{row['slope']:.0f}",
-            row.get("executor_tasks", ["-"])[-1],
-        )
+    processes = {
+        name: {
+            "warm_mb": row["rss_mb"][len(row["rss_mb"]) // 5],
+            "end_mb": row["rss_mb"][-1],
+            "tasks": row.get("executor_tasks", ["-"])[-1],
+            **row,
+        }
         for name, row in growth["processes"].items()
-    )
-    columns = ("process", "MB at start", "warm", "end", "byte/round", "tasks at end")
+    }
+    columns = {
+        "MB at start": "{rss_mb[0]:.1f}",
+        "warm": "{warm_mb:.1f}",
+        "end": "{end_mb:.1f}",
+        "byte/round": "{slope:.0f}",
+        "tasks at end": "{tasks}",
+    }
     title = f"{growth['rounds'][-1]} rounds, {growth['answers']} answers"
-    show_table(console, title, columns, processes)
+    show_rows(console, title, ["process"], processes, columns)
     verdict = "bounded" if growth["bounded"] else "NOT bounded"
     console.print(
         f"{verdict} ({growth['criterion']}): slope {growth['slope']:.0f},"

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 from rich.console import Console
 
-from collab_llm_lab.bench.rendering import Draw, draw_panels, label_axes, show_table
+from collab_llm_lab.bench.rendering import Draw, draw_panels, label_axes, show_rows
 from collab_llm_lab.bench.scenes import scene_prompts
 from collab_llm_lab.bench.wire import Call, Connection, connect
 from collab_llm_nodes.decoding.sampling import SamplingConfig
@@ -436,22 +436,27 @@ def _print(results: dict[str, Any], console: Console) -> None:
         "emulated_robots": f"whole answers, robots and links emulated (T_p {1e3 * T_P_S:g} ms per"
         f" token, T_c {1e3 * T_C_S:g} ms)",
     }
-    headings = ("robots", "tok/s", "x one", "p50", "p99", "p99/p50", "1st p50", "1st p99", "queue")
+    columns = {
+        "tok/s": "{tokens_per_s:.0f}",
+        "x one": "{over_one}",
+        "p50": "{p50_ms:.1f}",
+        "p99": "{p99_ms:.1f}",
+        "p99/p50": "{p99_over_p50:.1f}",
+        "1st p50": "{first_p50_ms:.1f}",
+        "1st p99": "{first_p99_ms:.1f}",
+        "queue": "{queue_ms:.1f}",
+        "pass": "{compute_ms:.1f}",
+    }
     for name, title in titles.items():
-        rows = (
-            (
-                count,
-                f"{row['tokens_per_s']:.0f}",
-                f"{row['speedup']:.2f}" if row["speedup"] else "-",
-                f"{row['p50_ms']:.1f}",
-                f"{row['p99_ms']:.1f}",
-                f"{row['p99_ms'] / row['p50_ms']:.1f}",
-                *(f"{row[key]:.1f}" for key in ("first_p50_ms", "first_p99_ms", "queue_ms")),
-                f"{row['compute_ms']:.1f}",
-            )
+        rows = {
+            count: {
+                **row,
+                "over_one": f"{row['speedup']:.2f}" if row["speedup"] else "-",
+                "p99_over_p50": row["p99_ms"] / row["p50_ms"],
+            }
             for count, row in results[name].items()
-        )
-        show_table(console, f"{title} [ms]", (*headings, "pass"), rows, texts=0)
+        }
+        show_rows(console, f"{title} [ms]", ["robots"], rows, columns)
     console.print(f"{results['output_mismatches']} verdicts differ from the recorded ones")
 
 

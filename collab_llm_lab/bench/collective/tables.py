@@ -17,7 +17,7 @@ from collab_llm_lab.bench.collective.measure import (
 )
 from collab_llm_lab.bench.collective.watch import PARTS as OVERHEADS
 from collab_llm_lab.bench.collective.ways import S
-from collab_llm_lab.bench.rendering import show_goals, show_lines, show_table
+from collab_llm_lab.bench.rendering import show_goals, show_lines, show_rows
 
 PAPER_TOTALS = {"OPT-13B": 1.99, "Llama2-70B-chat": 2.63}
 """+Pipeline over Default in paper 002, Figure 10 (finance, batch 16)."""
@@ -75,33 +75,26 @@ def _overhead(results: Mapping[str, Any], console: Console) -> None:
         f"overhead: {results['overhead_share']:.2%} of the time at most"
         f" (paper {PAPER_OVERHEAD:.2%})"
     )
-    headings = ("batch", *(f"{part}: us per verification, share" for part in OVERHEADS))
-    rows = (
-        (
-            batch,
-            *(
-                f"{row[part]['us_per_verification']:.0f}, {row[part]['share']:.2%}"
-                for part in OVERHEADS
-            ),
-        )
-        for batch, row in results["overhead"].items()
-    )
-    show_table(console, title, headings, rows, texts=0)
+    cell = "{{{0}[us_per_verification]:.0f}}, {{{0}[share]:.2%}}"
+    columns = {f"{part}: us per verification, share": cell.format(part) for part in OVERHEADS}
+    show_rows(console, title, ["batch"], results["overhead"], columns)
 
 
 def _acceptance(results: Mapping[str, Any], console: Console) -> None:
-    rows = (
-        (
-            stream,
-            *(
-                f"{rate:.3f}  {results['throughput'][stream][name]:.0f}"
-                for name, rate in row.items()
-            ),
-        )
+    rows = {
+        stream: {
+            n: f"{rate:.3f}  {results['throughput'][stream][n]:.0f}" for n, rate in row.items()
+        }
         for stream, row in results["acceptance"].items()
-    )
-    headings = ("stream", *results["acceptance"].get(MIXED, ()))
-    show_table(console, f"acceptance and tokens/s, s = {S}", headings, rows)
+    }
+    columns = {name: f"{{{name}}}" for name in rows.get(MIXED, ())}
+    show_rows(console, f"acceptance and tokens/s, s = {S}", ["stream"], rows, columns)
+
+
+def _over_default(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the modes of a ladder with their throughput ``over`` Default."""
+    base = row["default"]["tokens_per_s"]
+    return {mode: {**own, "over": own["tokens_per_s"] / base} for mode, own in row.items()}
 
 
 def _ladder(
@@ -113,19 +106,10 @@ def _ladder(
         f"{stream}: times the throughput of Default ({drafts['best']}; worst:"
         f" {drafts['worst']}), and normalised latency in ms; the paper's ladder: {papers}"
     )
-    modes = (*LADDER, *BESIDE)
-    rows = (
-        (
-            batch,
-            *(
-                f"{row[mode]['tokens_per_s'] / row['default']['tokens_per_s']:.2f}x\n"
-                f"{row[mode]['normalised_latency_ms']:.1f}"
-                for mode in modes
-            ),
-        )
-        for batch, row in by_batch.items()
-    )
-    show_table(console, title, ("batch", *modes), rows, texts=0)
+    rows = {batch: _over_default(row) for batch, row in by_batch.items()}
+    cell = "{{{0}[over]:.2f}}x\n{{{0}[normalised_latency_ms]:.1f}}"
+    columns = {mode: cell.format(mode) for mode in (*LADDER, *BESIDE)}
+    show_rows(console, title, ["batch"], rows, columns)
 
 
 def _emulated(results: Mapping[str, Any], console: Console) -> None:
@@ -134,58 +118,37 @@ def _emulated(results: Mapping[str, Any], console: Console) -> None:
         f"EMULATED: a pass of the target takes {passes['least_s']:g} s, of a draft"
         f" {passes['draft_s']:g} s; times the throughput of Default"
     )
-    modes = (*LADDER, *EMULATED_BESIDE)
-    rows = (
-        (
-            batch,
-            *(
-                f"{row[mode]['tokens_per_s'] / row['default']['tokens_per_s']:.2f}x"
-                for mode in modes
-            ),
-        )
-        for batch, row in results["emulated"].items()
-        if batch != "passes"
-    )
-    show_table(console, title, ("batch", *modes), rows, texts=0)
+    rows = {n: _over_default(row) for n, row in results["emulated"].items() if n != "passes"}
+    columns = {mode: f"{{{mode}[over]:.2f}}x" for mode in (*LADDER, *EMULATED_BESIDE)}
+    show_rows(console, title, ["batch"], rows, columns)
 
 
 def _adaptive(results: Mapping[str, Any], console: Console) -> None:
-    headings = (
-        "batch",
-        "best fixed s",
-        "tokens/s",
-        ADAPTIVE,
-        PRINTED_RULE,
-        f"{ADAPTIVE}, learning",
-        "the fixed one, both instances",
-    )
+    def figures(row: Mapping[str, Any]) -> dict[str, Any]:
+        best, learning = str(row["best_fixed_s"]), row.get("learning")
+        return {  # a file of an earlier version has neither ``learning`` nor ``twins``
+            "share": 1 - row["regret"],
+            "printed_share": 1 - row["printed_regret"],
+            "learning_share": f"{learning[ADAPTIVE] / learning[best]:.3f}" if learning else "",
+            "both": " ".join(f"{x:.0f}" for x in row["twins"][best]) if learning else "",
+            "best": best,
+            "tokens_per_s": row["best_fixed_tokens_per_s"],
+        }
 
-    def line(batch: str, row: Mapping[str, Any]) -> tuple[str, ...]:
-        best = str(row["best_fixed_s"])
-        learning = row.get("learning")  # a file of an earlier version has neither it nor twins
-        return (
-            batch,
-            best,
-            f"{row['best_fixed_tokens_per_s']:.0f}",
-            f"{1 - row['regret']:.3f}",
-            f"{1 - row['printed_regret']:.3f}",
-            f"{learning[ADAPTIVE] / learning[best]:.3f}" if learning else "",
-            " ".join(f"{speed:.0f}" for speed in row["twins"][best]) if learning else "",
-        )
-
-    show_table(
-        console,
-        "speculation length: fixed and adaptive, share of the best fixed one's throughput",
-        headings,
-        (line(batch, row) for batch, row in results["adaptive"].items()),
-        texts=0,
-    )
+    columns = {
+        "best fixed s": "{best}",
+        "tokens/s": "{tokens_per_s:.0f}",
+        ADAPTIVE: "{share:.3f}",
+        PRINTED_RULE: "{printed_share:.3f}",
+        f"{ADAPTIVE}, learning": "{learning_share}",
+        "the fixed one, both instances": "{both}",
+    }
+    rows = {batch: figures(row) for batch, row in results["adaptive"].items()}
+    title = "speculation length: fixed and adaptive, share of the best fixed one's throughput"
+    show_rows(console, title, ["batch"], rows, columns)
 
 
 def _variants(results: Mapping[str, Any], console: Console) -> None:
-    rows = (
-        (name, f"{row['acceptance']:.3f}", f"{row['tokens_per_s']:.0f}")
-        for name, row in results["variants"].items()
-    )
     title = f"other votes and pipelines, mixed, batch {results['batch']}, s = {S}"
-    show_table(console, title, ("variant", "acceptance", "tokens/s"), rows)
+    columns = {"acceptance": "{acceptance:.3f}", "tokens/s": "{tokens_per_s:.0f}"}
+    show_rows(console, title, ["variant"], results["variants"], columns)

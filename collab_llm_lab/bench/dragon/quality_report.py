@@ -19,7 +19,7 @@ from collab_llm_lab.bench.dragon.quality import (
     print_quality,
 )
 from collab_llm_lab.bench.harness import Keep, forget
-from collab_llm_lab.bench.rendering import show_table
+from collab_llm_lab.bench.rendering import show_rows
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.knowledge.encoders import Encoder
 
@@ -132,10 +132,8 @@ def _windows(
 def _print_shares(
     asked: dict[str, dict[str, float]], guessed: dict[str, float], console: Console
 ) -> None:
-    rows = (
-        (kind, *(f"{shares[method]:.2f}" for method in METHODS)) for kind, shares in asked.items()
-    )
-    show_table(console, "questions answered right", ("", *METHODS), rows)
+    columns = {method: f"{{{method}:.2f}}" for method in METHODS}
+    show_rows(console, "questions answered right", ["kind"], asked, columns)
     console.print(
         "which document was retrieved? guessed right by "
         + ", ".join(f"{name} {share:.2f}" for name, share in guessed.items())

@@ -283,16 +283,6 @@ COLLECTIVES: tuple[Collective, ...] = (
 )
 
 
-def table_one(model: Llm, tokens: int, devices: int) -> dict[str, int]:
-    """Return the numbers that methods exchange per sequence, by Table I of paper 004."""
-    states = tokens * model.hidden
-    return {
-        "sp": 2 * model.layers * states,
-        "tp": 4 * model.layers * states,
-        "pipeline": (devices - 1) * states,
-    }
-
-
 def _divided(model: Llm, tokens: int, shares: Sequence[float]) -> list[float]:
     """Return the bytes of shares of a model with the keys and values of ``tokens`` tokens."""
     facts = model.facts

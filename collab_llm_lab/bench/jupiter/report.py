@@ -28,7 +28,7 @@ from collab_llm_lab.bench.jupiter.plots import SYSTEMS
 from collab_llm_lab.bench.jupiter.quality import run_quality
 from collab_llm_lab.bench.jupiter.questions import run_router
 from collab_llm_lab.bench.jupiter.real import run_death, run_prefill
-from collab_llm_lab.bench.rendering import show_lines, show_table
+from collab_llm_lab.bench.rendering import show_lines, show_rows, show_table
 
 LARGEST_ERROR = 0.1
 """Largest error of a prediction, as a share of the emulated time."""
@@ -249,40 +249,36 @@ def _prefills(real: Mapping[str, Any]) -> list[str]:
 
 def _show_decoding(found: Mapping[str, Any], console: Console) -> None:
     decode = found["decode"]
-
-    def line(mode: str, speedup: float) -> tuple[str, ...]:
-        row = decode[mode]
-        accepted = "" if row["acceptance"] is None else f"{row['acceptance']:.3f}"
-        tokens = f"{row['answer_tokens']:.0f}"
-        return mode, f"{row['tokens_per_s']:.1f}", f"{speedup:.2f}", accepted, tokens
-
-    show_table(
-        console,
+    rows = {
+        mode: {
+            "speedup": speedup,
+            "accepted": "" if (a := decode[mode]["acceptance"]) is None else f"{a:.3f}",
+            **decode[mode],
+        }
+        for mode, speedup in decode["speedup"].items()
+    }
+    columns = {
+        "tokens/s": "{tokens_per_s:.1f}",
+        "over naive": "{speedup:.2f}",
+        "acceptance": "{accepted}",
+        "tokens of an answer": "{answer_tokens:.0f}",
+    }
+    title = (
         f"decoding over {found['stages']} stages, EMULATED {found['slowdown']:g}"
-        " times slower; supposed: with drafts that are right that often",
-        ("mode", "tokens/s", "over naive", "acceptance", "tokens of an answer"),
-        (line(mode, speedup) for mode, speedup in decode["speedup"].items()),
+        " times slower; supposed: with drafts that are right that often"
     )
+    show_rows(console, title, ["mode"], rows, columns)
 
 
 def _show_quality(found: Mapping[str, Any], console: Console) -> None:
-    rows = (
-        (
-            category,
-            *(
-                f"{row[mode]['right']:.2f} / {row[mode]['grammar']:.2f}"
-                f" / {row[mode]['coverage']:.2f}"
-                for mode in ("naive", "outline")
-            ),
-            f"{row['router']['declined']} of {row['questions']}",
-            row["router"]["errors"],
-        )
-        for category, row in found["quality"].items()
-    )
-    show_table(
-        console,
+    title = (
         "quality: right / sound sentences / coverage; the router's errors"
-        f" {found['quality_router_error']:.1%}",
-        ("category", "naive", "outline", "declined", "errors"),
-        rows,
+        f" {found['quality_router_error']:.1%}"
     )
+    columns = {
+        "naive": "{naive[right]:.2f} / {naive[grammar]:.2f} / {naive[coverage]:.2f}",
+        "outline": "{outline[right]:.2f} / {outline[grammar]:.2f} / {outline[coverage]:.2f}",
+        "declined": "{router[declined]} of {questions}",
+        "errors": "{router[errors]}",
+    }
+    show_rows(console, title, ["category"], found["quality"], columns)

@@ -32,7 +32,7 @@ from rich.console import Console
 from collab_llm_lab.bench.link.lane import LinkProfile
 from collab_llm_lab.bench.link.packets import PacketLink, unavailable_reason
 from collab_llm_lab.bench.link.proxy import LinkProxy
-from collab_llm_lab.bench.rendering import Draw, draw_panels, label_axes, show_table
+from collab_llm_lab.bench.rendering import Draw, draw_panels, label_axes, show_rows
 from collab_llm_lab.bench.scenes import scene_prompts
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
@@ -400,23 +400,25 @@ def silence(
 
 
 def _print(results: dict[str, Any], console: Console) -> None:
-    recoveries = ("p50", "max", "bound_max", "beyond_bound")
-    rows = (
-        (
-            name,
-            *(row[key] for key in ("tokens", "wrong_tokens", "failed", "hangs", "cuts")),
-            f"{row['ms_per_token']:.1f}",
-            *(
-                f"{row['recovery_ms'][key]:.0f}" if "recovery_ms" in row else ""
-                for key in recoveries
-            ),
-        )
+    columns = {
+        "tokens": "{tokens}",
+        "wrong": "{wrong_tokens}",
+        "failed": "{failed}",
+        "hangs": "{hangs}",
+        "cuts": "{cuts}",
+        "ms/token": "{ms_per_token:.1f}",
+        "recovery": "{recovery}",
+    }
+    shape = "{p50:.0f}, max {max:.0f} of {bound_max:.0f}, {beyond_bound} beyond"
+    rows = {
+        name: {
+            "recovery": shape.format(**row["recovery_ms"]) if "recovery_ms" in row else "",
+            **row,
+        }
         for name, row in results["runs"].items()
-    )
-    headings = ("run", "tokens", "wrong", "failed", "hangs", "cuts", "ms/token")
-    rtt_ms, emulation = results["rtt_ms"], results["emulation"]
-    title = f"emulated link, {rtt_ms:.0f} ms round trip ({emulation})"
-    show_table(console, title, (*headings, "recovery", "max", "bound", "beyond"), rows)
+    }
+    title = f"emulated link, {results['rtt_ms']:.0f} ms round trip ({results['emulation']})"
+    show_rows(console, title, ["run"], rows, columns)
     for name, row in results["silence"].items():
         console.print(f"{name}: {row}")
 

@@ -28,7 +28,7 @@ from collab_llm_lab.bench.minions.figures import break_even, paired
 from collab_llm_lab.bench.minions.material import Case, make_cases
 from collab_llm_lab.bench.minions.measure import Bench
 from collab_llm_lab.bench.minions.ways import WAYS, Answered
-from collab_llm_lab.bench.rendering import show_lines, show_table
+from collab_llm_lab.bench.rendering import show_lines, show_rows
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.chat.ledger import PriceTable
 from collab_llm_nodes.config import from_yaml
@@ -42,15 +42,15 @@ Results = Mapping[str, Any]
 
 _WORKERS = (WORKER, TARGET, "ssm-reports")
 """Models of the family that are a worker in turn; the first alone is trained for it."""
-_ROWS = (
-    ("accuracy", "{:.3f}"),
-    ("remote_prefill_tokens", "{:,.0f}"),
-    ("remote_decode_tokens", "{:,.0f}"),
-    ("local_tokens", "{:,.0f}"),
-    ("cost_usd", "{:.4f}"),
-    ("rounds", "{:.2f}"),
-    ("wall_s", "{:.2f}"),
-)
+_COLUMNS = {
+    "accuracy": "{accuracy:.3f}",
+    "remote prefill tokens": "{remote_prefill_tokens:,.0f}",
+    "remote decode tokens": "{remote_decode_tokens:,.0f}",
+    "local tokens": "{local_tokens:,.0f}",
+    "cost usd": "{cost_usd:.4f}",
+    "rounds": "{rounds:.2f}",
+    "wall s": "{wall_s:.2f}",
+}
 
 
 @dataclass(frozen=True)
@@ -374,9 +374,5 @@ def _goals(results: Results, parts: Sequence[str]) -> dict[str, bool]:
 
 
 def _print(title: str, by_mode: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    headings = ("mode", *(name.replace("_", " ") for name, _ in _ROWS))
-    rows = (
-        (mode.replace("_", " "), *(form.format(row[name]) for name, form in _ROWS))
-        for mode, row in by_mode.items()
-    )
-    show_table(console, title, headings, rows)
+    rows = {mode.replace("_", " "): row for mode, row in by_mode.items()}
+    show_rows(console, title, ["mode"], rows, _COLUMNS)

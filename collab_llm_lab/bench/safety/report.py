@@ -15,6 +15,7 @@ from collab_llm_lab.bench.rendering import (
     judged,
     label_axes,
     show_lines,
+    show_rows,
     show_table,
 )
 from collab_llm_lab.bench.safety.soak import drive_undisturbed, run_soak
@@ -67,12 +68,9 @@ def _print_trials(results: Mapping[str, Any], console: Console) -> None:
     )
     title = f"from the fault to zero velocity; limit {1e3 * limit_s:.0f} ms"
     show_table(console, title, ("fault", "trials", "median [ms]", "max [ms]"), rows)
-    nodes = (
-        (name, f"{row['cpu_percent']:.1f}", f"{row['rss_mb']:.0f}")
-        for name, row in results["nodes"].items()
-    )
     title = "every node in a process of its own, simulator in real time"
-    show_table(console, title, ("process", "CPU [% of a core]", "memory [MB]"), nodes)
+    columns = {"CPU [% of a core]": "{cpu_percent:.1f}", "memory [MB]": "{rss_mb:.0f}"}
+    show_rows(console, title, ["process"], results["nodes"], columns)
     age = results["camera_to_action_age"]
     console.print(
         f"from picture to action: median {1e3 * age['median']:.0f} ms,"

@@ -519,7 +519,7 @@ def test_lengths_are_compared_in_parts_of_turns(
 
 
 def test_lengths_of_an_earlier_version_can_be_printed() -> None:
-    """Their rows tell nothing of learning, nor of twins."""
+    """Their rows have neither ``learning`` nor ``twins``."""
     row = {
         "best_fixed_s": 4,
         "best_fixed_tokens_per_s": 10.0,
@@ -528,7 +528,7 @@ def test_lengths_of_an_earlier_version_can_be_printed() -> None:
     }
     now = {"learning": {"4": 8.0, "adaptive": 6.0}, "twins": {"4": [9.0, 11.0]}}
     console = Console(record=True, width=200)
-    console.print(_adaptive({"adaptive": {"1": row, "8": {**row, **now}}}))
+    _adaptive({"adaptive": {"1": row, "8": {**row, **now}}}, console)
     old, new = (
         [cell.strip() for cell in line.strip("│ ").split("│")]
         for line in console.export_text().splitlines()
