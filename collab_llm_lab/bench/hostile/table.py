@@ -53,13 +53,17 @@ class Attack:
     connection_s: float = 0.0
 
 
+def _held(text: str, burst: int, *, unread: bool = False) -> Attack:
+    return Attack(text, per_s=10 * burst, burst=burst, most=600, unread=unread)
+
+
+def _renewed(text: str) -> Attack:
+    return Attack(text, per_s=20, most=300, renew=True)
+
+
 _STREAMS = {
-    "streams": Attack(
-        "Hold 600 streams of one connection without an Open.", per_s=500, burst=50, most=600
-    ),
-    "idle_sessions": Attack(
-        "Hold 600 sessions of one connection that send no draft.", per_s=500, burst=50, most=600
-    ),
+    "streams": _held("Hold 600 streams of one connection without an Open.", 50),
+    "idle_sessions": _held("Hold 600 sessions of one connection that send no draft.", 50),
     "abandoned": Attack(
         "Open ten sessions a second as a robot does, send a draft and give them up at once.",
         per_s=10,
@@ -107,42 +111,20 @@ _VERIFIER = {
         connection_s=5.0,
     ),
     **_STREAMS,
-    "replays": Attack(
-        "Open 20 sessions a second that replay 200 tokens, and keep the last 300 of them.",
-        per_s=20,
-        most=300,
-        renew=True,
+    "replays": _renewed(
+        "Open 20 sessions a second that replay 200 tokens, and keep the last 300 of them."
     ),
     **STRANGERS,
 }
 _DRAGON = {
-    "long_questions": Attack(
-        "Open 20 sessions a second with questions that fill the context.",
-        per_s=20,
-        most=300,
-        renew=True,
+    "long_questions": _renewed("Open 20 sessions a second with questions that fill the context."),
+    "endless_questions": _renewed(
+        "Open 20 sessions a second with questions of 8,000 characters, for which there is no room."
     ),
-    "endless_questions": Attack(
-        "Open 20 sessions a second with questions of 8,000 characters, for which there is no room.",
-        per_s=20,
-        most=300,
-        renew=True,
-    ),
-    "replays": Attack(
-        "Open 20 sessions a second that replay 900 tokens.", per_s=20, most=300, renew=True
-    ),
-    "far_ahead": Attack(
-        "Open 20 sessions a second for which the cloud drafts 64 tokens ahead.",
-        per_s=20,
-        most=300,
-        renew=True,
-    ),
-    "slow_readers": Attack(
-        "Hold 600 sessions that want 64 drafts each, and read none of them.",
-        per_s=200,
-        burst=20,
-        most=600,
-        unread=True,
+    "replays": _renewed("Open 20 sessions a second that replay 900 tokens."),
+    "far_ahead": _renewed("Open 20 sessions a second for which the cloud drafts 64 tokens ahead."),
+    "slow_readers": _held(
+        "Hold 600 sessions that want 64 drafts each, and read none of them.", 20, unread=True
     ),
     "large_drafts": Attack(
         "Send five drafts of 3 MB a second, each a distribution over a million tokens.",
@@ -190,12 +172,8 @@ _JUPITER = {
         per_s=50,
     ),
     "large_messages": Attack("Begin two streams a second with states of 16 MB.", per_s=2),
-    "slow_readers": Attack(
-        "Hold 600 streams that ask for layers, and read no refusal.",
-        per_s=200,
-        burst=20,
-        most=600,
-        unread=True,
+    "slow_readers": _held(
+        "Hold 600 streams that ask for layers, and read no refusal.", 20, unread=True
     ),
     "pings": Attack(
         "Ask 2,000 times a second for signs of life, on streams that hold no layers.",
