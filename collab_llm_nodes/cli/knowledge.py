@@ -14,6 +14,7 @@ from collab_llm_nodes.errors import InvalidInput
 
 if TYPE_CHECKING:
     from collab_llm_nodes.knowledge.encoders import Encoder
+    from collab_llm_nodes.knowledge.store import Store
 
 app = typer.Typer(help="Keep documents in a store, and find what they say.", no_args_is_help=True)
 
@@ -61,8 +62,8 @@ def add(
                 console.print(f"refused: {error}", highlight=False)
             else:
                 console.print(f"added {document.name}", highlight=False)
-        while model is not None and (left := opened.embed(model)):
-            console.print(f"{left} chunks to embed", highlight=False)
+        if model is not None:
+            _embed(opened, model)
         listed = [asdict(entry) for entry in opened.documents()]
         write_json(json_file, {"version": opened.version, "documents": listed})
     if refused:
@@ -131,6 +132,28 @@ def remove(
         finally:  # no words of those before an unknown name stay on the disk
             opened.compact()
     write_json(json_file, {"version": version})
+
+
+@app.command()
+def embed(
+    store: StoreArgument,
+    encoder: EncoderOption = "words",
+    json_file: JsonOption = None,
+) -> None:
+    """Replace the vectors of a store by those of another encoder."""
+    from collab_llm_nodes.knowledge.store import Store
+
+    model = _encoder(encoder or "words")
+    assert model is not None
+    with Store(store, create=False) as opened:
+        opened.forget_vectors()
+        _embed(opened, model)
+        write_json(json_file, {"version": opened.version, "encoder": opened.encoder})
+
+
+def _embed(store: Store, encoder: Encoder) -> None:
+    while left := store.embed(encoder):
+        console.print(f"{left} chunks to embed", highlight=False)
 
 
 def _encoder(name: str) -> Encoder | None:

@@ -478,7 +478,7 @@ class Store:
             raise ConfigError(
                 f"the store holds vectors of encoder {row[0][:12]}, not {fingerprint[:12]}",
                 field="encoder",
-                remedy="use that one, or forget the vectors and embed again",
+                remedy="use that one, or give new vectors by `collab-llm knowledge embed`",
             )
 
     def _rarest(self, db: sqlite3.Connection, asked: Iterable[str]) -> list[str]:

@@ -15,6 +15,7 @@ from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
 from collab_llm_nodes.knowledge.chunking import ChunkPlan, chunks
 from collab_llm_nodes.knowledge.documents import Document
+from collab_llm_nodes.knowledge.encoders import WordHashes
 from collab_llm_nodes.knowledge.library import Library, LibraryConfig
 from collab_llm_nodes.knowledge.store import Store
 
@@ -101,6 +102,21 @@ def test_from_files_to_answers_by_command(tmp_path: Path, monkeypatch: pytest.Mo
     assert b"degrees" not in (tmp_path / "store" / "store.db").read_bytes()
 
 
+def test_the_command_that_the_error_names_replaces_the_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("arm.md").write_text("Six joints.")
+    run("add", "store", "arm.md", json_file=tmp_path / "out.json")
+    with Store("store") as store:
+        store.embed(WordHashes(64))
+    dense = ["search", "store", "joints", "--method", "dense", "--encoder", "words"]
+    with pytest.raises(ConfigError, match="collab-llm knowledge embed"):
+        CliRunner().invoke(app, ["knowledge", *dense], catch_exceptions=False)
+    assert run("embed", "store", json_file=tmp_path / "out.json")["encoder"]
+    assert run(*dense, json_file=tmp_path / "out.json")["chunks"]
+
+
 def test_a_file_that_is_refused_does_not_stop_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +132,7 @@ def test_a_file_that_is_refused_does_not_stop_the_others(
 
 
 def test_a_store_that_is_not_there_is_not_made_by_looking(tmp_path: Path) -> None:
-    for words in (["list"], ["search", "pump"], ["remove", "pump"]):
+    for words in (["list"], ["search", "pump"], ["remove", "pump"], ["embed"]):
         with pytest.raises(CollabError, match="no store"):
             CliRunner().invoke(
                 app,

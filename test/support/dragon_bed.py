@@ -75,7 +75,7 @@ class Reference:
     def __init__(self, side: ModelSide, engine: Engine, texts: Sequence[str], config: SideConfig):
         self._engine, self._config, self._texts = engine, config, texts
         self._contexts = [
-            (*side.layout.document(text), *side.layout.behind(QUESTION)) for text in texts
+            (*side.layout.document(text), *side.layout.after(QUESTION)) for text in texts
         ]
         self._rows: dict[tuple[int, ...], list[NDArray[np.float64]]] = {}
 

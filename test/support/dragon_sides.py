@@ -18,7 +18,7 @@ from collab_llm_nodes.errors import Cancelled, InvalidInput
 from collab_llm_nodes.knowledge.retrieval import Retrieved
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.dragon.client import CloudConfig, DragonClient
-from collab_llm_nodes.protocols.dragon.device import DeviceAnswer, Question, Rules, Told
+from collab_llm_nodes.protocols.dragon.device import AnswerSoFar, DeviceAnswer, Question, Rules
 from collab_llm_nodes.protocols.dragon.service import CloudServiceConfig, DragonService
 from collab_llm_nodes.protocols.dragon.side import SideInfo
 from collab_llm_nodes.transport.server import ServerHandle
@@ -110,7 +110,7 @@ class TableSide:
 
 
 Serve = Callable[..., ServerHandle[DragonService]]
-Ask = Callable[..., Told]
+Ask = Callable[..., AnswerSoFar]
 
 
 @pytest.fixture
@@ -156,9 +156,9 @@ def ask() -> Iterator[Ask]:
         seed: int = 0,
         max_tokens: int = 24,
         temperature: float = 1.0,
-        emit: Callable[[Told], None] = lambda told: None,
+        emit: Callable[[AnswerSoFar], None] = lambda told: None,
         control: Control | None = None,
-    ) -> Told:
+    ) -> AnswerSoFar:
         question = Question(query, max_tokens, temperature, seed)
         made = DeviceAnswer(side, threads[0], client, rules or Rules(), question)
         return made.run(emit, control or Control(), 0.0)

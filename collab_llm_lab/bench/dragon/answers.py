@@ -134,7 +134,7 @@ def _solve(engine: Engine, puzzle: Puzzle, plan: AnswersPlan) -> dict[str, bool]
             return device.continuation(ids)
 
         def together(texts: Sequence[str]) -> Decoders:
-            return [plain((*layout.documents(texts), *layout.behind(question)))]
+            return [plain((*layout.documents(texts), *layout.after(question)))]
 
         def mixed(config: SideConfig, *of: ModelSide) -> Decoders:
             return [side.decoder(question, plan.max_tokens, config) for side in of]

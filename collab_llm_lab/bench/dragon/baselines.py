@@ -244,7 +244,7 @@ class Baselines:
     ) -> Written:
         """Write an answer behind one context of ``texts``, whose beginning ``file`` holds."""
         documents = self._side.layout.documents(texts)
-        ids = (*documents, *self._side.layout.behind(query))
+        ids = (*documents, *self._side.layout.after(query))
         from_text = size[1] > 0 and not file
         reading_s = len(documents) * self._pace.prefill_s if from_text else 0.0
         session = self._restored(file) if file else self._engine.open(EncodedPrompt(ids))

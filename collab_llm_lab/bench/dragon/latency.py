@@ -1,7 +1,7 @@
 """Time per token and to the first token by round trip (paper 001, figures 6 to 8).
 
 Live: both sides with the real model, over gRPC and a link that delays, passes at a stated pace; the
-baselines too (``baselines.py``). Predicted: the closed forms of ``protocols/dragon/latency.py``,
+baselines too (``baselines.py``). Predicted: the closed forms of ``closed_forms.py``,
 with the measured costs.
 """
 
@@ -25,22 +25,22 @@ from collab_llm_lab.bench.dragon.baselines import (
     Written,
 )
 from collab_llm_lab.bench.dragon.case import run_case
+from collab_llm_lab.bench.dragon.closed_forms import Costs, predict
 from collab_llm_lab.bench.dragon.privacy import leaks
 from collab_llm_lab.bench.dragon.replayed import point_name
+from collab_llm_lab.bench.dragon.simulation import Delays, Trace, simulate_trace
 from collab_llm_lab.bench.dragon.sites import Answered, Sites, sites
 from collab_llm_lab.bench.harness import save_plot, subplots
 from collab_llm_nodes.decoding.aggregation import AggregationConfig, Pair, Party
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.protocols.dragon import codec
 from collab_llm_nodes.protocols.dragon.device import Rules
-from collab_llm_nodes.protocols.dragon.latency import Costs, predict
 from collab_llm_nodes.protocols.dragon.link import PatienceConfig
 from collab_llm_nodes.protocols.dragon.machine import AheadConfig
 from collab_llm_nodes.protocols.dragon.messages import Draft
 from collab_llm_nodes.protocols.dragon.profiler import UNKNOWN
 from collab_llm_nodes.protocols.dragon.scheduler import POLICIES, ScheduleConfig
 from collab_llm_nodes.protocols.dragon.side_settings import SideConfig
-from collab_llm_nodes.protocols.dragon.simulation import Delays, Trace, simulate_trace
 
 DEVICE, DRAGON, TOKEN_WISE = "device", "dragon", "drdg_tw"
 STATIC = ("dragon_device", "dragon_cloud")

@@ -290,7 +290,7 @@ def _read(
     alone = Retrieved((hit,), *softmax([hit.score], config.retrieval.temperature), "")
     relevance = Relevance(alone, question, config, side.encoder, engine.decode)
     decoder = DocumentsDecoder(engine, side.caches, relevance)
-    decoder.open(side.layout.behind(question), alone)
+    decoder.open(side.layout.after(question), alone)
     rows = Rows()
     for token in answer:
         rows.append(decoder.next()[0])

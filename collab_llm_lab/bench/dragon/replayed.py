@@ -22,17 +22,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collab_llm_lab.bench.dragon.served import Served, served
+from collab_llm_lab.bench.dragon.simulation import Trace
 from collab_llm_lab.bench.link.lane import LinkProfile
 from collab_llm_nodes.decoding.aggregation import AggregationConfig, Pair, Party
 from collab_llm_nodes.errors import Cancelled
 from collab_llm_nodes.knowledge.retrieval import Retrieved
 from collab_llm_nodes.protocols.base import Control
-from collab_llm_nodes.protocols.dragon.device import DeviceAnswer, Question, Rules, Told
+from collab_llm_nodes.protocols.dragon.device import AnswerSoFar, DeviceAnswer, Question, Rules
 from collab_llm_nodes.protocols.dragon.link import PatienceConfig
 from collab_llm_nodes.protocols.dragon.profiler import UNKNOWN
 from collab_llm_nodes.protocols.dragon.scheduler import ScheduleConfig
 from collab_llm_nodes.protocols.dragon.side import SideInfo
-from collab_llm_nodes.protocols.dragon.simulation import Trace
 
 _INFO = SideInfo("trace", "trace", "trace", 3, frozenset())
 _ACCEPTED = np.array([1.0, 0.0, 0.0], np.float32)
@@ -118,7 +118,7 @@ class Replay:
         self._compute = ThreadPoolExecutor(1, "bench-replay")
         self._acceptance: dict[str, Pair] = {}  # what a device with this policy remembers
 
-    def run(self, trace: Trace, decode_s: Pair, rtt_s: float, policy: str) -> Told:
+    def run(self, trace: Trace, decode_s: Pair, rtt_s: float, policy: str) -> AnswerSoFar:
         """Return the answer in which the drafts meet the fates of ``trace``."""
         for side, pass_s in zip(self._sides, decode_s, strict=True):
             side.trace, side.pass_s = trace, pass_s

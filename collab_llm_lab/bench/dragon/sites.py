@@ -26,7 +26,7 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import Cancelled
 from collab_llm_nodes.knowledge.store import Store
 from collab_llm_nodes.protocols.base import Control
-from collab_llm_nodes.protocols.dragon.device import DeviceAnswer, Question, Rules, Told
+from collab_llm_nodes.protocols.dragon.device import AnswerSoFar, DeviceAnswer, Question, Rules
 from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder, ModelSide
 from collab_llm_nodes.protocols.dragon.index import Index
 from collab_llm_nodes.protocols.dragon.machine import SideMachine
@@ -115,7 +115,7 @@ class Answered:
     """
 
     question: str
-    told: Told
+    told: AnswerSoFar
     fates: tuple[tuple[bool, bool], ...]
     sent: tuple[bytes, ...]
     wire: bytes

@@ -35,7 +35,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Decoded:
-    """A pass has given a distribution, and took ``seconds`` from when it was asked for."""
+    """A pass returned a distribution ``seconds`` after its request."""
 
     done: Pass
     p: np.ndarray
@@ -45,7 +45,7 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Ended:
-    """A pass was ended before it gave anything."""
+    """A pass was ended without a result."""
 
     done: Pass
 
@@ -59,7 +59,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Heard:
-    """The peer has said something, ``size`` bytes long."""
+    """A message of the peer, ``size`` bytes long."""
 
     message: Message
     size: int
@@ -74,7 +74,7 @@ class Passes:
     Args:
         compute: runs one job at a time; answers take turns in it, pass by pass.
         open_decoder: finds the documents and opens the decoder.
-        tell: takes what becomes of the work; called in the compute thread.
+        on_event: called with results and errors, in the compute thread.
         part: tokens of a prompt that are read in one turn at most; None: all.
 
     Attributes:
@@ -86,13 +86,13 @@ class Passes:
         self,
         compute: Executor,
         open_decoder: Callable[[], SideDecoder],
-        tell: Callable[[ModelEvent], None],
+        on_event: Callable[[ModelEvent], None],
         part: int | None = None,
     ) -> None:
         self._compute = compute
         self._part = part
         self._open_decoder = open_decoder
-        self._tell = tell
+        self._on_event = on_event
         self._decoder: SideDecoder | None = None
         self._held: list[int] = []  # tokens that the decoder has been given
         self._future: Future[None] | None = None
@@ -100,17 +100,17 @@ class Passes:
         self.ready = False
 
     def open(self) -> None:
-        """Have the documents found."""
+        """Start to find the documents."""
         self._submit(self._open)
 
     def start(self, wanted: Pass) -> None:
-        """Have ``wanted`` run."""
+        """Start the pass ``wanted``."""
         self.running = wanted
         asked_at = time.perf_counter()
         self._future = self._submit(lambda: self._run(wanted, asked_at))
 
     def end(self) -> None:
-        """End the pass under way. Unless it had not begun, ``Ended`` or its result still comes."""
+        """End the current pass. Unless it had not begun, ``Ended`` or its result still comes."""
         if self.running is None or self._future is None:
             return
         if self._future.cancel():  # it had not begun
@@ -119,7 +119,7 @@ class Passes:
             self._decoder.cancel()
 
     def close(self) -> None:
-        """End what is under way and free the decoder, as soon as the compute thread can."""
+        """End the current work and free the decoder, as soon as the compute thread can."""
         self.end()
         self.ready = False
         self._submit(self._close)
@@ -135,7 +135,7 @@ class Passes:
     def _open(self) -> None:
         with self._telling():
             self._decoder = self._open_decoder()
-            self._tell(Ready())
+            self._on_event(Ready())
 
     def _run(self, wanted: Pass, asked_at: float) -> None:
         decoder = self._decoder
@@ -149,20 +149,20 @@ class Passes:
                     return
                 p, log_weight = decoder.next()
             except Cancelled:
-                self._tell(Ended(wanted))
+                self._on_event(Ended(wanted))
             else:
-                self._tell(Decoded(wanted, p, log_weight, time.perf_counter() - asked_at))
+                self._on_event(Decoded(wanted, p, log_weight, time.perf_counter() - asked_at))
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
-        """Tell an error to the loop: it waits for what this thread does."""
+        """Report an error to the loop, which waits for this thread."""
         try:
             yield
         except CollabError as error:
-            self._tell(Failed(error))
-        except Exception as error:  # whatever it is: it ends this answer, not the thread
+            self._on_event(Failed(error))
+        except Exception as error:  # ends this answer, not the thread
             log.exception("a pass failed")
-            self._tell(Failed(CollabError(f"the model failed: {error}", remedy="see the log")))
+            self._on_event(Failed(CollabError(f"the model failed: {error}", remedy="see the log")))
 
     def _align(self, decoder: SideDecoder, prefix: tuple[int, ...]) -> None:
         """Roll the decoder back to what it shares with ``prefix``, and push the rest."""
@@ -202,11 +202,11 @@ class SideLoop:
         self._passes: Passes | None = None
 
     def post(self, event: object) -> None:
-        """Have ``event`` handled; from any thread."""
+        """Queue ``event``; from any thread."""
         self._inbox.put(event)
 
     def begin(self, compute: Executor, open_decoder: Callable[[], SideDecoder]) -> None:
-        """Have the documents found; drafting begins as soon as they are."""
+        """Start to find the documents; drafting follows."""
         self._passes = Passes(compute, open_decoder, self.post, self._part)
         self._passes.open()
 
@@ -240,7 +240,7 @@ class SideLoop:
         self.follow()
 
     def follow(self) -> None:
-        """Send what is to be sent, and start or end the pass that the machine wants."""
+        """Send the machine's messages, and start or end its pass."""
         passes, machine = self._passes, self.machine
         assert passes is not None
         for message in machine.poll():
@@ -251,6 +251,6 @@ class SideLoop:
             passes.start(wanted)
 
     def close(self) -> None:
-        """End the pass under way and free the model's caches."""
+        """End the current pass and free the model's caches."""
         if self._passes is not None:
             self._passes.close()

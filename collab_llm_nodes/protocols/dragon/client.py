@@ -1,7 +1,7 @@
-"""The device's end of the wire: one connection, one stream for each answer, from any thread.
+"""The device's client: one connection, one stream for each answer, usable from any thread.
 
 with DragonClient(CloudConfig(address="cloud:50552")) as client:
-    stream = client.open(opened, tell)   # tell(event) is called in the background thread
+    stream = client.open(opened, on_event)   # called in the background thread
     stream.send(message)
     stream.close()
 """
@@ -28,12 +28,12 @@ from collab_llm_nodes.transport.settings import ClientConfig
 log = logging.getLogger(__name__)
 
 _MOST_UNTAKEN, _PAUSE_S = 256, 0.01
-"""Messages that may wait to be handled; while more do, none is read."""
+"""Messages that may wait to be handled; beyond that, reading pauses."""
 
 
 @dataclass(frozen=True)
 class CloudConfig(ClientConfig):
-    """Address of the cloud's side, and the way to speak to it. File names are PEM files."""
+    """Connection to the cloud's side. File names are PEM files."""
 
     address: str = setting(
         "127.0.0.1:50552",
@@ -44,10 +44,10 @@ class CloudConfig(ClientConfig):
 
 @dataclass(frozen=True)
 class StreamEvent:
-    """News of one stream.
+    """An event of one stream.
 
     Attributes:
-        stream: the one it is about.
+        stream: its stream.
         news: a message of the cloud, or the error that has ended the stream.
         size: of the message in bytes.
     """
@@ -62,14 +62,14 @@ class Stream:
 
     Attributes:
         bytes_up, bytes_down: of its messages.
-        taken: news that have been handled; counted by whoever is told.
+        taken: events that the receiver has handled; counted by the receiver.
     """
 
     def __init__(
-        self, client: DragonClient, opened: Open, tell: Callable[[StreamEvent], None]
+        self, client: DragonClient, opened: Open, on_event: Callable[[StreamEvent], None]
     ) -> None:
         self._client = client
-        self._tell = tell
+        self._on_event = on_event
         self._outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self.bytes_up = 0
@@ -82,7 +82,7 @@ class Stream:
         self._put(codec.encode_device(message))
 
     def close(self) -> None:
-        """End the stream; nothing more is told once the background thread has seen it."""
+        """End the stream; no event follows once the background thread has seen it."""
         self._client.post(self._close)
 
     def _put(self, data: bytes) -> None:
@@ -94,13 +94,13 @@ class Stream:
 
     def _start(self) -> None:
         if self._client.closed:
-            self._tell(StreamEvent(self, Unavailable("the link to the cloud was closed")))
+            self._on_event(StreamEvent(self, Unavailable("the link to the cloud was closed")))
             return
         self._client.streams.add(self)
         self._task = self._client.spawn(self._run())
 
     def _close(self) -> None:
-        self._tell = _to_nobody
+        self._on_event = _to_nobody
         self._outbox.put_nowait(None)
         if self._task is not None:
             asyncio.get_running_loop().call_later(CLOSE_GRACE_S, self._task.cancel)
@@ -142,40 +142,38 @@ class Stream:
                     raise _no_message(error) from error
                 if isinstance(news, CollabError):
                     raise news
-                while (
-                    self._told - self.taken > _MOST_UNTAKEN
-                ):  # what floods us waits in its buffers
+                while self._told - self.taken > _MOST_UNTAKEN:  # a flood stays in gRPC's buffers
                     await asyncio.sleep(_PAUSE_S)
                 self._told += 1
-                self._tell(StreamEvent(self, news, len(data)))
+                self._on_event(StreamEvent(self, news, len(data)))
         finally:
             writer.cancel()
 
     async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
-        # A stream that ends while we write is noticed by its reader, who knows the reason.
+        # The reader learns why a stream ends.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while (data := await self._outbox.get()) is not None:
                 await call.write(data)
             await call.done_writing()
 
     def _end(self, error: CollabError) -> None:
-        self._tell(StreamEvent(self, error))
-        self._tell = _to_nobody
+        self._on_event(StreamEvent(self, error))
+        self._on_event = _to_nobody
 
 
 class DragonClient(Client):
     """See the module's text.
 
     Args:
-        config: where and how.
+        config: address and credentials.
         heartbeat: see ``Client``.
 
     Attributes:
         streams: open now.
-        info: the cloud's account of itself; None until it has answered.
+        info: the cloud's description; None until it has answered.
         absent: the last answer went on without it.
-        left: why an answer last went on without it; None: none has.
-        tap: told each message as it leaves the device, for audits.
+        left: why an answer last went on without it; None if none has.
+        tap: called with each message that leaves the device, for audits.
 
     Raises:
         ConfigError: a certificate, key or token file cannot be read.
@@ -191,19 +189,19 @@ class DragonClient(Client):
         self.tap: Callable[[bytes], object] = lambda data: None
         super().__init__(config, heartbeat)
 
-    def open(self, opened: Open, tell: Callable[[StreamEvent], None]) -> Stream:
+    def open(self, opened: Open, on_event: Callable[[StreamEvent], None]) -> Stream:
         """Begin an answer; does not block.
 
         Args:
-            tell: takes the stream's news, in the background thread; must not block. An error is
-                the last.
+            on_event: called with each event, in the background thread; must not block. An error is
+                the last event.
 
         Raises:
             Unavailable: this client is closed.
             InvalidInput: ``opened`` cannot be sent.
         """
         self.check_open()
-        stream = Stream(self, opened, tell)
+        stream = Stream(self, opened, on_event)
         self.tap(stream._first)
         stream.bytes_up += len(stream._first)
         self.post(stream._start)
@@ -229,11 +227,11 @@ class DragonClient(Client):
 
 
 def _no_message(error: CollabError) -> ProtocolError:
-    """Return the error of a cloud that sends what is no message of its own."""
+    """Return the error for bytes that are no message of the cloud."""
     return ProtocolError(
-        f"the cloud sent what is no message: {error.args[0]}", field="cloud", remedy=error.remedy
+        f"the cloud sent an invalid message: {error.args[0]}", field="cloud", remedy=error.remedy
     )
 
 
 def _to_nobody(event: StreamEvent) -> None:
-    """Take the news of a stream that has been closed."""
+    """Ignore an event of a closed stream."""

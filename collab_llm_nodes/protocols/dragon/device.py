@@ -40,14 +40,14 @@ from collab_llm_nodes.protocols.dragon.side import Side, SideInfo
 log = logging.getLogger(__name__)
 
 _REFUSALS = (ConfigError, InvalidInput, Unauthenticated, VocabularyMismatch)
-"""Errors by which a cloud says that this request or device is not for it."""
+"""Errors by which a cloud refuses this request or device for good."""
 _PASSING = (Unavailable, Busy, DeadlineExceeded, Cancelled)
-"""Errors of a stream that may be gone at the next attempt."""
+"""Errors that may not occur at the next attempt."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """All that decides about an answer, except for the sides themselves."""
+    """The rules of an answer."""
 
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -58,7 +58,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Question:
-    """One answer asked for."""
+    """A request for one answer."""
 
     query: str
     max_tokens: int
@@ -67,7 +67,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Told:
+class AnswerSoFar:
     """The answer so far."""
 
     tokens: tuple[int, ...]
@@ -76,17 +76,17 @@ class Told:
 
 
 class _Woken:
-    """Nothing happened but that the caller wants to look at its control."""
+    """An event that only wakes the loop, to check the control."""
 
 
 class DeviceAnswer:
-    """Writes one answer; the caller's thread runs it.
+    """One answer, run by the caller's thread.
 
     Args:
         compute: the device's compute thread.
         client: None: there is no cloud, the device answers alone.
         decode: the line of the device's passes, if it was measured.
-        acceptance: of earlier answers; see ``Profiler.acceptance`` for what to keep of this one.
+        acceptance: estimate from earlier answers; ``Profiler.acceptance`` is the new one.
     """
 
     def __init__(
@@ -133,15 +133,17 @@ class DeviceAnswer:
         self._first_s = 0.0
         self._cloud_documents = 0
 
-    def run(self, emit: Callable[[Told], None], control: Control, asked_at: float) -> Told:
+    def run(
+        self, emit: Callable[[AnswerSoFar], None], control: Control, asked_at: float
+    ) -> AnswerSoFar:
         """Return the whole answer; ``emit`` takes it as it grows.
 
         Raises:
-            CollabError: the device's model failed, the caller gave up, or the cloud refused to take
-                part before there was any token.
+            CollabError: the device's model failed, the caller cancelled, or the cloud refused
+                before the first token.
         """
         self._since = asked_at
-        self._open_stream()  # before anything is retrieved here: the cloud retrieves meanwhile
+        self._open_stream()  # first, so that both sides retrieve at the same time
         forget = control.on_cancel(lambda: self._loop.post(_Woken()))
         try:
             side, question = self._side, self._question
@@ -158,15 +160,15 @@ class DeviceAnswer:
                 if len(self.machine.answer) > self._told:
                     self._first_s = self._first_s or time.monotonic() - self._since
                     self._told = len(self.machine.answer)
-                    emit(self.told)
-            return self.told
+                    emit(self.so_far)
+            return self.so_far
         finally:
             forget()
             self._loop.close()
             self._drop_stream()
 
     @property
-    def told(self) -> Told:
+    def so_far(self) -> AnswerSoFar:
         """The answer so far."""
         machine, figures = self.machine, self.machine.figures
         up, down = self._bytes
@@ -188,7 +190,7 @@ class DeviceAnswer:
             reconnects=self._link.reopened,
             cloud_documents=self._cloud_documents,
         )
-        return Told(tuple(machine.answer), tuple(machine.sources), metrics)
+        return AnswerSoFar(tuple(machine.answer), tuple(machine.sources), metrics)
 
     def _serve(self, event: object) -> None:
         now = time.monotonic()
@@ -219,11 +221,11 @@ class DeviceAnswer:
             self._hear(event.news, event.size, now)
 
     def _hear(self, message: Message, size: int, now: float) -> None:
-        """Take in a draft or a target; without the cloud from then on if it may not say that."""
+        """Process a draft or a target; go on alone after an invalid one."""
         try:
             needed = self.machine.on_message(message, now, size)
         except CollabError as error:
-            words = f"the cloud says what it may not: {error.args[0]}"
+            words = f"the cloud sent an invalid message: {error.args[0]}"
             self._lost(ProtocolError(words, field=error.field, remedy=error.remedy), now)
             return
         if needed:
@@ -231,7 +233,7 @@ class DeviceAnswer:
         self._loop.follow()
 
     def _watch(self) -> None:
-        """Open the stream again, or go on alone, where the link says so."""
+        """Open the stream again, or go on alone, as the link decides."""
         now = time.monotonic()
         self._link.on_wait(self.machine.waits_for_peer, now)
         step = self._link.on_time(now)
@@ -303,5 +305,5 @@ class DeviceAnswer:
 
 
 def identity_of(info: SideInfo) -> Identity:
-    """Return what a side says of itself in the handshake."""
+    """Return the identity that a side sends in the handshake."""
     return Identity(info.vocabulary, info.model, info.scorer)

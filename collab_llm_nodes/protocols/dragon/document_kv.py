@@ -44,7 +44,7 @@ class DocumentCaches:
         self.loaded = self.computed = self.refused = 0
 
     def open(self, hits: Sequence[Hit], check: Check | None = None) -> list[Session]:
-        """Return a session for each of ``hits`` that holds the document and nothing behind it.
+        """Return a session for each of ``hits`` that holds the document and nothing else.
 
         Args:
             check: called between two layers; what it raises ends the call, and no session is left.
@@ -66,7 +66,7 @@ class DocumentCaches:
                 self._read(opened, check)
                 for i in batch:
                     self._keep(hits[i].id, sessions[i])
-        except BaseException:  # whatever ends it, the memory is given back
+        except BaseException:  # free the memory in any case
             for session in sessions.values():
                 session.close()
             raise
@@ -91,7 +91,7 @@ class DocumentCaches:
 
     @cached_property
     def _key(self) -> str:
-        """Names the model, the type of its numbers, and the text before a document."""
+        """Key of model, number type and the text before a document."""
         facts = (
             f"{fingerprint(self._engine.loaded.model)} {self._engine.loaded.model.dtype}"
             f" {self._layout.begin}"

@@ -70,7 +70,7 @@ class DocumentsDecoder:
         self._prompt: tuple[int, ...] = ()
         self._answer: list[int] = []
         self._fed = 0  # tokens of prompt and answer that all sessions hold
-        self._rows: Tensor | None = None  # log p(x | d) [documents, V] behind the last one fed
+        self._rows: Tensor | None = None  # log p(x | d) [documents, V] after the last token fed
         self._evidence: list[Weights] = []  # after each of the answer's tokens that was judged
         self._given: tuple[NDArray[np.float32], float] | None = None
         self._lock = threading.Lock()
@@ -78,7 +78,7 @@ class DocumentsDecoder:
         self.found = Retrieved((), np.zeros(0), float("-inf"), "")
 
     def open(self, prompt_ids: Sequence[int], documents: Retrieved) -> None:
-        """Load the KV of the documents; the first ``next`` reads the prompt behind them.
+        """Load the KV of the documents; the first ``next`` reads the prompt after them.
 
         Raises:
             InvalidInput: no prompt, or a document is longer than the context.
@@ -140,7 +140,8 @@ class DocumentsDecoder:
             session.close()
         self._sessions, self._rows, self._given = [], None, None
 
-    # --- Within ----------------------------------------------------------------------------------
+    # --- Internals
+    # ----------------------------------------------------------------------------------
 
     def _read(self, end: int | None = None) -> None:
         """Feed prompt and answer up to the token ``end``; all sequences take it, or none does."""
@@ -155,15 +156,15 @@ class DocumentsDecoder:
     def _feed(self, context: list[int]) -> None:
         """Feed what is new in ``context``, a beginning of prompt and answer."""
         rows = self._rows
-        # The logits behind the last token fed are gone after a rollback. They tell the next token,
-        # or how likely each document made the one pushed since: then that token is fed again.
+        # A rollback loses the logits after the last token fed. They are needed for the next token
+        # or for the evidence of the one pushed since, so that token is fed again.
         needed = self._fed == len(context) or self._relevance.needs_likelihoods
         if rows is None and needed and self._fed:
             self._shorten(self._fed - 1)
         new = context[self._fed :]
         if not new:
             return
-        # The tokens behind the first answer token fed here are judged by this pass' own logits.
+        # This pass's own logits judge the answer tokens after the first one fed here.
         known = max(self._fed, len(self._prompt))
         last = len(context) - known + (1 if self._fed < known else 0)
         wanted = max(1, last) if self._relevance.needs_likelihoods else 1
@@ -183,7 +184,7 @@ class DocumentsDecoder:
         """Note how likely each document made the answer's tokens that are not judged yet.
 
         Args:
-            rows: log-probabilities [documents, n, V]; the last is behind the last token.
+            rows: log-probabilities [documents, n, V]; the last row follows the last token.
         """
         known, held = len(self._evidence), max(0, self._fed - len(self._prompt))
         count = held - known
@@ -209,7 +210,7 @@ class DocumentsDecoder:
         if self._quotes is not None:
             tokens = self._quotes.next_tokens(self._answer)
             goes_on = np.array([bool(kept) for kept in tokens], bool)
-            # Without the other side it ends the answer: it would invent the rest.
+            # Alone, this side ends the answer: it would invent the rest.
             rows = restricted(rows, tokens if goes_on.any() else [self._quotes.ends] * len(rows))
         if not goes_on.any():
             return _normalised(rows[0].exp()), float("-inf")
@@ -303,7 +304,7 @@ class ModelSide:
         documents = self.retrieve(query, config)
         if documents.hits:
             self._warn_of_cuts(documents)
-            prompt = self.layout.behind(query)
+            prompt = self.layout.after(query)
         else:
             log.info("no document found")
             prompt = self.layout.alone(query)
@@ -319,14 +320,14 @@ class ModelSide:
             room = decoder.room
             decoder.close()
             raise InvalidInput(
-                f"room for {room} tokens behind document and question",
+                f"room for {room} tokens after document and question",
                 field="max_tokens",
                 remedy="lower max_tokens, or shorten the question",
             )
         return decoder
 
     def _warn_of_cuts(self, documents: Retrieved) -> None:
-        """Say once that documents are longer than this side reads: ``Index`` did not cut them."""
+        """Warn once about documents longer than this side reads, which ``Index`` did not cut."""
         cut = next((h.name for h in documents.hits if not self.layout.fits(h.chunk.text)), None)
         if cut is not None and not self._warned:
             self._warned = True
@@ -338,7 +339,7 @@ class ModelSide:
             )
 
     def continuation(self, ids: Sequence[int]) -> DocumentsDecoder:
-        """Return an opened decoder that goes on behind ``ids``, without any documents."""
+        """Return an opened decoder that continues ``ids``, without any documents."""
         nothing = Retrieved((), np.zeros(0), float("-inf"), self.info.scorer)
         relevance = Relevance(nothing, "", self._config, self.encoder, self._engine.decode)
         decoder = DocumentsDecoder(self._engine, self.caches, relevance)
@@ -350,7 +351,7 @@ class ModelSide:
         return self._engine.decode(tokens)
 
     def close(self) -> None:
-        """Close the store; the engine belongs to who made it."""
+        """Close the store; the engine stays open."""
         if self._store is not None:
             self._store.close()
 

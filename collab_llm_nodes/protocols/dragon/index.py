@@ -116,7 +116,7 @@ class Index:
         return version
 
     def delete(self, *names: str) -> int:
-        """Delete documents with all that was made of them, and return the version of the store.
+        """Delete documents with all derived data, and return the version of the store.
 
         The database is written anew, so that none of their words remain on the disk.
 

@@ -2,7 +2,7 @@ r"""The place of a document in a prompt: before the question, so that its KV can
 
     chat models:   <|im_start|>user \n Document: ...  |  \n \n question <|im_end|> ...
     base models:                       Document: ...  |  \n \n question
-                   ------- document(), its KV kept -  |  - behind() ------------------
+                   ------- document(), its KV kept -  |  - after() ------------------
 
 The blank line belongs to the question: BPE splitters join the characters at the end of a text.
 """
@@ -27,7 +27,7 @@ _MARK = "0"
 
 
 class Layout:
-    """Token ids of documents and of the questions behind them, for one model.
+    """Token ids of documents and of the questions after them, for one model.
 
     Args:
         document_tokens: what a document has beyond them is left out.
@@ -45,14 +45,14 @@ class Layout:
 
     @cached_property
     def _frame(self) -> tuple[str, str]:
-        """Return what the template writes before and behind the text of the first user turn."""
+        """Return the template's text before and after the first user turn."""
         if not self._chat:
             return "", ""
         shown = render(self._tokenizer, [{"role": "user", "content": _MARK}])
-        before, found, behind = shown.partition(_MARK)
+        before, found, after = shown.partition(_MARK)
         if not found:
             raise ModelError("the chat template does not show the user's text", field="model")
-        return before, behind
+        return before, after
 
     @cached_property
     def begin(self) -> Ids:
@@ -86,8 +86,8 @@ class Layout:
         """Return False if a document of this text would be cut."""
         return len(self._encode(_TITLE + self._without_control(text))) <= self._most
 
-    def behind(self, question: str) -> Ids:
-        """Return the ids of the question behind a document, up to where the answer begins.
+    def after(self, question: str) -> Ids:
+        """Return the ids of the question after a document, up to the start of the answer.
 
         Raises:
             InvalidInput: the question holds one of the tokenizer's control tokens.
@@ -112,7 +112,7 @@ class Layout:
         return self._encode(_BLANK_LINE)
 
     def dialogue(self, turns: Sequence[Turn]) -> tuple[str, list[int]]:
-        """Return the text of a chat behind a document, and where each turn's content begins.
+        """Return the text of a chat after a document, and where each turn's content begins.
 
         It begins with the content of the first turn, which is the user's.
         """

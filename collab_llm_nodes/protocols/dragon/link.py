@@ -1,4 +1,4 @@
-"""The device's patience with the cloud, as a state machine without I/O or clock.
+"""The device's deadlines for the cloud, as a state machine without I/O or clock.
 
     opening ── Opened ──▶ up ── lost, or silent ──▶ pause ──▶ opening ...
        └────── nothing came for patience_s ──────────▶ alone
@@ -82,7 +82,7 @@ class DeviceLink:
     def __init__(self, config: PatienceConfig, now: float, *, absent: bool = False) -> None:
         self._config = config
         self._patience_s = min(config.absent_s, config.patience_s) if absent else config.patience_s
-        self._missed_since = now  # the cloud is needed, and has brought nothing since
+        self._missed_since = now  # the cloud is needed and silent since then
         self._opened_at = now
         self._reopen_at = math.inf
         self.up = False
@@ -90,7 +90,7 @@ class DeviceLink:
         self.reopened = 0
 
     def on_opened(self, now: float) -> None:
-        """Note that the cloud takes part. Only what it brings then shows that it is of use."""
+        """Note that the cloud takes part; only its messages show that it makes progress."""
         self.up = True
         self._patience_s = self._config.patience_s
         self._opened_at = now
@@ -103,7 +103,7 @@ class DeviceLink:
         self._reopen_at = now + self._config.pause_s
 
     def on_refused(self) -> None:
-        """Note that the cloud will never take part: trying again would be of no use."""
+        """Note that the cloud refuses for good: do not try again."""
         self.given_up, self.up = True, False
 
     def on_heard(self) -> None:
@@ -116,7 +116,7 @@ class DeviceLink:
             self._missed_since = min(self._missed_since, now) if waits else math.inf
 
     def on_time(self, now: float) -> Step | None:
-        """Return what is to be done now, if anything."""
+        """Return the action that is due, if any."""
         if self.given_up:
             return None
         if now >= self._missed_since + self._patience_s:
@@ -130,7 +130,7 @@ class DeviceLink:
 
     @property
     def next_time(self) -> float:
-        """The time at which :meth:`on_time` has something to say though nothing happened."""
+        """The next time at which :meth:`on_time` may return an action."""
         if self.given_up:
             return math.inf
         patience_over = self._missed_since + self._patience_s

@@ -1,30 +1,30 @@
 """One side of speculative aggregation (paper 001, section 4) as a state machine without I/O.
 
 Both sides run the same machine. Each drafts ahead on its own; one of them, the aggregator, judges
-the pair of drafts at each position and tells the other side the target token:
+the pair of drafts at each position and sends the target token to the other side:
 
     device    own drafts  d4 d5 d6 ──┐
               answer t0..t3          ├─ judge ─▶ t4 ──▶ both sides: append; keep, or start anew
     cloud     own drafts  d4 d5 ─────┘
 
-A rejected side forgets all its drafts and goes on behind the target token; its epoch grows, which
-is how both sides recognise drafts that were made before. Only the aggregator needs drafts. So only
-the other side sends them, and the aggregator sends the ones it holds when it hands its office
-over, together with the target that says so.
+A rejected side discards all its drafts and goes on after the target token; its epoch grows, by
+which both sides recognise earlier drafts. Only the aggregator needs drafts, so only the other side
+sends them. When the aggregator changes, the old one sends the drafts it holds, together with the
+target that announces the change.
 
-A side whose documents do not go on as the answer does has no say (weight 0), and has none in the
-rest of the answer. The other side's draft is then the target token. So the aggregator waits for
-that side's drafts only, tells the other side so, and hands its office over if it has no say itself.
+A side whose documents do not continue as the answer does has no say (weight 0) for the rest of the
+answer. The other side's draft is then the target token, so the aggregator waits for that side's
+drafts only, announces this, and hands over if it has no say itself.
 
-With the aggregator pinned to one side, that side tells target tokens, and whether the other side's
-draft was it, and nothing more.
+With the aggregator pinned to one side, that side sends only the target tokens and whether the other
+side's draft was the target.
 
 Drafts, acceptance and target are functions of the prefix and the position (``decoding/
 aggregation.py``). So neither delays, nor hand-overs, nor a stream that breaks and is opened again
 with the known answer can change a token.
 
-The caller runs the model: it asks :attr:`SideMachine.wanted` for the pass to run next and tells its
-result by :meth:`SideMachine.on_pass`; :meth:`SideMachine.poll` returns what is to be sent.
+The caller runs the model: it reads the next pass from :attr:`SideMachine.wanted`, reports the
+result to :meth:`SideMachine.on_pass`, and sends the messages from :meth:`SideMachine.poll`.
 """
 
 from __future__ import annotations
@@ -102,11 +102,11 @@ class AheadConfig:
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of the side's model: the distribution of the token behind ``prefix``.
+    """One pass of the side's model: the distribution of the token after ``prefix``.
 
     Attributes:
         number: of the chain of drafts it belongs to; a pass of an earlier chain is void.
-        prefix: the answer so far, and behind it this side's own drafts.
+        prefix: the answer so far, followed by this side's own drafts.
     """
 
     number: int
@@ -118,7 +118,7 @@ class Figures:
     """Counters of one answer on one side.
 
     Attributes:
-        drafted: drafts made, of which ``discarded`` were forgotten after a rejection.
+        drafted: drafts made, of which ``discarded`` became void by a rejection.
         ended_passes: passes whose result was void.
         fates: of the drafts of device and cloud, for each position that was judged: accepted.
         handovers: times the aggregator changed.
@@ -184,12 +184,12 @@ class SideMachine:
         self._epochs = [0, 0]
         self._chain = 0
         self._sent = 0  # own drafts, from the oldest on, that the other side has
-        self._told_at = 0.0  # arrival of the last target
+        self._target_at = 0.0  # arrival of the last target
         self._void = 0  # drafts of the other side that came after their predecessor was rejected
         self._targets_at: dict[int, float] = {}  # known tokens: time at which the last was sent
         self._outbox: list[Message] = []
 
-    # ------------------------------------------------------------------ what is to be done
+    # ------------------------------------------------------------------ actions
 
     @property
     def wanted(self) -> Pass | None:
@@ -232,7 +232,7 @@ class SideMachine:
         decode_s: float,
         now: float,
     ) -> None:
-        """Take in the distribution ``p`` [V] that a pass has given."""
+        """Process the distribution ``p`` [V] of a finished pass."""
         if self.is_void(done):
             self.figures.ended_passes += 1
             return
@@ -244,13 +244,13 @@ class SideMachine:
         self._go_on(now)
 
     def on_message(self, message: Message, now: float, size: int = 0) -> bool:
-        """Take in what the other side says, ``size`` bytes on the wire.
+        """Process a message of the other side, ``size`` bytes on the wire.
 
         Returns:
             True if this side needed it: a target, or a draft where this side aggregates.
 
         Raises:
-            ProtocolError, InvalidInput: it may not say that; the stream is of no use any more.
+            ProtocolError, InvalidInput: the message is not allowed; close the stream.
         """
         if isinstance(message, Draft):
             needed = self._on_draft(message, now, size) and self.aggregator is self.party
@@ -261,7 +261,7 @@ class SideMachine:
         return needed
 
     def on_linked(self, now: float) -> None:
-        """Begin anew with a peer that knows :attr:`answer` and no drafts."""
+        """Start over with a peer that knows :attr:`answer` and no drafts."""
         self.linked = True
         self.aggregator = self._scheduler.first
         self.sole = None
@@ -269,12 +269,12 @@ class SideMachine:
         self._epochs = [0, 0]
         self._sent = self._void = 0
         self._targets_at.clear()
-        self._told_at = now
+        self._target_at = now
         self._outbox.clear()
         self._go_on(now)
 
     def on_lost(self) -> None:
-        """Note that nothing reaches the other side, and nothing more comes from it."""
+        """Note that the connection to the other side is lost."""
         self.linked = False
         self.sole = None
         self._theirs.clear()
@@ -286,7 +286,7 @@ class SideMachine:
         self.alone = True
         self._go_on(now)
 
-    # ------------------------------------------------------------------ the rest
+    # ------------------------------------------------------------------ internals
 
     @property
     def _own(self) -> deque[Draft]:
@@ -302,7 +302,7 @@ class SideMachine:
         return self._ahead.drafts(self.profiler.rtt_s, decode_s)
 
     def _go_on(self, now: float) -> None:
-        """Judge what can be judged, and queue for sending what the other side needs."""
+        """Judge the available drafts, and queue messages for the other side."""
         while self.alone and self._own and not self.finished:
             self._append(self._own.popleft().draft.token, Source.UNVERIFIED)
         if not self.linked:
@@ -330,7 +330,7 @@ class SideMachine:
         )
         self._hand_over(following)
         self._targets_at[len(self.answer)] = now
-        told = Target(
+        target = Target(
             position,
             judged.token,
             judged.accepted,
@@ -341,7 +341,7 @@ class SideMachine:
             self.profiler.rtt_s,
             self.sole is following,
         )
-        self._outbox.append(self._discreet(told) if self._scheduler.pinned else told)
+        self._outbox.append(self._discreet(target) if self._scheduler.pinned else target)
 
     def _judgement(self, position: int) -> Judgement:
         """Judge the first drafts; the draft of the sole side is the target."""
@@ -356,22 +356,24 @@ class SideMachine:
         token = self._drafts[self.sole][0].draft.token
         return Judgement(token, fates, (float(fates[0]), float(fates[1])))
 
-    def _discreet(self, told: Target) -> Target:
-        """Leave out what the other side needs only to judge in its turn.
+    def _discreet(self, target: Target) -> Target:
+        """Omit the fields that the other side needs only to aggregate.
 
-        The fate of this side's draft says something about this side's documents; that of the only
-        side with a say is no news.
+        The fate of this side's draft reveals something about its documents, unless this side is the
+        only one with a say.
         """
-        accepted = list(told.accepted)
-        accepted[self.party] &= told.sole
-        return replace(told, accepted=(accepted[0], accepted[1]), expected=(0.0, 0.0), decode_s=0.0)
+        accepted = list(target.accepted)
+        accepted[self.party] &= target.sole
+        return replace(
+            target, accepted=(accepted[0], accepted[1]), expected=(0.0, 0.0), decode_s=0.0
+        )
 
     def _on_draft(self, message: Draft, now: float, size: int) -> bool:
-        """Take in a draft; return False if it is void."""
+        """Process a draft; return False if it is void."""
         sender = self.party.other
         if self.finished:
             return False
-        if message.epoch < self._epochs[sender]:  # it was on its way at the rejection
+        if message.epoch < self._epochs[sender]:  # it was in flight at the rejection
             self._void += 1
             if self._void > MOST_AHEAD * self._epochs[sender]:
                 raise ProtocolError(
@@ -433,7 +435,7 @@ class SideMachine:
                 field="accepted",
                 remedy="accept a draft if, and only if, it is the target, and its side has a say",
             )
-        self._told_at = now
+        self._target_at = now
         self.profiler.on_told_rtt(message.rtt_s)
         if not self._scheduler.pinned:
             if not message.sole:
@@ -495,7 +497,7 @@ class SideMachine:
                     draft.draft,
                     draft.decode_s,
                     len(self.answer),
-                    now - self._told_at,
+                    now - self._target_at,
                 )
             )
         self._sent = len(self._own)

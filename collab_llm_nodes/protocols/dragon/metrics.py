@@ -1,4 +1,4 @@
-"""Figures of one DRAGON answer."""
+"""Metrics of one answer of DRAGON."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class DragonMetrics(GenerationMetrics):
 
     Attributes:
         accepted_device, accepted_cloud: drafts that became the target token.
-        discarded: the device's drafts that were forgotten after a rejection.
-        ended_passes: the device's passes that were of no use.
+        discarded: the device's drafts that a rejection made void.
+        ended_passes: the device's passes whose result was void.
         handovers: times the aggregator changed sides.
         reconnects: times the stream to the cloud was opened again.
         device_documents: pieces that were found on the device; 0: its side had no say.

@@ -26,12 +26,12 @@ def serve(
 
     Args:
         version: of this package.
-        on_listening: told the port once devices can connect.
+        on_listening: called with the port once devices can connect.
 
     Raises:
         ModelError: the model cannot be loaded.
         ConfigError: the address is in use, or a file cannot be read.
-        CollabError: nothing can be computed any more; a supervisor is to start it again.
+        CollabError: the compute thread failed; a supervisor must restart the process.
     """
     for name in ("address", "metrics_address"):
         check_free(getattr(config, name), name)  # a model takes minutes to load

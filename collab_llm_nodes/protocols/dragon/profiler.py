@@ -1,4 +1,4 @@
-"""The delays and acceptance rates that the scheduler stands on (paper 001, section 5.2)."""
+"""Estimates of delays and acceptance rates for the scheduler (paper 001, section 5.2)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ProfilerConfig:
     offline_tokens: int = setting(
         8,
         "Length of the dummy answer that is timed three times at the start, within the context;"
-        " 0: none, the first passes tell [tokens].",
+        " 0: none, the first passes measure it [tokens].",
         low=0,
         high=4096,
     )
@@ -119,13 +119,13 @@ def measure_passes(
 
 
 UNKNOWN = (0.5, 0.5)
-"""Acceptance before anything is known of it."""
+"""Acceptance before any measurement."""
 _SURE = 4
-"""Tokens that the first guess of an acceptance counts for: one rejection is no reason to move."""
+"""Weight of the initial acceptance [tokens], so that one rejection does not dominate."""
 
 
 class LinkModel:
-    """The round trip as c(g) = L + g / B: least squares that forget, over messages as they come.
+    """The round trip as c(g) = L + g / B, by recursive least squares with forgetting.
 
     The data are those that the protocol sends anyway. Where all messages have one size, nothing
     can be said about B, and L is the mean.
@@ -136,7 +136,7 @@ class LinkModel:
         self._known = False
 
     def observe(self, size: int, seconds: float) -> None:
-        """Take in a round trip in which ``size`` bytes came back after ``seconds``."""
+        """Add a round trip in which ``size`` bytes came back after ``seconds``."""
         self._known = True
         values = (size, seconds, size * size, size * seconds)
         for mean, value in zip(self._means, values, strict=True):
@@ -149,7 +149,7 @@ class LinkModel:
 
     @property
     def seconds_per_byte(self) -> float:
-        """1 / B [s/byte]; 0 while it cannot be told."""
+        """1 / B [s/byte]; 0 while unknown."""
         g, c, gg, gc = (mean.value for mean in self._means)
         spread = gg - g * g
         return max(0.0, (gc - g * c) / spread) if spread > 1e-3 * g * g else 0.0
@@ -168,7 +168,7 @@ class LinkModel:
 
 @dataclass(frozen=True)
 class Estimates:
-    """The present state of affairs, as the scheduler sees it.
+    """The estimates that the scheduler uses.
 
     Attributes:
         decode_s: time of a pass on device, on cloud [s].
@@ -182,7 +182,7 @@ class Estimates:
 
 
 class Profiler:
-    """One side's estimates. Both sides hear the same messages, so both know about the same.
+    """One side's estimates; both sides see the same messages, so theirs are similar.
 
     Args:
         prompt_tokens: tokens that a pass reads before the answer.
@@ -206,12 +206,12 @@ class Profiler:
         self.link = LinkModel(config.link_weight)
 
     def on_line(self, party: Party, line: tuple[float, float, float] | None) -> None:
-        """Take in the line that ``party`` has measured offline, if it has."""
+        """Set the line that ``party`` has measured offline, if it has."""
         if line is not None:
             self._decode[party] = DecodeModel(*line)
 
     def on_pass(self, party: Party, position: int, seconds: float) -> None:
-        """Take in the time of a pass of ``party`` for the token at ``position``."""
+        """Add the time of a pass of ``party`` for the token at ``position``."""
         model = self._decode[party]
         if model is None:
             self._decode[party] = DecodeModel(k_c=seconds)
@@ -219,16 +219,16 @@ class Profiler:
             model.observe(self._prompt_tokens + position, seconds, self._config.zeta)
 
     def on_judged(self, expected: Pair) -> None:
-        """Take in the expected acceptance of both sides' drafts at one position (Eq. 5)."""
+        """Add the expected acceptance of both sides' drafts at one position (Eq. 5)."""
         for mean, value in zip(self._acceptance, expected, strict=True):
             mean.add(value)
 
     def on_round_trip(self, size: int, seconds: float) -> None:
-        """Take in a round trip that this side has measured."""
+        """Add a round trip that this side has measured."""
         self.link.observe(size, max(0.0, seconds))
 
     def on_told_rtt(self, seconds: float) -> None:
-        """Take in the round trip that the other side has measured."""
+        """Set the round trip that the other side has measured."""
         if seconds > 0:
             self._told_rtt_s = seconds
 
@@ -239,7 +239,7 @@ class Profiler:
 
     @property
     def rtt_s(self) -> float:
-        """The round trip [s], measured here or, without that, told; 0: unknown."""
+        """The round trip [s], measured here or by the other side; 0: unknown."""
         return self.link.rtt_s if self.link.known else self._told_rtt_s
 
     def decode_s(self, party: Party, position: int) -> float:

@@ -103,7 +103,7 @@ class Relevance:
 
 
 def most_log_weight(config: SideConfig) -> float:
-    """Return the bound of a side's log weight, whatever its documents.
+    """Return the bound of a side's log weight for any documents.
 
     A score is the product of two unit vectors, as far as rounding allows, and evidence is no
     larger than 0. The sum of Eq. 4 has as many terms as documents can be retrieved.
@@ -113,7 +113,7 @@ def most_log_weight(config: SideConfig) -> float:
 
 
 def scorer_name(encoder: Encoder, config: SideConfig) -> str:
-    """Return the name of all that weights depend on: equal names make weights comparable."""
+    """Return the name of the scorer; weights of equal names are comparable."""
     rule = config.relevance
     facts = {
         RERANKED: f" every {rule.every}",

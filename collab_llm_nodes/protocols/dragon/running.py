@@ -1,4 +1,4 @@
-"""DRAGON as a protocol: answers of a device that shares the writing with a cloud."""
+"""DRAGON as a protocol: answers that device and cloud write together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collab_llm_nodes.knowledge.retrieval import Retrieved
 from collab_llm_nodes.models.detokenising import Detokeniser
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
 from collab_llm_nodes.protocols.dragon.client import DragonClient
-from collab_llm_nodes.protocols.dragon.device import DeviceAnswer, Question, Told
+from collab_llm_nodes.protocols.dragon.device import AnswerSoFar, DeviceAnswer, Question
 from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder, ModelSide
 from collab_llm_nodes.protocols.dragon.index import Index
 from collab_llm_nodes.protocols.dragon.messages import Line
@@ -26,7 +26,7 @@ from collab_llm_nodes.protocols.dragon.sides import load_side, measured
 
 
 def check(request: Request) -> None:
-    """Refuse what can be refused without the model.
+    """Check a request without the model.
 
     Raises:
         InvalidInput: an empty question, or one that is too long.
@@ -102,29 +102,29 @@ class Dragon:
             self._acceptance,
         )
 
-        def progress(told: Told, *, final: bool = False) -> Progress:
-            text.update(told.tokens, final=final)
-            told.metrics.device_documents = side.found
+        def progress(so_far: AnswerSoFar, *, final: bool = False) -> Progress:
+            text.update(so_far.tokens, final=final)
+            so_far.metrics.device_documents = side.found
             return Progress(
                 text.text,
-                told.tokens,
-                tuple(int(source) for source in told.sources),
+                so_far.tokens,
+                tuple(int(source) for source in so_far.sources),
                 text.ends,
-                verified=told.metrics.unverified == 0,
-                stage="alone" if told.metrics.unverified else "aggregate",
-                share_done=min(1.0, len(told.tokens) / limit),
-                metrics=told.metrics,
+                verified=so_far.metrics.unverified == 0,
+                stage="alone" if so_far.metrics.unverified else "aggregate",
+                share_done=min(1.0, len(so_far.tokens) / limit),
+                metrics=so_far.metrics,
             )
 
         asked_at = request.asked_at or time.monotonic()
         try:
-            told = answer.run(lambda so_far: emit(progress(so_far)), control, asked_at)
+            so_far = answer.run(lambda answer: emit(progress(answer)), control, asked_at)
         except CollabError as error:
             if not answer.machine.answer:
                 raise
-            return Answer(**vars(progress(answer.told, final=True)), error=error)
+            return Answer(**vars(progress(answer.so_far, final=True)), error=error)
         self._acceptance = answer.machine.profiler.acceptance
-        whole = Answer(**vars(progress(told, final=True)))
+        whole = Answer(**vars(progress(so_far, final=True)))
         if config.side.answers == QUOTE and not whole.text:
             return replace(whole, error=_not_found(request.prompt, verified=whole.verified))
         return whole
@@ -147,7 +147,7 @@ class Dragon:
         return figures
 
     def close(self) -> None:
-        """Free the model and hang up."""
+        """Free the model and close the connection."""
         if self._client is not None:
             self._client.close()
         self._compute.shutdown()
@@ -158,18 +158,18 @@ def _not_found(question: str, *, verified: bool) -> NotFound:
     """Return the reason for an answer that has no words: no side had a sentence to quote."""
     names = [" ".join(name) for thing in Named(question).things for name in thing]
     found = f"names {quoted(', '.join(names))}" if names else "can be quoted"
-    told = (
+    so_far = (
         "no document {}" if verified else "no document on the robot {}, and the cloud took no part"
     )
     return NotFound(
-        told.format(found),
+        so_far.format(found),
         field="prompt",
         remedy="name the thing as the documents do, or add one about it",
     )
 
 
 class _RequestSide:
-    """The side with the options of one request, which its identity tells.
+    """The side with the options of one request, which are part of its identity.
 
     Attributes:
         found: pieces of documents that were found for the question.

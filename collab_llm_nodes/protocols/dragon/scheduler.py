@@ -39,15 +39,6 @@ def delta_z(c_l: float, c_r: float, rtt: float, alpha_l: float, alpha_r: float) 
     return (alpha_l - 1.0) * rtt
 
 
-def inverse_speedup(c_l: float, c_r: float, rtt: float, alpha_r: float) -> float:
-    """Return the time per token over that of synchronising after each token (Theorem 6.2)."""
-    if c_l <= c_r:
-        return 1.0 - (alpha_r / (1.0 + c_r / rtt) if rtt else 0.0)
-    if c_l <= c_r + rtt:
-        return 1.0 - (1.0 - c_l / (c_r + rtt)) * alpha_r
-    return 1.0
-
-
 def per_token_ahead(c_l: float, c_r: float, rtt: float, alpha_l: float, alpha_r: float) -> float:
     """Return the time per token while ``l`` aggregates, counting drafts made meanwhile (ours).
 
@@ -79,29 +70,6 @@ def per_token_following(c: Pair, rtt: float, alpha: Pair) -> float:
     for side in (0, 1):
         total += neither * here[side] * max(c[side], c[1 - side] + rtt)
     return total
-
-
-def waiting_time(
-    accepted_l: bool,
-    accepted_r: bool,
-    c_l: float,
-    c_r: float,
-    trans_l: float,
-    trans_r: float,
-    *,
-    begun_l: float = 0.0,
-    begun_r: float = 0.0,
-) -> float:
-    """Return the wait for the next pair of drafts after one aggregation (Table 1) [s].
-
-    Args:
-        trans_l, trans_r: delays of a message from l, from r.
-        begun_l: time since l began the pass that goes on if its draft was accepted.
-        begun_r: likewise for r; its draft arrives ``trans_r`` after that pass.
-    """
-    local = max(0.0, c_l - begun_l) if accepted_l else c_l
-    remote = max(0.0, c_r + trans_r - begun_r) if accepted_r else trans_l + c_r + trans_r
-    return max(local, remote)
 
 
 @dataclass(frozen=True)

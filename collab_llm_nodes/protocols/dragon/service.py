@@ -1,8 +1,8 @@
 """The cloud's side as a service: each stream is one answer, written together with one device.
 
-``transport/streams.py`` admits, times and ends streams; here is what is said on them. Each answer
-has a thread that runs its machine (``answering.py``). All share one compute thread, pass by pass;
-each address gets an equal share of its time.
+``transport/streams.py`` admits, times and ends streams; this module handles their messages. Each
+answer has a thread that runs its machine (``answering.py``). All share one compute thread, pass by
+pass; each address gets an equal share of its time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from collab_llm_nodes.transport.streams import ClientSession, StreamService, Una
 log = logging.getLogger(__name__)
 
 _FREE_S = 0.5
-"""Time at the end for threads to free what they hold."""
+"""Seconds for threads to free their resources at the end."""
 Reply = Opened | Draft | Target
 Client = ClientSession[Reply]
 
@@ -62,7 +62,7 @@ class Limits(StreamLimits):
     max_message_bytes: int = setting(4 << 20, "One message [byte].", low=4096, high=256 << 20)
     max_sessions: int = setting(
         16,
-        "Answers that hold KV caches at a time; others are told to come later.",
+        "Answers that hold KV caches at a time; others are refused with BUSY.",
         low=1,
         high=4096,
     )
@@ -158,7 +158,7 @@ class DragonService(StreamService[Reply]):
         return isinstance(message, Target) and message.finished
 
     async def hold(self, client: Client) -> None:
-        """Hear Open, then drafts and targets."""
+        """Read Open, then drafts and targets."""
         async with self.turn(client):
             data = await self.read(client)
         if data is None:
@@ -172,7 +172,7 @@ class DragonService(StreamService[Reply]):
         most = codec.largest_draft(opened.law, self._info.vocab_size)
         try:
             while (data := await self.read(client)) is not None:
-                if len(data) > most:  # to read a million tokens would hold up everybody
+                if len(data) > most:  # parsing a million tokens would delay all answers
                     raise InvalidInput(
                         f"has {len(data)} bytes",
                         field="message",
@@ -267,17 +267,17 @@ class _Answer:
         thread.start()
 
     def hear(self, message: Message, size: int) -> None:
-        """Take in what the device says."""
+        """Process a message of the device."""
         self.heard_at = time.monotonic()
         self._loop.post(Heard(message, size))
 
     def end(self, error: CollabError) -> None:
-        """End the answer, and tell the device why."""
+        """End the answer, and send ``error`` to the device."""
         self._client.deliver(error)
         self.leave()
 
     def leave(self) -> None:
-        """End the answer: the device has gone, or nothing more is to be done."""
+        """End the answer without a message."""
         self._left.set()
         self._loop.post(None)
 
@@ -291,7 +291,7 @@ class _Answer:
                     self._loop.serve(event, time.monotonic())
         except CollabError as error:
             self._client.post(error)
-        except Exception:  # whatever it is, it is a fault here, and one device's answer
+        except Exception:  # a fault here ends one answer, not the service
             log.exception("answer %s failed", self._client.id[:8])
             self._client.post(CollabError("the cloud's side failed", remedy="see its log"))
         finally:
@@ -300,12 +300,12 @@ class _Answer:
 
 
 def check_open(opened: Open, info: SideInfo, limits: Limits, *, other_models: bool) -> None:
-    """Check all that can be checked without the model.
+    """Check a request as far as possible without the model.
 
     Raises:
         VocabularyMismatch: token ids mean different things on the two sides.
         ConfigError: the sides differ in scorer or model, so that they cannot write one answer.
-        InvalidInput: a value that no answer can have.
+        InvalidInput: a value is out of range.
     """
     identity = opened.identity
     if identity.vocabulary != info.vocabulary:

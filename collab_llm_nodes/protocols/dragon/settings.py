@@ -1,4 +1,4 @@
-"""Everything that the two sides of DRAGON can be told."""
+"""Settings of both sides of DRAGON."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class SideDecoder(Protocol):
     """One answer on one side. One thread uses it; only ``cancel`` may be called by any thread."""
 
     def open(self, prompt_ids: Sequence[int], documents: Retrieved) -> None:
-        """Read the prompt behind each of ``documents``; without any, the prompt alone."""
+        """Read the prompt after each of ``documents``; without any, the prompt alone."""
 
     def next(self) -> tuple[NDArray[np.float32], float]:
         """Return the distribution of the token that follows all pushed ones, and the side's weight.
@@ -71,7 +71,7 @@ class SideDecoder(Protocol):
         """
 
     def push(self, token: int) -> None:
-        """Append ``token`` to the answer. Costs nothing: ``next`` runs the pass."""
+        """Append ``token`` to the answer, without a pass: ``next`` runs it."""
 
     def rollback(self, length: int) -> None:
         """Keep the first ``length`` pushed tokens only (0: the prompt alone)."""

@@ -62,7 +62,7 @@ def test_one_context_with_the_documents_of_one_side_or_of_both(
     own, public = texts(both, query)
     layout = both.device.side.layout
     for method, documents in ((CRCG, own), (TEXT, (*public, *own)), (KV, (*public, *own))):
-        context = (*layout.documents(documents), *layout.behind(query))
+        context = (*layout.documents(documents), *layout.after(query))
         written = both.baselines.ask(method, query, LAW, tokens=TOKENS, seed=seed)
         assert written.tokens == plain(engine, both, context, seed), method
 

@@ -105,7 +105,7 @@ def test_a_prompt_can_be_read_in_parts() -> None:
     while decoder.read_on(5):
         pass
     same(decoder.next(), wanted.next(()))
-    assert len(passes) == -(-len(side.layout.behind(QUESTION)) // 5)
+    assert len(passes) == -(-len(side.layout.after(QUESTION)) // 5)
     assert max(passes) == 5
     assert not decoder.read_on(5)
     decoder.close()

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from collab_llm_lab.bench.dragon.closed_forms import METHODS, Costs, predict
+from collab_llm_lab.bench.dragon.simulation import Delays, simulate_trace
 from collab_llm_nodes.decoding.aggregation import Party
 from collab_llm_nodes.errors import InvalidInput
-from collab_llm_nodes.protocols.dragon.latency import METHODS, Costs, predict
 from collab_llm_nodes.protocols.dragon.machine import AheadConfig
 from collab_llm_nodes.protocols.dragon.scheduler import ScheduleConfig
-from collab_llm_nodes.protocols.dragon.simulation import Delays, simulate_trace
 
 # The setting inferred from paper 001: 166 and 40 ms per token, 300 ms, two documents of 64 tokens.
 COSTS = Costs(

@@ -12,6 +12,7 @@ from enumeration import TableModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from collab_llm_lab.bench.dragon.simulation import Delays, Simulation, two_machines
 from collab_llm_nodes.decoding.aggregation import (
     AggregationConfig,
     AggregationLaw,
@@ -25,7 +26,6 @@ from collab_llm_nodes.protocols.dragon.machine import AheadConfig, SideMachine
 from collab_llm_nodes.protocols.dragon.messages import Draft, Target
 from collab_llm_nodes.protocols.dragon.profiler import Profiler, ProfilerConfig
 from collab_llm_nodes.protocols.dragon.scheduler import POLICIES, ScheduleConfig, Scheduler
-from collab_llm_nodes.protocols.dragon.simulation import Delays, Simulation, two_machines
 
 VOCAB, MOST = 6, 14
 EOS = frozenset({0})

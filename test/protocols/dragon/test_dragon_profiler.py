@@ -6,6 +6,12 @@ import numpy as np
 import pytest
 from dragon_sides import VOCAB, Tables, TableSide
 
+from collab_llm_lab.bench.dragon.simulation import (
+    Delays,
+    Simulation,
+    TraceLaw,
+    two_machines,
+)
 from collab_llm_nodes.decoding.aggregation import Party
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.protocols.dragon.profiler import (
@@ -16,12 +22,6 @@ from collab_llm_nodes.protocols.dragon.profiler import (
     measure_passes,
 )
 from collab_llm_nodes.protocols.dragon.scheduler import ScheduleConfig
-from collab_llm_nodes.protocols.dragon.simulation import (
-    Delays,
-    Simulation,
-    TraceLaw,
-    two_machines,
-)
 
 
 def test_least_squares_finds_the_line() -> None:

@@ -12,6 +12,13 @@ from dragon_timeline import aggregated_at
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from collab_llm_lab.bench.dragon.simulation import (
+    Delays,
+    Simulation,
+    TraceLaw,
+    simulate_trace,
+    two_machines,
+)
 from collab_llm_nodes.decoding.aggregation import Pair, Party
 from collab_llm_nodes.protocols.dragon.machine import MOST_AHEAD, AheadConfig
 from collab_llm_nodes.protocols.dragon.profiler import UNKNOWN, Estimates
@@ -19,18 +26,9 @@ from collab_llm_nodes.protocols.dragon.scheduler import (
     ScheduleConfig,
     Scheduler,
     delta_z,
-    inverse_speedup,
     per_token,
     per_token_ahead,
     per_token_following,
-    waiting_time,
-)
-from collab_llm_nodes.protocols.dragon.simulation import (
-    Delays,
-    Simulation,
-    TraceLaw,
-    simulate_trace,
-    two_machines,
 )
 
 DEVICE, CLOUD = Party.DEVICE, Party.CLOUD
@@ -149,46 +147,6 @@ def test_equation_8_is_the_difference_of_equation_7(
     difference = per_token(c_l, c_r, rtt, a_r) - per_token(c_r, c_l, rtt, a_l)
     assert delta_z(c_l, c_r, rtt, a_l, a_r) == pytest.approx(difference, abs=1e-9)
     assert delta_z(c_r, c_l, rtt, a_r, a_l) == pytest.approx(-difference, abs=1e-9)
-
-
-@settings(max_examples=300, deadline=None)
-@given(c_l=COSTS, c_r=COSTS, rtt=st.floats(0.01, 3.0), a_r=SHARES)
-def test_theorem_6_2_is_equation_7_over_synchronising(
-    c_l: float, c_r: float, rtt: float, a_r: float
-) -> None:
-    ratio = per_token(c_l, c_r, rtt, a_r) / per_token(c_l, c_r, rtt, 0.0)
-    assert inverse_speedup(c_l, c_r, rtt, a_r) == pytest.approx(ratio, abs=1e-9)
-
-
-def test_the_corollaries_6_3_and_6_4() -> None:
-    """The gain grows with the cloud's acceptance and with the link's share, and fades with c_l."""
-    gains = [1 / inverse_speedup(0.05, 0.05, 0.3, a) for a in (0.0, 0.3, 0.6, 0.9)]
-    assert gains == sorted(gains)
-    assert gains[0] == 1
-    by_rtt = [1 / inverse_speedup(0.05, 0.05, rtt, 0.8) for rtt in (0.0, 0.05, 0.3, 1.0)]
-    assert by_rtt == sorted(by_rtt)
-    by_c = [1 / inverse_speedup(c, 0.05, 0.3, 0.8) for c in (0.01, 0.05, 0.1, 0.2, 0.35, 0.5)]
-    assert by_c == sorted(by_c, reverse=True)
-    assert by_c[0] == by_c[1]
-    assert by_c[-1] == 1
-
-
-@pytest.mark.parametrize("accepted_l", [False, True])
-@pytest.mark.parametrize("accepted_r", [False, True])
-def test_table_1_is_the_wait_for_the_second_pair(accepted_l: bool, accepted_r: bool) -> None:
-    """The first aggregation at a; the second by the recurrences, against Table 1."""
-    decode_s, trans_s = (0.7, 0.4), (0.5, 0.2)
-    trace = [(accepted_l, accepted_r), (True, True)]
-    first, second = aggregated_at(trace, [0, 0], decode_s, trans_s, 9)
-    wait = waiting_time(
-        accepted_l,
-        accepted_r,
-        *decode_s,
-        *trans_s,
-        begun_l=first - decode_s[0],
-        begun_r=first - decode_s[1],
-    )
-    assert second - first == pytest.approx(wait)
 
 
 # ------------------------------------------------------- policies

@@ -31,7 +31,7 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.protocols.base import Control, Source
 from collab_llm_nodes.protocols.dragon.client import DragonClient
-from collab_llm_nodes.protocols.dragon.device import Rules, Told
+from collab_llm_nodes.protocols.dragon.device import AnswerSoFar, Rules
 from collab_llm_nodes.protocols.dragon.link import PatienceConfig
 from collab_llm_nodes.protocols.dragon.machine import AheadConfig
 from collab_llm_nodes.protocols.dragon.scheduler import ScheduleConfig
@@ -98,7 +98,7 @@ def test_a_slow_link_and_rejected_passes_change_nothing(
 def test_the_answer_is_told_as_it_grows(serve: Serve, connect: Connect, ask: Ask) -> None:
     model = Tables()
     cloud = serve(TableSide(CLOUD, model))
-    heard: list[Told] = []
+    heard: list[AnswerSoFar] = []
     told = ask(
         TableSide(DEVICE, model), connect(f"127.0.0.1:{cloud.port}"), rules(), emit=heard.append
     )
@@ -156,7 +156,7 @@ def test_a_broken_connection_is_mended_with_the_answer_so_far(
         client = connect(link.address)
         cuts = {5, 11}
 
-        def cut(told: Told) -> None:
+        def cut(told: AnswerSoFar) -> None:
             due = {n for n in cuts if n <= len(told.tokens)}
             if due:
                 cuts.difference_update(due)
@@ -184,7 +184,7 @@ def test_a_cloud_that_vanishes_leaves_the_device_to_finish_alone(
     client = connect(f"127.0.0.1:{cloud.port}")
     stopped: list[int] = []
 
-    def vanish(told: Told) -> None:
+    def vanish(told: AnswerSoFar) -> None:
         if len(told.tokens) >= 6 and not stopped:
             stopped.append(len(told.tokens))
             cloud.stop()
@@ -330,7 +330,7 @@ def test_cancel_and_deadline_end_an_answer_on_both_sides(
     control = Control()
     seed = long_answer(20, model)
 
-    def cancel(told: Told) -> None:
+    def cancel(told: AnswerSoFar) -> None:
         if len(told.tokens) >= 2:
             control.cancel()
 
