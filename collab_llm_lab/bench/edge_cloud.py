@@ -1,4 +1,4 @@
-"""``collab-llm bench edge-cloud``: what each way of decoding takes at four operating points.
+"""``collab-llm bench edge-cloud``: the time of each decoding mode at four operating points.
 
 EMULATED, and labelled so: passes of both models are padded to the times of a point, and the link is
 a proxy that delays. Real are the acceptance of drafts, the early exits, the outcomes and their
@@ -19,13 +19,13 @@ from typing import Any
 
 import yaml
 from rich.console import Console
-from rich.table import Table
 
 from collab_llm_lab.bench.cost import PROVIDERS, api_cost
 from collab_llm_lab.bench.emulation import blur, paced_draft
-from collab_llm_lab.bench.harness import save_plot, stolen_s, subplots
+from collab_llm_lab.bench.harness import stolen_s
 from collab_llm_lab.bench.link import LinkProfile, LinkProxy
 from collab_llm_lab.bench.lossless.check import transformers_generate
+from collab_llm_lab.bench.rendering import Draw, draw_bars, draw_panels, label_axes, show_rows
 from collab_llm_lab.bench.scenes import scene_prompts
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.decoding.sampling import SamplingConfig
@@ -54,7 +54,7 @@ GAMMA = 4
 MAX_TOKENS = 64
 DEADLINE_S = 300.0
 TRIALS = 2
-"""Answers before the measured ones: the planner tries both ways, everybody else warms up."""
+"""Answers before the measured ones: the planner tries both modes, the others warm up."""
 MORE = 2
 """So many times more answers at the fast points; half as many in the ablations."""
 BLUR = 1.15
@@ -65,14 +65,14 @@ ABLATION_SCALE = 0.1
 
 @dataclass(frozen=True)
 class Point:
-    """An operating point [s]: a pass of the draft model, of the target, the link one way."""
+    """An operating point [s]: a pass of the draft model, of the target, the link one mode."""
 
     t_p: float
     t_q: float
     t_c: float
 
     def scaled(self, factor: float) -> Point:
-        """All times multiplied."""
+        """Return the point with all times multiplied."""
         return Point(factor * self.t_p, factor * self.t_q, factor * self.t_c)
 
 
@@ -88,7 +88,7 @@ PAIRS = {"points": BLUR, "embedded_pair": 0.0}
 
 @dataclass(frozen=True)
 class Setup:
-    """The settings of a way of decoding."""
+    """The settings of a decoding mode."""
 
     gamma: int = GAMMA
     predraft: PreDraftConfig = field(default_factory=lambda: PreDraftConfig(max_predrafts=0))
@@ -198,8 +198,7 @@ def run_edge_cloud(
         n = MORE * answers // 2
         results["ablations"] = _ablations(drafts["points"], prompts[:n], right[:n], console)
     _print(results, console)
-    if plot is not None:
-        _plot(results, plot)
+    _plot(results, plot)
     return results
 
 
@@ -221,7 +220,7 @@ def votes(
 
 @contextmanager
 def _link(point: Point, exit_queue: str = "priority") -> Iterator[VerifierClient]:
-    """A verifier as slow as the point's, behind its link."""
+    """Run a verifier as slow as the point's, over its link."""
     address = f"127.0.0.1:{free_port()}"
     settings = yaml.safe_load(config_file("verifier_embedded.yaml").read_text(encoding="utf-8"))
     settings["exits"] = {"queue": exit_queue}
@@ -277,7 +276,7 @@ def measure_modes(
 
 
 class _Row:
-    """Figures of a way of decoding; rates leave out the first round, which opens the session."""
+    """Figures of a decoding mode; rates leave out the first round, which opens the session."""
 
     def __init__(
         self, setup: Setup, point: Point, drafts: Sequence[Engine], client: VerifierClient
@@ -302,12 +301,12 @@ class _Row:
         self._seconds, self._stolen = 0.0, 0.0
 
     def warm_up(self, prompt: Prompt) -> None:
-        """An answer that does not count."""
+        """Decode an answer that does not count."""
         answer, _ = _generate(self._runner, prompt)
         self._trials_ms.append(1e3 * answer.metrics.total_s / answer.metrics.tokens)
 
     def measure(self, prompt: Prompt, right: tuple[int, ...]) -> None:
-        """An answer that counts; ``right`` is what it should be."""
+        """Decode an answer that counts, and compare it with ``right``."""
         begun, stolen = time.monotonic(), stolen_s()
         answer, first = _generate(self._runner, prompt)
         self._seconds += time.monotonic() - begun
@@ -346,7 +345,7 @@ class _Row:
 
 
 def _generate(runner: RemoteRunner, prompt: Prompt) -> tuple[Generation, int]:
-    """An answer, and how many tokens its first round gave."""
+    """Return an answer, and the number of tokens of its first round."""
     rounds: list[tuple[int, ...]] = []
     answer = runner.generate(
         prompt, max_tokens=MAX_TOKENS, deadline_s=DEADLINE_S, on_tokens=rounds.append
@@ -362,7 +361,7 @@ def _predicted(
     Passes are a little longer than the point's T_p and T_q: sleeping threads wake late. The link's
     T_c is nominal: what gRPC, loop and scheduling add is not in the prediction. The shares are, for
     FSD, how much of the drafting was still to do when a verdict came (r of paper 003, Table 4), the
-    rest of the pass that was under way included; with push-ahead, how often outcomes were foreseen
+    rest of the pass that was under mode included; with push-ahead, how often outcomes were foreseen
     and the planner's other shares.
     """
     profile = planner.profile
@@ -466,41 +465,46 @@ def queue_setup(queue: str, workers: int) -> Setup:
 
 
 def _print(results: Mapping[str, Any], console: Console) -> None:
+    columns = {
+        "measured": "{ms_per_token:.1f}",
+        "predicted": "{predicted_ms_per_token:.1f}",
+        "tau": "{tau:.2f}",
+        "hits": "{hit_rate:.0%}",
+        "exit": "{mean_exit_layer:.1f}",
+        "bytes": "{bytes}",
+    }
     for pair in (*PAIRS, "as_is"):
         emulated = "emulated points" if pair in PAIRS else "embedded pair on this machine"
-        table = Table(title=f"{pair}: milliseconds per token ({emulated})")
-        for column in ("point", "mode", "measured", "predicted", "tau", "hits", "exit", "bytes"):
-            table.add_column(column, justify="left" if column in ("point", "mode") else "right")
-        rows = results[pair] if pair in PAIRS else {pair: results[pair]}
-        for point, modes in rows.items():
-            for mode, row in modes.items():
-                table.add_row(
-                    point,
-                    mode if mode != "planner" else f"planner: {', '.join(row['modes'])}",
-                    f"{row['ms_per_token']:.1f}",
-                    f"{row['predicted_ms_per_token']:.1f}",
-                    f"{row['tau']:.2f}",
-                    f"{row['hit_rate']:.0%}",
-                    f"{row['mean_exit_layer']:.1f}",
-                    str(row["bytes"]),
-                )
-        console.print(table)
+        by_point = results[pair] if pair in PAIRS else {pair: results[pair]}
+        rows = {
+            (point, mode if mode != "planner" else f"planner: {', '.join(row['modes'])}"): row
+            for point, modes in by_point.items()
+            for mode, row in modes.items()
+        }
+        title = f"{pair}: milliseconds per token ({emulated})"
+        show_rows(console, title, ["point", "mode"], rows, columns)
 
 
-def _plot(results: Mapping[str, Any], file: Path) -> None:
-    figure, grid = subplots(len(PAIRS), len(POINTS), figsize=(13, 6))
+def _plot(results: Mapping[str, Any], file: Path | None) -> None:
     titles = {"points": "tau about 2.9", "embedded_pair": "embedded pair"}
-    for axes, pair in zip(grid, PAIRS, strict=True):
-        for axis, (point, modes) in zip(axes, results[pair].items(), strict=True):
-            places = range(len(modes))
-            for shift, key, label in (
-                (-0.2, "ms_per_token", "measured"),
-                (0.2, "predicted_ms_per_token", "predicted"),
-            ):
-                heights = [row[key] for row in modes.values()]
-                axis.bar([x + shift for x in places], heights, 0.4, label=label)
-            axis.set_xticks(list(places), [m.replace("_", "\n") for m in modes], fontsize=8)
-            axis.set_title(f"{point}, {titles[pair]}", fontsize=9)
-        axes[0].set_ylabel("ms per token (emulated)")
-    grid[0][0].legend()
-    save_plot(figure, file)
+
+    def bars(modes: Mapping[str, Mapping[str, float]]) -> Draw:
+        def draw(axis: Any) -> None:
+            groups = {
+                mode.replace("_", "\n"): {
+                    "measured": row["ms_per_token"],
+                    "predicted": row["predicted_ms_per_token"],
+                }
+                for mode, row in modes.items()
+            }
+            draw_bars(axis, groups)
+            label_axes(axis, y="ms per token (emulated)")
+
+        return draw
+
+    panels = {
+        f"{point}, {titles[pair]}": bars(modes)
+        for pair in PAIRS
+        for point, modes in results[pair].items()
+    }
+    draw_panels(panels, file, columns=len(POINTS), size=(3.25, 3))

@@ -20,8 +20,10 @@ from collab_llm_nodes.errors import ConfigError, did_you_mean
 WARM_UP = 2
 """Turns that are not measured: caches fill, kernels are chosen."""
 
+Log = Callable[[str], None]
+"""Print a line about the progress of a run."""
 Keep = Callable[[dict[str, Any]], None]
-"""Takes what was found so far, so that a part that fails does not lose what came before it."""
+"""Keep the results so far, so that a part that fails does not lose those before it."""
 
 _LIBRARIES = ("torch", "transformers", "numpy", "grpcio")
 
@@ -88,7 +90,7 @@ def beside(
 
     Args:
         earlier, found: what ``run_parts`` has filled.
-        judge: tells whether all is well with the results; gives ``ok``.
+        judge: Return True if all is well with the results, for ``ok``.
         facts: names of results that describe the run.
         shared: names of results, mappings themselves, that several parts fill.
     """
@@ -117,7 +119,7 @@ def in_turn(
 ) -> dict[str, list[float]]:
     """Return the seconds of each call of each variant.
 
-    The variants take turns, so that whatever else the machine does meets all of them alike.
+    The variants take turns, so that other work on the machine affects all of them alike.
     """
     times: dict[str, list[float]] = {name: [] for name in variants}
     for turn in range(repeats + warm_up):
@@ -137,7 +139,7 @@ def medians(variants: Mapping[str, Callable[[], object]], repeats: int) -> dict[
 def stolen_s(stat: Path = Path("/proc/stat")) -> float:
     """Return the processor time that other virtual machines took while this one had work [s].
 
-    0.0 where Linux does not tell it.
+    0.0 where Linux does not report it.
     """
     with contextlib.suppress(OSError, IndexError, ValueError):
         total = stat.read_text(encoding="ascii").split("\n", 1)[0].split()

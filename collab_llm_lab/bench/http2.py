@@ -43,7 +43,7 @@ def grpc_fields(
 
 
 def header_block(fields: Iterable[tuple[str, str | bytes]]) -> bytes:
-    """Return ``fields`` in HPACK (RFC 7541, 6.2.2): literals that nobody has to remember.
+    """Return ``fields`` in HPACK (RFC 7541, 6.2.2): literals that enter no table.
 
     Names and values are shorter than 127 bytes; a value of bytes may be no text at all.
     """

@@ -1,9 +1,9 @@
-"""``collab-llm bench ros``: what the ROS graph costs, and whether anything in it grows.
+"""``collab-llm bench ros``: the cost of the ROS graph, and whether anything in it grows.
 
 The nodes of the robot's graph run in a process each. The same questions go to them and to
 ``RemoteRunner`` (the same loop and draft model in this process, no ROS) by turns; both speak to the
 same verifier process. A round of one is compared with the same round of the same question's answer
-in the other: their drafts and verdicts are equal, so what the graph's takes longer is the graph.
+in the other: their drafts and verdicts are equal, so the difference is the cost of the graph.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import math
 import os
-import resource
 import statistics
 import sys
 import time
@@ -24,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 
-from collab_llm_lab.bench.harness import save_plot, subplots
+from collab_llm_lab.bench.rendering import Draw, draw_panels, label_axes, show_rows
+from collab_llm_lab.bench.safety.usage import rss_mb
 from collab_llm_lab.bench.scenes import scene_prompts
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.engine.engine import Engine
@@ -60,6 +59,8 @@ SAMPLES = 40
 POINTS = {"as_is": 0.0, "emulated": 0.04}
 """Seconds that a verification takes at least."""
 
+WANTED_MS = 3.0
+"""Time that the graph may add to a round [ms]."""
 MAX_SLOPE = 2048.0
 """Bytes per round that a process may grow by after warm-up: 10,000 rounds are 20 MB."""
 MAX_SLOWDOWN = 1.2
@@ -148,8 +149,7 @@ def run_ros(
         "load_average": {"before": load_before, "after": os.getloadavg()[0]},
     }
     _print(results, console)
-    if plot is not None:
-        _plot(results, plot)
+    _plot(results, plot)
     return results
 
 
@@ -231,7 +231,7 @@ class _Pairs:
     asked: list[Asked] = field(default_factory=list)
 
     def add(self, round_s: Sequence[float], answer_s: float, asked: Asked) -> None:
-        """One answer without ROS, and the same through the graph."""
+        """Add an answer without ROS, and the same through the graph."""
         added = [b - a for a, b in zip(round_s, asked.round_s, strict=True)]
         self.first.append(added[0])
         self.added += added[1:]
@@ -264,7 +264,7 @@ class _Pairs:
 
 
 def _pairs(bed: Bed, draft: Engine, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Each question in each mode, without ROS and through the graph, which goes first by turns."""
+    """Ask each question in each mode, without ROS and through the graph, in alternating order."""
     runners = {
         name: RemoteRunner(
             draft, bed.verifier, gamma=GAMMA, predraft=PreDraftConfig(m.predrafts), ahead=m.ahead
@@ -287,17 +287,17 @@ def _pairs(bed: Bed, draft: Engine, prompts: Sequence[Prompt]) -> dict[str, Any]
 
 
 def _router(bed: Bed, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Each question directly and through the router, which goes first by turns."""
+    """Ask each question directly and through the router, in alternating order."""
     taken: dict[bool, list[float]] = {False: [], True: []}
     for number, prompt in enumerate([*[prompts[0]] * WARM_UP, *prompts]):
-        told = set()
+        answers = set()
         for routed in (False, True) if number % 2 else (True, False):
             tokens, seconds = bed.client.time_answer(prompt, SHORT_ANSWER, routed=routed)
-            told.add(tokens)
+            answers.add(tokens)
             if number >= WARM_UP:
                 taken[routed].append(seconds)
         bed.check()
-        if len(told) > 1 or () in told:
+        if len(answers) > 1 or () in answers:
             raise CollabError("the router's answer differs from the server's, or there is none")
     added = [b - a for a, b in zip(taken[False], taken[True], strict=True)]
     return {
@@ -312,7 +312,7 @@ def _router(bed: Bed, prompts: Sequence[Prompt]) -> dict[str, Any]:
 def _without_ros(
     runner: RemoteRunner, prompt: Prompt, max_tokens: int = MAX_TOKENS
 ) -> tuple[tuple[int, ...], list[float], float]:
-    """Tokens, the time of each round, and of the whole answer [s]."""
+    """Return tokens, the time of each round, and of the whole answer [s]."""
     times = [time.monotonic()]
     answer = runner.generate(
         prompt, max_tokens=max_tokens, on_tokens=lambda tokens: times.append(time.monotonic())
@@ -335,7 +335,7 @@ class Sample:
     Attributes:
         rss: of each process [byte]; tasks: of each node's executor.
         round_s: median round since the last sample [s].
-        reference_s: median round without ROS at the same time, which tells how busy the machine is.
+        reference_s: median round without ROS at the same time, to measure the machine's load.
     """
 
     rounds: int
@@ -348,7 +348,7 @@ class Sample:
 def _growth(
     bed: Bed, draft: Engine, prompts: Sequence[Prompt], rounds: int, console: Console
 ) -> dict[str, Any]:
-    """Short answers as shipped, one after the other, until ``rounds`` rounds are through."""
+    """Ask for short answers as shipped, one after the other, for ``rounds`` rounds."""
     mode = MODES["push_ahead"]
     _set_mode(bed.client, mode)
     runner = RemoteRunner(draft, bed.verifier, gamma=GAMMA, ahead=mode.ahead)
@@ -376,15 +376,9 @@ def _reference(runner: RemoteRunner, prompts: Sequence[Prompt]) -> list[float]:
 
 
 def _sample(bed: Bed, rounds: int, times: Sequence[float], reference: Sequence[float]) -> Sample:
-    rss = {name: rss_bytes(process.pid) for name, process in bed.processes.items()}
+    rss = {name: int(2**20 * rss_mb(process.pid)) for name, process in bed.processes.items()}
     tasks = {name: int(bed.client.health(name).get("executor_tasks", 0)) for name in NODES}
     return Sample(rounds, rss, tasks, statistics.median(times), statistics.median(reference))
-
-
-def rss_bytes(pid: int) -> int:
-    """Resident memory of a process."""
-    pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
-    return int(pages) * resource.getpagesize()
 
 
 def growth_of(samples: Sequence[Sample]) -> dict[str, Any]:
@@ -438,51 +432,53 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def _print(results: Mapping[str, Any], console: Console) -> None:
-    table = Table(title="what the graph of many processes adds to the same rounds without ROS [ms]")
-    for column in ("verifier", "mode", "rounds", "without", "graph", "added", "p90", "first round"):
-        table.add_column(column, justify="left" if column in ("verifier", "mode") else "right")
-    for column in ("answer", "action's age", "p90"):
-        table.add_column(column, justify="right")
-    for point, modes in results["points"].items():
-        for mode, row in modes.items():
-            numbers = (
-                row["round_ms"]["without_ros"],
-                row["round_ms"]["graph"],
-                row["added_ms_per_round"]["median"],
-                row["added_ms_per_round"]["p90"],
-                row["added_ms_first_round"]["median"],
-                row["added_ms_per_answer"]["median"],
-                row["age_ms"]["p50"],
-                row["age_ms"]["p90"],
-            )
-            table.add_row(point, mode, str(row["rounds"]), *(f"{n:.2f}" for n in numbers))
-    console.print(table)
-    console.print(f"{results['emulation']}; load average {results['load_average']}")
-    router = results["router"]
-    console.print(
-        f"generate_router adds {router['added_ms']:.2f} ms to an answer of"
-        f" {router['direct_ms']:.1f} ms ({router['answers']} of each, by turns)"
-    )
-    standing = results["standing"]
+    columns = {
+        "rounds": "{rounds}",
+        "without": "{round_ms[without_ros]:.2f}",
+        "graph": "{round_ms[graph]:.2f}",
+        "added": "{added_ms_per_round[median]:.2f}",
+        "p90": "{added_ms_per_round[p90]:.2f}",
+        "first round": "{added_ms_first_round[median]:.2f}",
+        "answer": "{added_ms_per_answer[median]:.2f}",
+        "action's age": "{age_ms[p50]:.2f}",
+        "its p90": "{age_ms[p90]:.2f}",
+    }
+    rows = {
+        (point, mode): row
+        for point, modes in results["points"].items()
+        for mode, row in modes.items()
+    }
+    title = "time that the graph of many processes adds to the same rounds without ROS [ms]"
+    show_rows(console, title, ["verifier", "mode"], rows, columns)
+    router, standing, growth = (results[key] for key in ("router", "standing", "growth"))
     parts = {n: f"{p['cpu_percent']:.1f} %" for n, p in standing["processes"].items()}
     console.print(
+        f"{results['emulation']}; load average {results['load_average']}\n"
+        f"generate_router adds {router['added_ms']:.2f} ms to an answer of"
+        f" {router['direct_ms']:.1f} ms ({router['answers']} of each, by turns)\n"
         f"a standing graph takes {standing['percent']:.1f} % of a core (wanted:"
         f" <= {standing['wanted_percent']:g}), camera at {standing['camera_hz']:.1f} Hz: {parts}"
     )
-    growth = results["growth"]
     if not growth:
         return
-    table = Table(title=f"{growth['rounds'][-1]} rounds, {growth['answers']} answers")
-    for column in ("process", "MB at start", "warm", "end", "byte/round", "tasks at end"):
-        table.add_column(column, justify="left" if column == "process" else "right")
-    for name, row in growth["processes"].items():
-        size, tasks = row["rss_mb"], row.get("executor_tasks", ["-"])
-        warm = size[len(size) // 5]
-        table.add_row(
-            name, f"{size[0]:.1f}", f"{warm:.1f}", f"{size[-1]:.1f}", f"{row['slope']:.0f}",
-            str(tasks[-1]),
-        )  # fmt: skip
-    console.print(table)
+    processes = {
+        name: {
+            "warm_mb": row["rss_mb"][len(row["rss_mb"]) // 5],
+            "end_mb": row["rss_mb"][-1],
+            "tasks": row.get("executor_tasks", ["-"])[-1],
+            **row,
+        }
+        for name, row in growth["processes"].items()
+    }
+    columns = {
+        "MB at start": "{rss_mb[0]:.1f}",
+        "warm": "{warm_mb:.1f}",
+        "end": "{end_mb:.1f}",
+        "byte/round": "{slope:.0f}",
+        "tasks at end": "{tasks}",
+    }
+    title = f"{growth['rounds'][-1]} rounds, {growth['answers']} answers"
+    show_rows(console, title, ["process"], processes, columns)
     verdict = "bounded" if growth["bounded"] else "NOT bounded"
     console.print(
         f"{verdict} ({growth['criterion']}): slope {growth['slope']:.0f},"
@@ -490,25 +486,31 @@ def _print(results: Mapping[str, Any], console: Console) -> None:
     )
 
 
-def _plot(results: Mapping[str, Any], file: Path) -> None:
-    figure, (left, right) = subplots(1, 2, figsize=(11, 4))
-    labels = [(p, m) for p, modes in results["points"].items() for m in modes]
-    rows = [results["points"][p][m]["added_ms_per_round"] for p, m in labels]
-    places = range(len(rows))
-    left.bar(places, [row["median"] for row in rows], 0.6)
-    spread = [
-        [row["median"] - row["p10"] for row in rows],
-        [row["p90"] - row["median"] for row in rows],
-    ]
-    left.errorbar(places, [row["median"] for row in rows], spread, fmt="none", color="black")
-    left.set_xticks(places, [f"{p}\n{m}" for p, m in labels], fontsize=7)
-    left.axhline(3.0, linestyle="--", color="grey")
-    left.set_ylabel("added per round [ms]: median, 10 % to 90 %")
-    for name, row in results["growth"].get("processes", {}).items():
-        right.plot(results["growth"]["rounds"], row["rss_mb"], label=name)
-    right.set_xlabel("rounds")
-    right.set_ylabel("resident memory [MB]")
-    right.set_ylim(bottom=0)
+def _plot(results: Mapping[str, Any], file: Path | None) -> None:
+    def added(axis: Any) -> None:
+        rows = {
+            f"{point}\n{mode}": row["added_ms_per_round"]
+            for point, modes in results["points"].items()
+            for mode, row in modes.items()
+        }
+        medians = [row["median"] for row in rows.values()]
+        spread = [
+            [row["median"] - row["p10"] for row in rows.values()],
+            [row["p90"] - row["median"] for row in rows.values()],
+        ]
+        axis.bar(range(len(rows)), medians, 0.6)
+        axis.errorbar(range(len(rows)), medians, spread, fmt="none", color="black")
+        axis.set_xticks(range(len(rows)), list(rows), fontsize=7)
+        axis.axhline(WANTED_MS, linestyle="--", color="grey")
+        label_axes(axis, y="median, 10 % to 90 % [ms]")
+
+    def memory(axis: Any) -> None:
+        for name, row in results["growth"]["processes"].items():
+            axis.plot(results["growth"]["rounds"], row["rss_mb"], label=name)
+        axis.set_ylim(bottom=0)
+        label_axes(axis, "rounds", "resident memory [MB]")
+
+    panels: dict[str, Draw] = {"added per round": added}
     if results["growth"]:
-        right.legend(fontsize=7)
-    save_plot(figure, file)
+        panels["growth"] = memory
+    draw_panels(panels, file, columns=2, size=(5.5, 4))

@@ -1,7 +1,7 @@
-"""Stands in for camera and navigator where the graph is measured, and takes the times.
+"""A client that takes the place of camera and navigator, and measures the graph.
 
-Not a node of the robot: it publishes a picture, asks the model about the observation that comes
-of it, and notes when each message on the way to the action arrives.
+Not a node of the robot: it publishes a picture, asks the model about the resulting observation, and
+records when each message up to the action arrives.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class BenchClient(AskingClient):
         subscribe(DiagnosticArray, "/diagnostics", self._on_diagnostics, RESULT)
 
     def wait_for_graph(self, deadline_s: float, alive: Callable[[], None]) -> None:
-        """Return when all nodes are connected; ``alive`` raises if one of them has ended."""
+        """Wait until all nodes are connected; ``alive`` raises if one of them has ended."""
         node = self.node
 
         def ready() -> bool:
@@ -91,12 +91,12 @@ class BenchClient(AskingClient):
                 raise CollabError(answer.reason, field=node)
 
     def health(self, node: str) -> dict[str, str]:
-        """The values of all parts of the node's last diagnostics; empty before the first."""
+        """Return the values of the node's last diagnostics; empty before the first."""
         with self.changed:
             return self._health.get(node, {})
 
     def ask(self, prompt: Prompt, max_tokens: int) -> Asked:
-        """Show the prompt's picture to the camera node and have the answer to it.
+        """Show the prompt's picture to the camera node and return the answer to it.
 
         Raises:
             DeadlineExceeded: a message did not come.
@@ -109,7 +109,7 @@ class BenchClient(AskingClient):
             images=[observation.image],
             max_tokens=max_tokens,
             deadline_s=ANSWER_DEADLINE_S,
-            for_motion=True,  # the way to the action is measured
+            for_motion=True,  # up to the action
         )
         started = time.monotonic()
         result = self.answer(goal, ANSWER_DEADLINE_S)

@@ -14,7 +14,7 @@ from collab_llm_nodes.sim.rooms import make_room
 
 
 def scene_prompts(count: int, seed: int) -> list[Prompt]:
-    """One prompt from each of ``count`` rooms, at a random step of the expert's way there."""
+    """One prompt from each of ``count`` rooms, at a random step of the expert's drive."""
     renderer, rng = Renderer(), np.random.default_rng([seed, 0x5CE4E])
     prompts = []
     for number in range(count):

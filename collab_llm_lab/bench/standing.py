@@ -1,4 +1,4 @@
-"""Processor time of a graph while the robot stands and nobody asks it anything."""
+"""Processor time of a graph while the robot stands and has nothing to do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from collab_llm_nodes.ros.qos import RESULT, STATE
 WANTED_PERCENT = 20.0
 """Processor time of the robot's two processes together; 100 is one core."""
 _PARAMETERS = {"sim_go2:real_time_factor": "1.0", "sim_go2:camera_rate": "10.0"}
-"""The simulator at the pace of a robot: where people wait for it, it is four times as fast."""
+"""The simulator at the pace of a robot: otherwise it is four times as fast."""
 
 
 def measure_standing(seconds: float) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def measure_standing(seconds: float) -> dict[str, Any]:
 
 
 class _Client(GraphClient):
-    """Hears from the graph whether it is up."""
+    """Observes whether the graph is up."""
 
     def __init__(self) -> None:
         super().__init__("standing_client")

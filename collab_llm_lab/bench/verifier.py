@@ -6,7 +6,7 @@ really proposed, recorded beforehand, so that no draft model competes for the co
 
 Four loads. ``clients``: verification alone, by robots that take as long for each draft as the
 embedded draft model took when it was recorded; every robot opens some sessions, then the clock runs
-while it decodes in one after another, all robots equally many rounds, so that all of them are there
+while it decodes in one after another, all robots equally many rounds, so that all of them are busy
 all the time; and so on, wave after wave. ``saturated``: the same without any time between a verdict
 and the next draft, which is the verifier's capacity, but nothing that robots do. ``answers``: whole
 answers, each a new session whose picture and prompt must be read first, which batching hardly makes
@@ -29,9 +29,8 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 from rich.console import Console
-from rich.table import Table
 
-from collab_llm_lab.bench.harness import save_plot, subplots
+from collab_llm_lab.bench.rendering import Draw, draw_panels, label_axes, show_rows
 from collab_llm_lab.bench.scenes import scene_prompts
 from collab_llm_lab.bench.wire import Call, Connection, connect
 from collab_llm_nodes.decoding.sampling import SamplingConfig
@@ -58,14 +57,14 @@ PROMPTS = 32
 SESSIONS = 4
 """Opened by each robot before the clock of a wave runs."""
 T_P_S, T_C_S = 0.012, 0.02
-"""Emulated robot: drafting one token, the link one way [s]."""
+"""Emulated robot: drafting one token, the link in one direction [s]."""
 WARM_UP_S = 1.0
 ANSWER_DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True)
 class Recording:
-    """One answer of the pair: what the robot sends, what it must get.
+    """One answer of the pair: the robot's messages and the verdicts it must get.
 
     Attributes:
         opened: encoded Open.
@@ -133,7 +132,7 @@ def run_verifier(
         module) with
         ``tokens_per_s``, ``p50_ms``, ``p99_ms`` (from a draft's sending to its verdict, rounds
         after the first), ``first_p50_ms``, ``first_p99_ms`` (the first round: opening, picture and
-        prompt included), ``queue_ms``, ``compute_ms`` (medians, as the verifier says),
+        prompt included), ``queue_ms``, ``compute_ms`` (medians, as the verifier reports),
         ``answers`` (decoded to the end), ``rounds``, ``speedup`` over one robot; and
         ``output_mismatches``: verdicts that differ from those of a session alone.
     """
@@ -162,8 +161,7 @@ def run_verifier(
         for row in results[name].values():
             row["speedup"] = row["tokens_per_s"] / one["tokens_per_s"] if one else None
     _print(results, console)
-    if plot is not None:
-        _plot(results, plot)
+    _plot(results, plot)
     return results
 
 
@@ -198,17 +196,17 @@ def _record(draft: Engine, target: Engine, prompt: Prompt) -> Recording:
 
 
 def _measure(recordings: Sequence[Recording], count: int, seconds: float, load: Load) -> Tally:
-    """``count`` robots against a fresh verifier."""
+    """Run ``count`` robots against a fresh verifier."""
     address = f"127.0.0.1:{free_port()}"
     with verifier_process(address) as process:
         with VerifierClient(ClientLinkConfig(address=address)) as client:
             wait_for_verifier(client, process)
-        tally = run_to_the_millisecond(drive_robots(address, recordings, count, seconds, load))
+        tally = run_with_select(drive_robots(address, recordings, count, seconds, load))
         process.check()
     return tally
 
 
-def run_to_the_millisecond(job: Coroutine[Any, Any, T]) -> T:
+def run_with_select(job: Coroutine[Any, Any, T]) -> T:
     """Run as ``asyncio.run``, but with select: epoll rounds waits up to milliseconds."""
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
     running = loop.create_task(job)
@@ -230,7 +228,7 @@ async def drive_robots(
     *,
     warm_up_s: float = WARM_UP_S,
 ) -> Tally:
-    """``count`` robots for ``seconds`` after the warm-up."""
+    """Run ``count`` robots for ``seconds`` after the warm-up."""
     connections: list[Connection] = []
     warm_up, tally = Tally(), Tally()
     try:
@@ -291,7 +289,7 @@ async def _stream(
     tally: Tally,
     seconds: float,
 ) -> None:
-    """Every robot has answer after answer."""
+    """Have every robot decode answer after answer."""
     begun = time.perf_counter()
 
     async def work(robot: Connection, number: int) -> None:
@@ -307,7 +305,7 @@ async def _stream(
 
 
 class Replay(ABC):
-    """A recorded answer, told round by round.
+    """A recorded answer, replayed round by round.
 
     Args:
         rounds: of the answer, the first of them included.
@@ -320,13 +318,13 @@ class Replay(ABC):
         self._rounds, self._done = rounds, 0
 
     async def open(self, tally: Tally) -> None:
-        """Begin, and have the first round."""
+        """Begin the answer, and wait for the first round."""
         await self.begin()
         tally.first_s.append(await self._next(tally))
 
     @abstractmethod
     async def begin(self) -> None:
-        """Have ``_call``, a stream that is ready for the first round."""
+        """Set ``_call`` to a stream that is ready for the first round."""
 
     async def stream(self, method: str, opened: bytes) -> Call:
         """Return a stream of this answer's own that begins with the message ``opened``."""
@@ -340,7 +338,7 @@ class Replay(ABC):
         return self._rounds - self._done
 
     async def decode(self, tally: Tally, rounds: int) -> int:
-        """Have so many further rounds, or all that are left; return how many."""
+        """Decode ``rounds`` more rounds, or all that are left; return how many."""
         rounds = min(rounds, self.left)
         for _ in range(rounds):
             tally.rounds_s.append(await self._next(tally))
@@ -353,13 +351,13 @@ class Replay(ABC):
 
     @abstractmethod
     async def round(self, number: int, tally: Tally) -> float:
-        """Say what is due in round ``number``, check the reply, and return its wait [s]."""
+        """Send the message of round ``number``, check the reply, and return its wait [s]."""
 
     async def reply(self, messages: type[Message], kind: str) -> Any:
         """Return the next message of ``kind``; others before it are passed over.
 
         Raises:
-            CollabError: the server says that the session has failed.
+            CollabError: The server reports that the session has failed.
         """
         while True:
             message: Any = messages.FromString(await self._call.read())
@@ -386,7 +384,7 @@ class Answer(Replay):
         self._call = await self.stream(codec.SESSION, self._recording.opened)
 
     async def round(self, number: int, tally: Tally) -> float:
-        """Have one draft verified."""
+        """Have one draft verified; return the wait for its verdict [s]."""
         draft, size = self._recording.drafts[number]
         per_token_s = self._load.draft_token_s
         drafting_s = (
@@ -426,7 +424,7 @@ def _row(tally: Tally) -> dict[str, Any]:
 
 
 def _percentiles(times_s: Sequence[float]) -> list[float]:
-    """The 1st to the 99th, in milliseconds."""
+    """Return the 1st to the 99th percentile in milliseconds."""
     return [1e3 * t for t in statistics.quantiles(times_s, n=100, method="inclusive")]
 
 
@@ -438,47 +436,53 @@ def _print(results: dict[str, Any], console: Console) -> None:
         "emulated_robots": f"whole answers, robots and links emulated (T_p {1e3 * T_P_S:g} ms per"
         f" token, T_c {1e3 * T_C_S:g} ms)",
     }
+    columns = {
+        "tok/s": "{tokens_per_s:.0f}",
+        "x one": "{over_one}",
+        "p50": "{p50_ms:.1f}",
+        "p99": "{p99_ms:.1f}",
+        "p99/p50": "{p99_over_p50:.1f}",
+        "1st p50": "{first_p50_ms:.1f}",
+        "1st p99": "{first_p99_ms:.1f}",
+        "queue": "{queue_ms:.1f}",
+        "pass": "{compute_ms:.1f}",
+    }
     for name, title in titles.items():
-        table = Table(title=f"{title} [ms]")
-        columns = ("robots", "tok/s", "x one", "p50", "p99", "p99/p50")
-        for column in (*columns, "1st p50", "1st p99", "queue", "pass"):
-            table.add_column(column, justify="right")
-        for count, row in results[name].items():
-            table.add_row(
-                count,
-                f"{row['tokens_per_s']:.0f}",
-                f"{row['speedup']:.2f}" if row["speedup"] else "-",
-                f"{row['p50_ms']:.1f}",
-                f"{row['p99_ms']:.1f}",
-                f"{row['p99_ms'] / row['p50_ms']:.1f}",
-                f"{row['first_p50_ms']:.1f}",
-                f"{row['first_p99_ms']:.1f}",
-                f"{row['queue_ms']:.1f}",
-                f"{row['compute_ms']:.1f}",
-            )
-        console.print(table)
+        rows = {
+            count: {
+                **row,
+                "over_one": f"{row['speedup']:.2f}" if row["speedup"] else "-",
+                "p99_over_p50": row["p99_ms"] / row["p50_ms"],
+            }
+            for count, row in results[name].items()
+        }
+        show_rows(console, f"{title} [ms]", ["robots"], rows, columns)
     console.print(f"{results['output_mismatches']} verdicts differ from the recorded ones")
 
 
-def _plot(results: dict[str, Any], file: Path) -> None:
-    figure, (left, right) = subplots(1, 2, figsize=(9, 3.5))
-    for name, label in (
-        ("clients", "verification"),
-        ("saturated", "no think time"),
-        ("answers", "whole answers"),
-        ("emulated_robots", "robots and links emulated"),
-    ):
-        counts = [int(count) for count in results[name]]
-        rows = results[name].values()
-        (line,) = left.plot(counts, [row["tokens_per_s"] for row in rows], "o-", label=label)
-        own = {"color": line.get_color()}
-        right.plot(counts, [row["p50_ms"] for row in rows], "o-", **own)
-        right.plot(counts, [row["p99_ms"] for row in rows], "x--", **own)
-    what_right = "draft to verdict [ms], median and 99 % (dashed)"
-    for axis, what in ((left, "tokens per second, all robots"), (right, what_right)):
+def _plot(results: dict[str, Any], file: Path | None) -> None:
+    labels = {
+        "clients": "verification",
+        "saturated": "no think time",
+        "answers": "whole answers",
+        "emulated_robots": "robots and links emulated",
+    }
+
+    def draw(axis: Any, what: str, **styles: str) -> None:
+        for colour, (name, label) in enumerate(labels.items()):
+            counts = [int(count) for count in results[name]]
+            for key, style in styles.items():
+                values = [row[key] for row in results[name].values()]
+                axis.plot(counts, values, style, color=f"C{colour}", label=label)
+                label = "_"  # one entry in the legend for each load
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
-        axis.set_xlabel("robots")
-        axis.set_ylabel(what, fontsize=8)
-    left.legend(fontsize=7)  # of both
-    save_plot(figure, file)
+        label_axes(axis, "robots", what)
+
+    panels: dict[str, Draw] = {
+        "throughput": lambda axis: draw(axis, "tokens per second, all robots", tokens_per_s="o-"),
+        "draft to verdict": lambda axis: draw(
+            axis, "median and 99 % (dashed) [ms]", p50_ms="o-", p99_ms="x--"
+        ),
+    }
+    draw_panels(panels, file, columns=2, size=(4.5, 3.5))

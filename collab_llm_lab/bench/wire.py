@@ -1,9 +1,10 @@
-"""gRPC streams for a load generator: HTTP/2 by hand, at little cost.
+"""gRPC streams for load generators and attackers: HTTP/2 by hand.
 
-The robots of ``bench verifier`` run on the cores of the verifier they measure, and must leave them
-to it: a round takes about 0.06 ms of a core here (16 robots); what ``grpc.aio`` would take was not
-measured. This speaks as much of HTTP/2 (RFC 9113) as streams of messages need: flow control,
-settings, pings. It reads no headers, so of a call that fails it only knows that it has ended.
+``grpc.aio`` cannot take its place: it binds no source address, on which a server's limits depend,
+and it obeys the server's limit of streams and leaves it windows to send in, as attackers do not.
+This implements as much of HTTP/2 (RFC 9113) as streams of messages need: flow control, settings,
+pings. It reads no headers, so of a call that fails it only knows that it has ended. A round takes
+about 0.06 ms of a core, which the robots of ``bench verifier`` share with their verifier.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from collab_llm_nodes.errors import CollabError, DeadlineExceeded, Unavailable
 
 _INITIAL_WINDOW = 4  # a setting
 _FRAME_BYTES = 1 << 14
-_WINDOW_BYTES = (1 << 16) - 1  # of both sides, until they say otherwise
-_LARGEST_WINDOW = (1 << 31) - 1  # ours: what a benchmark hears is less, so we never say more
+_WINDOW_BYTES = (1 << 16) - 1  # of both sides at first
+_LARGEST_WINDOW = (1 << 31) - 1  # ours: no benchmark receives more
 
 
 class Connection(asyncio.Protocol):
@@ -47,7 +48,7 @@ class Connection(asyncio.Protocol):
         return call
 
     def send(self, frames: bytes) -> None:
-        """Write ``frames``, whatever they are."""
+        """Write ``frames`` as they are."""
         self._transport.write(frames)
 
     @property
@@ -61,7 +62,7 @@ class Connection(asyncio.Protocol):
         self._end_calls("closed")
         self._transport.close()
 
-    # What asyncio calls.
+    # Callbacks of asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -86,11 +87,11 @@ class Connection(asyncio.Protocol):
             if len(buffer) < end:
                 break
             number = int.from_bytes(buffer[start + 5 : start + 9], "big")
-            self._hear(buffer[start + 3], buffer[start + 4], number, buffer[start + 9 : end])
+            self._handle(buffer[start + 3], buffer[start + 4], number, buffer[start + 9 : end])
             start = end
         del buffer[:start]
 
-    def _hear(self, kind: int, flags: int, number: int, payload: bytearray) -> None:
+    def _handle(self, kind: int, flags: int, number: int, payload: bytearray) -> None:
         call = self._calls.get(number)
         if kind == http2.DATA and call is not None:
             call._take(payload)
@@ -118,7 +119,7 @@ class Connection(asyncio.Protocol):
             call._end(Unavailable("the call has ended", remedy="see the verifier's log"))
 
     def _widen(self, more: int, each: int) -> None:
-        """``more`` may be sent in all, and ``each`` by each call."""
+        """Let ``more`` bytes be sent in all, and ``each`` by each call."""
         self._window += more
         for call in self._calls.values():
             call._widen(each)
@@ -130,7 +131,7 @@ class Connection(asyncio.Protocol):
 
 
 class Call:
-    """A stream of messages each way, for one task; made by :meth:`Connection.call`."""
+    """A bidirectional stream of messages, for one task; made by :meth:`Connection.call`."""
 
     def __init__(self, connection: Connection, number: int, window: int, timeout_s: float) -> None:
         self._connection = connection
@@ -162,17 +163,17 @@ class Call:
 
     @property
     def ended(self) -> bool:
-        """Nothing more comes or goes."""
+        """Whether the call has ended."""
         return self._error is not None
 
     async def read(self) -> bytes:
-        """The next message; raises as :meth:`write`."""
+        """Return the next message; raises as :meth:`write`."""
         while not self._messages:
             await self._wait()
         return self._messages.popleft()
 
     def done_writing(self) -> None:
-        """Tell the server that nothing more comes."""
+        """Half-close the call."""
         if self._error is None:
             self._connection.send(http2.frame(http2.DATA, http2.END_STREAM, self._number))
 
@@ -184,13 +185,13 @@ class Call:
             self._end(Unavailable("the call was given up"))
 
     async def _wait(self) -> None:
-        """Wait until something was heard of the call."""
+        """Wait until the call has news."""
         if self._error is not None:
             raise self._error
         self._waiting = asyncio.get_running_loop().create_future()
         await self._waiting
 
-    # What the connection hears.
+    # Called by the connection.
 
     def _take(self, payload: bytearray) -> None:
         part = self._part
@@ -220,7 +221,7 @@ class Call:
 async def connect(
     address: str, *, tls: ssl.SSLContext | None = None, token: str = "", source: str = ""
 ) -> Connection:
-    """A connection to the server at ``address`` (host:port).
+    """Connect to the server at ``address`` (host:port).
 
     Args:
         tls: encrypt by it; its protocols include "h2".

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from collab_llm_lab.bench.link.packets import why_not
+from collab_llm_lab.bench.link.packets import unavailable_reason
 
-needs_packets = pytest.mark.skipif(bool(why_not()), reason=why_not())
+needs_packets = pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason())

@@ -13,7 +13,7 @@ from collab_llm_lab.bench.collective.measure import (
     PIPELINE,
     PRINTED_RULE,
 )
-from collab_llm_lab.bench.harness import save_plot, subplots
+from collab_llm_lab.bench.rendering import draw_panels, label_axes, panels_of
 
 SYSTEMS = (*PEERS, "autoregressive", "tree", PIPELINE)
 Results = Mapping[str, Any]
@@ -24,16 +24,8 @@ def plot_all(results: Results, file: Path) -> None:
 
     A panel whose part has failed is left out.
     """
-    figure, grid = subplots(4, 3, figsize=(17, 18))
-    panels = [(title, draw) for title, (key, draw) in _PANELS.items() if results[key]]
-    for axis, (title, draw) in zip(grid.flat, panels, strict=False):
-        axis.set_title(title, fontsize=10)
-        draw(axis, results)
-        if axis.get_legend_handles_labels()[1] and not axis.get_legend():
-            axis.legend(fontsize=7)
-    for axis in list(grid.flat)[len(panels) :]:
-        axis.set_axis_off()
-    save_plot(figure, file)
+    panels = {title: draw for title, (key, draw) in _PANELS.items() if results[key]}
+    draw_panels(panels_of(results, panels), file, columns=3, size=(17 / 3, 4.5))
 
 
 def _acceptance_by_length(axis: Any, results: Results) -> None:
@@ -47,7 +39,7 @@ def _acceptance_by_length(axis: Any, results: Results) -> None:
             axis.plot(places, [*row.values()], style, color=f"C{colour}", label=label)
     axis.set_ylim(0.0, 1.5)  # room for the legend
     axis.legend(fontsize=5, ncols=3, loc="upper center", handlelength=1.5, columnspacing=0.8)
-    _label(axis, "speculation length", "acceptance")
+    label_axes(axis, "speculation length", "acceptance")
 
 
 def _llm_time(axis: Any, results: Results) -> None:
@@ -56,7 +48,7 @@ def _llm_time(axis: Any, results: Results) -> None:
         (line,) = axis.plot([*ms], [*ms.values()], "o-", label=f"batch {batch}")
         best = min(ms, key=ms.__getitem__)
         axis.plot(best, ms[best], "*", markersize=14, color=line.get_color())
-    _label(axis, "speculation length", "target's time per token [ms]")
+    label_axes(axis, "speculation length", "target's time per token [ms]")
 
 
 def _time_lines(axis: Any, results: Results) -> None:
@@ -68,7 +60,7 @@ def _time_lines(axis: Any, results: Results) -> None:
             axis.broken_barh(bars, (len(lanes) - 1.4, 0.8), color=f"C{colour}", edgecolor="white")
     axis.set_yticks(range(len(lanes)), lanes, fontsize=7)
     axis.invert_yaxis()
-    _label(axis, "ms", "")
+    label_axes(axis, "ms", "")
 
 
 def _pool(axis: Any, results: Results) -> None:
@@ -83,7 +75,7 @@ def _pool(axis: Any, results: Results) -> None:
     for own in (axis, memory):
         own.set_ylim(0, 1.6 * own.get_ylim()[1])  # room for the legend
     memory.set_ylabel("KV caches [MB]: target's (dotted), drafts' (dash-dotted)", fontsize=8)
-    _label(axis, "s", "number")
+    label_axes(axis, "s", "number")
 
 
 def _systems(key: str, title: str) -> Callable[[Any, Results], None]:
@@ -93,7 +85,7 @@ def _systems(key: str, title: str) -> Callable[[Any, Results], None]:
             axis.plot([*row], [*row.values()], "o-", label=name)
         axis.set_yscale("log")
         axis.set_xscale("log", base=2)
-        _label(axis, "batch", title)
+        label_axes(axis, "batch", title)
 
     return draw
 
@@ -109,7 +101,7 @@ def _breakdown(axis: Any, results: Results) -> None:
         width = 0.8 / len(streams)
         axis.bar([i + number * width for i in range(len(LADDER))], heights, width, label=stream)
     axis.set_xticks(range(len(LADDER)), LADDER, fontsize=8)
-    _label(axis, f"batch {batch}", "throughput over Default")
+    label_axes(axis, f"batch {batch}", "throughput over Default")
 
 
 def _single_drafts(axis: Any, results: Results) -> None:
@@ -123,7 +115,7 @@ def _single_drafts(axis: Any, results: Results) -> None:
     axis.set_xticks(range(len(results["throughput"])), [*results["throughput"]], fontsize=8)
     rates.set_ylim(0, 1)
     rates.set_ylabel("acceptance (dots)", fontsize=8)
-    _label(axis, f"batch {results['batch']}", "tokens/s")
+    label_axes(axis, f"batch {results['batch']}", "tokens/s")
 
 
 def _fixed_and_adaptive(axis: Any, results: Results) -> None:
@@ -136,7 +128,7 @@ def _fixed_and_adaptive(axis: Any, results: Results) -> None:
     label = f"s = {row['best_fixed_s']} in the turns of the adaptive lengths (orange)"
     axis.axhline(row["best_fixed_tokens_per_s"], color="red", label=label)
     axis.tick_params(axis="x", labelsize=7, rotation=60)
-    _label(axis, f"speculation length, batch {batch}", "tokens/s")
+    label_axes(axis, f"speculation length, batch {batch}", "tokens/s")
 
 
 def _trees(axis: Any, results: Results) -> None:
@@ -148,7 +140,7 @@ def _trees(axis: Any, results: Results) -> None:
     }
     axis.bar([*gains], [*gains.values()])
     axis.axhline(1.0, color="grey", linewidth=0.8)
-    _label(axis, f"batch {batch}", "times better than the tree")
+    label_axes(axis, f"batch {batch}", "times better than the tree")
 
 
 def _overhead(axis: Any, results: Results) -> None:
@@ -158,17 +150,12 @@ def _overhead(axis: Any, results: Results) -> None:
         shares = [100 * results["overhead"][batch][part]["share"] for batch in batches]
         axis.bar(batches, shares, bottom=below, label=part)
         below = [a + b for a, b in zip(below, shares, strict=True)]
-    _label(axis, "batch", "share of the time [%]")
+    label_axes(axis, "batch", "share of the time [%]")
 
 
 def _middle(results: Results, key: str) -> str:
     """Return the batch of figures with only one, or the one measured that is nearest to it."""
     return min(results[key], key=lambda batch: abs(int(batch) - results["batch"]))
-
-
-def _label(axis: Any, x: str, y: str) -> None:
-    axis.set_xlabel(x, fontsize=8)
-    axis.set_ylabel(y, fontsize=8)
 
 
 _PANELS: Mapping[str, tuple[str, Callable[[Any, Results], None]]] = {
@@ -184,4 +171,4 @@ _PANELS: Mapping[str, tuple[str, Callable[[Any, Results], None]]] = {
     "Figure 13: against the tree (SpecInfer)": ("ladder", _trees),
     "Figure 14: overhead": ("overhead", _overhead),
 }
-"""Title of each panel, the results that it is drawn of, and what draws it."""
+"""Title of each panel, the key of its results, and the function that draws it."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from collab_llm_lab.bench.dragon.answers import AnswersPlan, measure_answers
 from collab_llm_lab.bench.dragon.corpus import corpus_of_files
@@ -20,6 +19,7 @@ from collab_llm_lab.bench.dragon.quality import (
     print_quality,
 )
 from collab_llm_lab.bench.harness import Keep, forget
+from collab_llm_lab.bench.rendering import show_rows
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.knowledge.encoders import Encoder
 
@@ -132,13 +132,8 @@ def _windows(
 def _print_shares(
     asked: dict[str, dict[str, float]], guessed: dict[str, float], console: Console
 ) -> None:
-    table = Table(title="questions answered right")
-    table.add_column("")
-    for method in METHODS:
-        table.add_column(method, justify="right")
-    for kind, shares in asked.items():
-        table.add_row(kind, *(f"{shares[method]:.2f}" for method in METHODS))
-    console.print(table)
+    columns = {method: f"{{{method}:.2f}}" for method in METHODS}
+    show_rows(console, "questions answered right", ["kind"], asked, columns)
     console.print(
         "which document was retrieved? guessed right by "
         + ", ".join(f"{name} {share:.2f}" for name, share in guessed.items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from collab_llm_lab.bench.dragon.quality import QualityPlan
 from collab_llm_lab.bench.dragon.quality_report import run_quality
 from collab_llm_lab.bench.dragon.replayed import run_live
 from collab_llm_lab.bench.harness import Keep, forget
+from collab_llm_lab.bench.rendering import missed, show_goals
 from collab_llm_nodes.decoding.aggregation import Pair
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.knowledge.retrieval import RetrievalConfig
@@ -158,25 +158,21 @@ def run_dragon(
     found |= quality
     found["figures"] = figures_of(found)
     found["goals"] = GOALS
-    found["ok"] = is_good(found["figures"])
-    for name, goal in GOALS.items():
-        console.print(f"{name}: {_shown(found['figures'][name])} (goal: at most {goal:.3g})")
+    found["ok"] = not missed(found["figures"], GOALS)
+    over = missed(found["figures"], GOALS)
+    show_goals(
+        console,
+        (
+            (name, f"<= {goal:.3g}", found["figures"][name], name not in over)
+            for name, goal in GOALS.items()
+        ),
+    )
     return found
-
-
-def _shown(figure: float | None) -> str:
-    return "none" if figure is None else f"{figure:.3g}"
 
 
 def beside(plot: Path, what: str) -> Path:
     """Return the file of another plot."""
     return plot.with_stem(f"{plot.stem}_{what}")
-
-
-def is_good(figures: Mapping[str, float | None]) -> bool:
-    """Return True if all goals are met; a figure that there is not meets none."""
-    numbers = {name: math.nan if value is None else value for name, value in figures.items()}
-    return all(numbers[name] <= goal for name, goal in GOALS.items())
 
 
 def figures_of(found: Mapping[str, Any]) -> dict[str, float | None]:

@@ -1,8 +1,8 @@
 """The process that attacks: ``python -m collab_llm_lab.bench.hostile.attacker BRIEFING``.
 
-Says "attacking" when its first words are sent, goes on for as long as the briefing says, and ends
-with what it sent, as JSON. It is of low priority: on a machine of its own it would take nothing
-from the server.
+It prints "attacking" once its first bytes are sent, goes on for the briefing's time, and ends with
+what it sent, as JSON. It has a low priority: on a machine of its own it would take nothing from the
+server.
 """
 
 from __future__ import annotations
@@ -17,17 +17,11 @@ from base64 import b64decode, b64encode
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from collab_llm_lab.bench.hostile import dragon_attacks, jupiter_attacks, verifier_attacks
-from collab_llm_lab.bench.hostile.attacks import Attacker
+from collab_llm_lab.bench.hostile.attacks import Attacker, attack_by_name
+from collab_llm_lab.bench.hostile.messages import Session
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.transport.background import within
 
-ATTACKS = {
-    "verifier": verifier_attacks.ATTACKS,
-    "dragon": dragon_attacks.ATTACKS,
-    "jupiter": jupiter_attacks.ATTACKS,
-}
-"""All attacks, by the kind of server and by name."""
 NICE = 10
 """An attacker with 19 would hardly send anything where others use the cores as well."""
 
@@ -37,12 +31,13 @@ class Briefing:
     """The orders of an attacker's process, in a file of JSON.
 
     Attributes:
-        server, attack: names in ``ATTACKS``.
-        seconds: how long.
-        address, metrics_address: of the server.
-        ca: file with the authority of its certificate; empty: no TLS.
-        token: the right one.
-        method, opened, light, drafts: see ``Attacker``; messages in Base64.
+        server, attack: Names in ``table.ATTACKS``.
+        seconds: Length of the attack.
+        address, metrics_address: Those of the server.
+        ca: File with the authority of its certificate; empty: no TLS.
+        token: The right one.
+        method: Method of the server's sessions.
+        opened, light, messages: See ``Session``; in Base64.
     """
 
     server: str
@@ -55,10 +50,10 @@ class Briefing:
     method: str
     opened: str
     light: str
-    drafts: tuple[str, ...]
+    messages: tuple[str, ...]
 
     def write(self, file: Path) -> None:
-        """Leave it in ``file``."""
+        """Write it to ``file``."""
         file.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
 
@@ -68,7 +63,7 @@ def base64(message: bytes) -> str:
 
 
 def tls_context(ca: str) -> ssl.SSLContext | None:
-    """Return how a client of HTTP/2 checks a certificate by the authority ``ca``; empty: None."""
+    """Return a client's TLS context for HTTP/2 with the authority in ``ca``; empty: None."""
     if not ca:
         return None
     context = ssl.create_default_context(cafile=ca)
@@ -77,7 +72,7 @@ def tls_context(ca: str) -> ssl.SSLContext | None:
 
 
 def main() -> None:
-    """Attack as the briefing says that the first argument names."""
+    """Attack according to the briefing in the file that the first argument names."""
     briefing = Briefing(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     attacker = Attacker(
         briefing.address,
@@ -85,9 +80,11 @@ def main() -> None:
         tls_context(briefing.ca),
         briefing.token,
         briefing.method,
-        b64decode(briefing.opened),
-        b64decode(briefing.light),
-        [b64decode(draft) for draft in briefing.drafts],
+        Session(
+            b64decode(briefing.opened),
+            b64decode(briefing.light),
+            [b64decode(message) for message in briefing.messages],
+        ),
     )
     os.nice(NICE)
     asyncio.run(_attack(briefing, attacker))
@@ -95,14 +92,13 @@ def main() -> None:
 
 
 async def _attack(briefing: Briefing, attacker: Attacker) -> None:
-    """Again and again until the time is over, whatever the server does against it."""
-
-    attack = ATTACKS[briefing.server][briefing.attack]
+    """Attack until the time is over; begin again whenever the server cuts the attack off."""
+    attack = attack_by_name(briefing.server, briefing.attack, attacker)
 
     async def go_on() -> None:
         while True:
             try:
-                await attack(attacker)
+                await attack()
             except (CollabError, OSError, asyncio.TimeoutError):
                 attacker.sent["cut_off"] += 1
                 await asyncio.sleep(0.05)

@@ -1,10 +1,7 @@
-"""Attacks on any server: each a coroutine that goes through one, and is called again at its end.
+"""What sends an attack: one sender for clients with a token, and a coroutine for each stranger's.
 
-Those on one server's own messages are in ``verifier_attacks.py``, ``dragon_attacks.py`` and
-``jupiter_attacks.py``. To add one, write a coroutine with one sentence of documentation, put it
-into the table at the end of its file, and its name into the package's list. Payloads are made
-beforehand and sending is paced: an attacker shares the cores of the server here, and what it
-computes must not become what is measured.
+Each goes on until the server ends its connection, and is then called again. Sending is paced: an
+attacker shares the cores of the server here, and what it computes must not become what is measured.
 """
 
 from __future__ import annotations
@@ -13,16 +10,18 @@ import asyncio
 import contextlib
 import random
 import ssl
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 from collab_llm_lab.bench import http2
+from collab_llm_lab.bench.hostile.messages import MESSAGES, Messages, Session
+from collab_llm_lab.bench.hostile.table import ATTACKS, Attack
 from collab_llm_lab.bench.wire import Call, Connection, connect
 from collab_llm_nodes.transport.background import within
 
 ADDRESS = "127.0.0.66"
-"""The attackers' own: limits per address must not meet honest clients."""
+"""The attackers' own address: limits per address must not meet honest clients."""
 CONNECT_S = 5.0
 CALL_S = 3600.0
 TICK_S = 0.02
@@ -33,13 +32,12 @@ class Attacker:
     """The means of an attack.
 
     Attributes:
-        address, metrics_address: of the server, host:port.
-        tls: how to check its certificate; None: it has none.
-        token: the right one, for attacks by somebody who has it.
-        method: of the server's stream.
-        opened, drafts: encoded messages of an honest session; the first opens it.
-        light: another first message, which costs the server as little as possible.
-        sent: what was sent so far, by kind.
+        address, metrics_address: Those of the server, host:port.
+        tls: How to check its certificate; None: it has none.
+        token: The right one, for attacks by a client that has it.
+        method: Method of the server's sessions.
+        honest: Messages of an honest session.
+        sent: What was sent so far, by kind.
     """
 
     address: str
@@ -47,9 +45,7 @@ class Attacker:
     tls: ssl.SSLContext | None
     token: str
     method: str
-    opened: bytes
-    light: bytes
-    drafts: Sequence[bytes]
+    honest: Session
     sent: Counter[str] = field(default_factory=Counter)
     random: random.Random = field(default_factory=lambda: random.Random(1))
 
@@ -65,17 +61,6 @@ class Attacker:
         finally:
             connection.close()
 
-    def begin(self, connection: Connection) -> Call:
-        """Begin a stream and send nothing on it."""
-        self.sent["streams"] += 1
-        return connection.call(self.method, CALL_S)
-
-    async def open(self, connection: Connection, opened: bytes) -> Call:
-        """Begin a stream and send one message."""
-        call = self.begin(connection)
-        await self.write(call, opened)
-        return call
-
     async def write(self, call: Call, message: bytes) -> None:
         """Send one message."""
         self.sent["messages"] += 1
@@ -83,56 +68,60 @@ class Attacker:
         await call.write(message)
 
 
-# Streams, by somebody with a token.
+def attack_by_name(server: str, name: str, attacker: Attacker) -> Callable[[], Awaitable[None]]:
+    """Return a function that carries out the attack ``name`` on ``server``, with messages made."""
+    if name in STRANGERS:
+        return lambda: STRANGERS[name](attacker)
+    attack, messages = ATTACKS[server][name], MESSAGES[server][name](attacker.honest)
+    return lambda: _send(attacker, attack, messages)
 
 
-async def streams(attacker: Attacker) -> None:
-    """Hold 600 streams of one connection without an Open."""
-
-    async def begin(connection: Connection) -> Call:
-        return attacker.begin(connection)
-
-    await _hold_calls(attacker, 600, begin)
-
-
-async def idle_sessions(attacker: Attacker) -> None:
-    """Hold 600 sessions of one connection that send no draft."""
-    await _hold_calls(attacker, 600, lambda connection: attacker.open(connection, attacker.light))
-
-
-async def _hold_calls(
-    attacker: Attacker, count: int, begin: Callable[[Connection], Awaitable[Call]]
-) -> None:
+async def _send(attacker: Attacker, attack: Attack, messages: Messages) -> None:
+    """Begin streams on one connection at the attack's pace, for the connection's lifetime."""
+    held: deque[Call] = deque()
+    loop = asyncio.get_running_loop()
     async with attacker.connection() as connection:
-        calls: list[Call] = []
-        while connection.open:
-            calls = [call for call in calls if not call.ended]
-            for _ in range(min(count - len(calls), 50)):  # at most 500 a second
-                calls.append(await begin(connection))
-            await asyncio.sleep(0.1)
+        if attack.unread:
+            connection.send(http2.NO_WINDOW)
+        due = loop.time() + (attack.connection_s or CALL_S)
+        while connection.open and loop.time() < due:
+            held = deque(call for call in held if not call.ended)
+            for _ in range(attack.burst):
+                if attack.most and len(held) >= attack.most:
+                    if not attack.renew:
+                        break
+                    held.popleft().reset()
+                call = await _begin(attacker, connection, messages)
+                await _speak(attacker, call, attack, messages)
+                if attack.end == "finish":
+                    call.done_writing()
+                elif attack.end == "reset":
+                    call.reset()
+                else:
+                    held.append(call)
+            if attack.repeat:
+                for call in [call for call in held if not call.ended]:
+                    await _speak(attacker, call, attack, messages)
+            await asyncio.sleep(attack.burst / attack.per_s)
 
 
-async def abandoned(attacker: Attacker) -> None:
-    """Open ten sessions a second as a robot does, send a draft and give them up at once."""
-    while True:
-        async with attacker.connection() as connection:
-            for _ in range(10):
-                call = await attacker.open(connection, attacker.opened)
-                await attacker.write(call, attacker.drafts[0])
-                call.reset()
-                await asyncio.sleep(0.1)
+async def _begin(attacker: Attacker, connection: Connection, messages: Messages) -> Call:
+    """Begin a stream with the first message whose turn it is."""
+    turn = attacker.sent["streams"]
+    attacker.sent["streams"] += 1
+    call = connection.call(messages.method or attacker.method, CALL_S)
+    if messages.first:
+        await attacker.write(call, messages.first[turn % len(messages.first)])
+    return call
 
 
-async def garbage(attacker: Attacker) -> None:
-    """Send 500 messages a second that were valid before a few bytes were changed."""
-    messages = (attacker.light, *attacker.drafts)
-    async with attacker.connection() as connection:
-        while connection.open:
-            call = await attacker.open(connection, messages[0])
-            for message in messages[: attacker.random.randrange(1, 10)]:
-                await attacker.write(call, mutated(message, attacker.random))
-            call.done_writing()
-            await asyncio.sleep(TICK_S / 2)
+async def _speak(attacker: Attacker, call: Call, attack: Attack, messages: Messages) -> None:
+    """Send the messages after the first."""
+    then, chance = messages.then, attacker.random
+    if attack.mutate:
+        then = [mutated(message, chance) for message in then[: chance.randrange(1, 10)]]
+    for message in then:
+        await attacker.write(call, message)
 
 
 def mutated(message: bytes, chance: random.Random) -> bytes:
@@ -152,56 +141,27 @@ def mutated(message: bytes, chance: random.Random) -> bytes:
     return message[:position] + chance.randbytes(chance.randrange(1, 8)) + message[position:]
 
 
-async def hold_unread(attacker: Attacker, opened: bytes) -> None:
-    """Hold 600 streams of one connection that begin with ``opened``, and read nothing of them."""
-    calls: list[Call] = []
-    async with attacker.connection() as connection:
-        connection.send(http2.NO_WINDOW)
-        while connection.open:
-            calls = [call for call in calls if not call.ended]
-            for _ in range(min(600 - len(calls), 20)):
-                calls.append(await attacker.open(connection, opened))
-            await asyncio.sleep(0.1)
-
-
-async def ask_often(attacker: Attacker, method: str) -> None:
-    """Ask an empty question 500 times a second."""
-    async with attacker.connection() as connection:
-        while connection.open:
-            for _ in range(10):
-                attacker.sent["questions"] += 1
-                call = connection.call(method, 10.0)
-                await call.write(b"")
-                call.done_writing()
-            await asyncio.sleep(TICK_S)
-
-
 # Before authentication.
 
 
-async def silent_connections(attacker: Attacker) -> None:
-    """Hold 280 connections that say nothing."""
+async def _silent_connections(attacker: Attacker) -> None:
     await _hold_sockets(attacker, attacker.address, 280, b"")
 
 
-async def slow_handshakes(attacker: Attacker) -> None:
-    """Hold 280 connections that have sent half of a TLS greeting."""
+async def _slow_handshakes(attacker: Attacker) -> None:
     greeting = _client_hello()
     await _hold_sockets(attacker, attacker.address, 280, greeting[: len(greeting) // 2])
 
 
-async def metrics_slow(attacker: Attacker) -> None:
-    """Hold 400 half-sent requests to the port of the metrics."""
+async def _metrics_slow(attacker: Attacker) -> None:
     await _hold_sockets(attacker, attacker.metrics_address, 400, b"GET /metrics HTTP/1.1\r\n")
 
 
-async def headers_flood(attacker: Attacker) -> None:
-    """Begin 5,000 calls a second without a token on one connection."""
+async def _headers_flood(attacker: Attacker) -> None:
     await _flood(attacker, b"")
 
 
-async def rapid_reset(attacker: Attacker) -> None:
-    """Begin 5,000 calls a second without a token on one connection and reset each at once."""
+async def _rapid_reset(attacker: Attacker) -> None:
     await _flood(attacker, http2.reset(0))
 
 
@@ -225,8 +185,7 @@ def _numbered(frame: bytes, number: int) -> bytes:
     return frame[:5] + number.to_bytes(4, "big") + frame[9:] if frame else b""
 
 
-async def forged_log(attacker: Attacker) -> None:
-    """Say goodbye with lines for the log, and give metadata that are no text."""
+async def _forged_log(attacker: Attacker) -> None:
     line = b'\n{"level": "ERROR", "message": "forged"}\nforged\n'
     fields: list[tuple[str, str | bytes]] = [*http2.grpc_fields(attacker.method, attacker.address)]
     broken = [*fields, ("authorization", b"Bearer \xff\xfe"), ("x-\n", b"\xc3\x28\r\n")]
@@ -242,30 +201,30 @@ async def forged_log(attacker: Attacker) -> None:
 
 
 class _Held(asyncio.Protocol):
-    """A connection that has said its only words, as long as the other side keeps it."""
+    """A connection that has sent its only bytes, as long as the server keeps it."""
 
-    def __init__(self, words: bytes, held: set[_Held]) -> None:
-        self._words, self._held = words, held
+    def __init__(self, first: bytes, held: set[_Held]) -> None:
+        self._first, self._held = first, held
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self._held.add(self)
-        transport.write(self._words)
+        transport.write(self._first)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._held.discard(self)
 
 
-async def _hold_sockets(attacker: Attacker, address: str, count: int, words: bytes) -> None:
-    """Hold ``count`` connections; replace those that the other side ends, 500 a second at most."""
+async def _hold_sockets(attacker: Attacker, address: str, count: int, first: bytes) -> None:
+    """Hold ``count`` connections; replace those that the server ends, at most 500 a second."""
     loop, held = asyncio.get_running_loop(), set[_Held]()
     host, _, port = address.rpartition(":")
     try:
         while True:
             for _ in range(min(count - len(held), 50)):
                 connecting = loop.create_connection(
-                    lambda: _Held(words, held), host, int(port), local_addr=(ADDRESS, 0)
+                    lambda: _Held(first, held), host, int(port), local_addr=(ADDRESS, 0)
                 )
                 await within(connecting, CONNECT_S)
                 attacker.sent["connections"] += 1
@@ -276,7 +235,7 @@ async def _hold_sockets(attacker: Attacker, address: str, count: int, words: byt
 
 
 def _client_hello() -> bytes:
-    """Return the first words of a TLS client."""
+    """Return the first message of a TLS client."""
     sending = ssl.MemoryBIO()
     client = ssl.create_default_context().wrap_bio(
         ssl.MemoryBIO(), sending, server_hostname="localhost"
@@ -286,16 +245,12 @@ def _client_hello() -> bytes:
     return sending.read()
 
 
-Attack = Callable[[Attacker], Awaitable[None]]
-
-
-def by_name(*attacks: Attack) -> dict[str, Attack]:
-    """Return ``attacks`` by their functions' names."""
-    return {attack.__name__: attack for attack in attacks}
-
-
-STREAMS = by_name(streams, idle_sessions, abandoned, garbage)
-STRANGERS = by_name(
-    silent_connections, slow_handshakes, headers_flood, rapid_reset, forged_log, metrics_slow
-)
+STRANGERS: dict[str, Callable[[Attacker], Awaitable[None]]] = {
+    "silent_connections": _silent_connections,
+    "slow_handshakes": _slow_handshakes,
+    "headers_flood": _headers_flood,
+    "rapid_reset": _rapid_reset,
+    "forged_log": _forged_log,
+    "metrics_slow": _metrics_slow,
+}
 """Attacks before authentication."""

@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 
 from collab_llm_lab.bench.dragon.material import make_house
-from collab_llm_lab.bench.hostile.server import Recorded, Server
+from collab_llm_lab.bench.hostile.messages import Session
+from collab_llm_lab.bench.hostile.server import Server
 from collab_llm_lab.bench.verifier import Replay, Tally
 from collab_llm_lab.bench.wire import Connection
 from collab_llm_nodes.assets import config_file
@@ -120,7 +121,7 @@ DRAGON = Server(
     method=codec.ANSWER,
     prepare=_prepare,
     converse=DeviceReplay,
-    recorded=lambda answer: Recorded(answer.opened, answer.opened, answer.targets),
+    recorded=lambda answer: Session(answer.opened, answer.opened, answer.targets),
     start=cloud_process,
     wait=_wait,
     last_attack="long_questions",

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from collab_llm_lab.bench.hostile.server import Recorded, Server
+from collab_llm_lab.bench.hostile.messages import Session
+from collab_llm_lab.bench.hostile.server import Server
 from collab_llm_lab.bench.verifier import Replay, Tally
 from collab_llm_lab.bench.wire import Call, Connection
 from collab_llm_nodes.assets import version
@@ -165,11 +166,11 @@ async def _hear(call: Call, kind: type) -> Any:
             return report
 
 
-def recorded(answer: Passes) -> Recorded:
+def recorded(answer: Passes) -> Session:
     """Return the messages of an answer, in the name of another coordinator."""
     opened = codec.encode_order(replace(answer.load, coordinator="a" * 32, chain="b" * 32))
     orders: list[Order] = [Pass(i, (step,)) for i, step in enumerate(answer.steps)]
-    return Recorded(opened, opened, [codec.encode_order(order) for order in orders])
+    return Session(opened, opened, [codec.encode_order(order) for order in orders])
 
 
 def _prepare(folder: Path, seed: int) -> tuple[dict[str, Any], Sequence[Passes]]:

@@ -1,9 +1,9 @@
-"""The figures of ``bench verifier --hostile`` and its like: what robots notice of attacks.
+"""The figures of the hostile benchmarks: what robots notice of attacks.
 
 Each attack meets a server of its own: a process with the embedded model, TLS, a token, metrics and
 a log of JSON; with ``--front`` HAProxy stands before it, has the TLS, and is configured as shipped.
 The robots (``robots.py``) work undisturbed, then beside the attacker (``attacker.py``), then alone
-again. Last, a server under attack is told to end.
+again. Last, a server under attack gets SIGTERM.
 """
 
 from __future__ import annotations
@@ -26,33 +26,20 @@ from typing import Any
 
 import yaml
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from collab_llm_lab.bench.hostile.attacker import Briefing, base64, tls_context
-from collab_llm_lab.bench.hostile.robots import Door, Pace, Robots, Seen, percentiles
+from collab_llm_lab.bench.hostile.robots import Endpoint, Observed, Pace, Robots, percentiles
 from collab_llm_lab.bench.hostile.server import Server
+from collab_llm_lab.bench.hostile.table import FRONT_ONLY, GOALS
+from collab_llm_lab.bench.rendering import judged, missed, show_table
 from collab_llm_lab.bench.safety.usage import family_mb
-from collab_llm_lab.bench.verifier import WARM_UP_S, run_to_the_millisecond
+from collab_llm_lab.bench.verifier import WARM_UP_S, run_with_select
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.processes import Process, free_port, run_process
 from collab_llm_nodes.transport.background import within
 
-GOALS = {
-    "normal_p99_ratio": 2.0,
-    "opening_p99_ratio": 2.0,
-    "wrong": 0,
-    "failed": 0,
-    "rss_growth_mb": 50.0,
-    "thread_growth": 32,
-    "raw_log_lines": 0,
-    "tracebacks": 0,
-    "metrics_s": 1.0,
-}
-"""Largest value allowed of each figure, for every attack."""
-FRONT_ONLY = frozenset({"silent_connections", "slow_handshakes", "headers_flood", "rapid_reset"})
-"""Attacks before authentication: gRPC for Python cannot hold them off, a proxy must."""
 METRICS_S = 5.0
 """Time after which the metrics count as not answered [s]."""
 ATTACKER_END_S = 60.0
@@ -66,8 +53,8 @@ SIGTERM_AFTER_S = 3.0
 
 
 @dataclass(frozen=True)
-class Site:
-    """A server that runs, and what clients must know.
+class RunningServer:
+    """A server that runs, and how clients reach it.
 
     Attributes:
         server: its kind.
@@ -85,12 +72,14 @@ class Site:
     token: str = ""
 
     def briefing(self, attack: str, seconds: float, answer: object) -> Briefing:
-        """Return what the attacker is told; ``answer`` is one that robots replay."""
+        """Return the attacker's orders; ``answer`` is one that robots replay."""
         server, honest = self.server, self.server.recorded(answer)
-        door = (self.address, self.metrics_address, self.ca, self.token)
+        endpoint = (self.address, self.metrics_address, self.ca, self.token)
         opened, light = base64(honest.opened), base64(honest.light)
         messages = tuple(map(base64, honest.messages))
-        return Briefing(server.name, attack, seconds, *door, server.method, opened, light, messages)
+        return Briefing(
+            server.name, attack, seconds, *endpoint, server.method, opened, light, messages
+        )
 
 
 def run_hostile(
@@ -105,8 +94,8 @@ def run_hostile(
     """Try each of ``attacks``, robots working undisturbed and beside it ``seconds`` each.
 
     Args:
-        front: through HAProxy. Without it, what an attack before authentication does is told, but
-            has no goal.
+        front: Through HAProxy. Without it, an attack before authentication has figures but no
+            goal.
 
     Returns:
         ``hostile.<attack>`` as :func:`withstand` returns it, ``hostile.sigterm_s`` (from SIGTERM
@@ -119,11 +108,11 @@ def run_hostile(
             settings, answers = server.prepare(Path(folder), seed)
         for attack in attacks:
             with console.status(f"{attack} ..."), running(server, settings, front) as site:
-                found[attack] = run_to_the_millisecond(withstand(site, attack, answers, seconds))
+                found[attack] = run_with_select(withstand(site, attack, answers, seconds))
                 site.process.check()
         with console.status("SIGTERM ..."), running(server, settings, front) as site:
             briefing = site.briefing(server.last_attack, SIGTERM_AFTER_S, answers[0])
-            run_to_the_millisecond(_attack_alone(briefing))
+            run_with_select(_attack_alone(briefing))
             sigterm_s = site.process.stop(SIGTERM_S)
     results: dict[str, Any] = {
         "cores": len(os.sched_getaffinity(0)),
@@ -140,42 +129,42 @@ def run_hostile(
 
 
 @contextlib.contextmanager
-def running(server: Server, settings: Mapping[str, Any], front: bool) -> Iterator[Site]:
+def running(server: Server, settings: Mapping[str, Any], front: bool) -> Iterator[RunningServer]:
     """Run ``server`` as it should face strangers."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="collab_llm_")))
-        address, metrics, behind = (f"127.0.0.1:{free_port()}" for _ in range(3))
+        address, metrics, backend = (f"127.0.0.1:{free_port()}" for _ in range(3))
         cert, key = _certificate(folder)
         token = secrets.token_hex(16)
         own = {**settings, "token": token, "metrics_address": metrics, "log_format": "json"}
         if front:
-            command = _haproxy(folder, address, behind, token)
+            command = _haproxy(folder, address, backend, token)
             stack.enter_context(run_process("haproxy", command))
-            own |= {"address": behind, "client_header": "x-client"}
+            own |= {"address": backend, "client_header": "x-client"}
         else:
             own |= {"address": address, "tls_cert": cert, "tls_key": key}
         config = folder / "server.yaml"
         config.write_text(yaml.safe_dump(own), encoding="utf-8")
         process = stack.enter_context(server.start(config))
         server.wait(process, address, cert, token)
-        yield Site(server, process, address, metrics, cert, token)
+        yield RunningServer(server, process, address, metrics, cert, token)
 
 
-def _haproxy(folder: Path, address: str, behind: str, token: str) -> list[str]:
-    """Return the command for HAProxy before the server ``behind``."""
+def _haproxy(folder: Path, address: str, backend: str, token: str) -> list[str]:
+    """Return the command for HAProxy in front of the server ``backend``."""
     found = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
     if found is None:
         raise CollabError("no haproxy", remedy="install HAProxy, or leave --front out")
     both, tokens = folder / "cert_and_key.pem", folder / "tokens"
     both.write_text((folder / "cert.pem").read_text() + (folder / "key.pem").read_text())
     tokens.write_text(f"Bearer {token}\n")
-    told = {
+    settings = {
         "VERIFIER_LISTEN": address,
         "VERIFIER_CERT": both,
         "VERIFIER_TOKENS": tokens,
-        "VERIFIER_ADDRESS": behind,
+        "VERIFIER_ADDRESS": backend,
     }
-    variables = [f"{name}={value}" for name, value in told.items()]
+    variables = [f"{name}={value}" for name, value in settings.items()]
     return ["env", *variables, found, "-db", "-f", str(config_file("haproxy_verifier.cfg"))]
 
 
@@ -193,7 +182,7 @@ def _certificate(folder: Path) -> tuple[str, str]:
 
 
 async def withstand(
-    site: Site, attack: str, answers: Sequence[Any], seconds: float
+    site: RunningServer, attack: str, answers: Sequence[Any], seconds: float
 ) -> dict[str, Any]:
     """Let robots work undisturbed, beside the attacker, and alone again.
 
@@ -206,9 +195,9 @@ async def withstand(
         (what ``GET /metrics`` took) during the attack; ``raw_log_lines``, ``tracebacks``, ``raw``
         since it began; ``sent`` by the attacker; ``ok``: all goals are met.
     """
-    door = Door(site.address, tls_context(site.ca), site.token)
+    endpoint = Endpoint(site.address, tls_context(site.ca), site.token)
     pid, server = site.process.pid, site.server
-    robots = Robots(door, answers, server.converse, server.robots)
+    robots = Robots(endpoint, answers, server.converse, server.robots)
     loop = asyncio.get_running_loop()
     try:
         await robots.work(2 * WARM_UP_S)
@@ -238,7 +227,7 @@ async def withstand(
         **read_log(site.process.log, logged),
         "sent": sent,
     }
-    row["ok"] = all(row[name] <= goal for name, goal in GOALS.items())
+    row["ok"] = not missed(row, GOALS)
     return row
 
 
@@ -260,17 +249,17 @@ async def _attacker(briefing: Briefing) -> AsyncIterator[dict[str, int]]:
         try:
             await process.stdout.readline()
             yield sent
-            said, _ = await within(process.communicate(), briefing.seconds + ATTACKER_END_S)
+            output, _ = await within(process.communicate(), briefing.seconds + ATTACKER_END_S)
             if process.returncode:
                 raise CollabError(f"the attacker ended with {process.returncode}")
-            sent.update(json.loads(said))
+            sent.update(json.loads(output))
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
 
 
-def _waits(seen: Seen, pace: Pace) -> dict[str, float]:
+def _waits(seen: Observed, pace: Pace) -> dict[str, float]:
     rounds = percentiles(seen.rounds_s, pace.round_s)
     openings = percentiles(seen.openings_s, pace.answer_s)
     return {
@@ -322,38 +311,34 @@ def _is_object(line: str) -> bool:
 
 def show(results: dict[str, Any], attacks: Sequence[str], console: Console) -> None:
     """Print a table of 80 columns: the main figures, and every goal missed with its figure."""
-    table = Table(
-        title="Robots beside an attack; below each head: its goal, at most",
-        caption="reply, opening: p99 of the waits, undisturbed = 1\n"
-        "missed: any of the goals, named as in the JSON\n"
-        "no goal: only a proxy can hold it off (--front)",
-    )
-    table.add_column("attack", no_wrap=True)
     heads = {
         "normal_p99_ratio": "reply",
         "opening_p99_ratio": "opening",
         "failed": "failed",
         "rss_growth_mb": "MB",
     }
-    for name, head in heads.items():
-        table.add_column(f"{head}\n{GOALS[name]:g}", justify="right", no_wrap=True)
-    table.add_column("missed")
-    for attack in attacks:
+
+    def line(attack: str) -> Iterator[Text | str]:
         row = results["hostile"][attack]
-        if results["front"] or attack not in FRONT_ONLY:
-            missed = [f"{name} {_number(row[name])}" for name in GOALS if row[name] > GOALS[name]]
-        else:
-            missed = ["no goal"]
-        cells = [_cell(row[name], GOALS[name]) for name in heads]
-        table.add_row(attack, *cells, "\n".join(missed))
-    console.print(table)
-    sigterm = _cell(results["hostile"]["sigterm_s"], results["goals"]["sigterm_s"])
-    limit = f" s (at most {results['goals']['sigterm_s']:g})"
-    console.print(Text.assemble("SIGTERM to the end: ", sigterm, limit))
+        yield attack
+        for name in heads:
+            yield judged(row[name], GOALS[name], _number(row[name]))
+        has_goal = results["front"] or attack not in FRONT_ONLY
+        names = (f"{name} {_number(row[name])}" for name in missed(row, GOALS))
+        yield "\n".join(names) if has_goal else "no goal"
 
-
-def _cell(value: float, goal: float) -> Text:
-    return Text(_number(value), "green" if value <= goal else "red")
+    show_table(
+        console,
+        "Robots beside an attack; below each head: its goal, at most",
+        ("attack", *(f"{head}\n{GOALS[name]:g}" for name, head in heads.items()), "missed"),
+        (list(line(attack)) for attack in attacks),
+        caption="reply, opening: p99 of the waits, undisturbed = 1\n"
+        "missed: any of the goals, named as in the JSON\n"
+        "no goal: only a proxy can hold it off (--front)",
+    )
+    sigterm_s, limit_s = results["hostile"]["sigterm_s"], results["goals"]["sigterm_s"]
+    sigterm = judged(sigterm_s, limit_s, _number(sigterm_s))
+    console.print(Text.assemble("SIGTERM to the end: ", sigterm, f" s (at most {limit_s:g})"))
 
 
 def _number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Honest clients: a few robots that replay recorded answers and wait for what they are due."""
+"""Honest clients: a few robots that replay recorded answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from collab_llm_nodes.transport.background import within
 
 ROBOTS = 4
 DRAFTING_S = 0.02
-"""A robot's draft takes so long, whatever it took when it was recorded."""
+"""Time that a robot's draft takes, whatever it took when it was recorded."""
 DEADLINE_S = LinkConfig().verdict_deadline_s
 """A robot that waits longer for a connection or a reply has failed."""
 
@@ -27,26 +27,26 @@ class Conversation(Protocol):
     """One answer of a robot, replayed on a connection; raises CollabError where it fails."""
 
     async def open(self, tally: Tally) -> None:
-        """Say what is wanted, and wait for the first reply."""
+        """Send the request, and wait for the first reply."""
 
     @property
     def left(self) -> int:
         """Replies to come."""
 
     async def decode(self, tally: Tally, rounds: int) -> int:
-        """Have so many further replies; ``tally`` takes their times and those that are wrong."""
+        """Wait for ``rounds`` more replies; count times and wrong ones in ``tally``."""
 
     def close(self) -> None:
-        """The robot wants no more."""
+        """End the answer."""
 
 
 Converse = Callable[[Connection, Any], Conversation]
-"""Begins a recorded answer on a connection."""
+"""Begin a recorded answer on a connection."""
 
 
 @dataclass(frozen=True)
-class Door:
-    """The way to the server.
+class Endpoint:
+    """Where and how to reach the server.
 
     Attributes:
         address: host:port.
@@ -60,7 +60,7 @@ class Door:
 
 
 @dataclass
-class Seen:
+class Observed:
     """The robots' waits and failures in one phase.
 
     Attributes:
@@ -94,12 +94,12 @@ class Pace:
 def percentiles(waits_s: Sequence[float], pace_s: float) -> tuple[float, float]:
     """Return the median and the 99th percentile of waits in milliseconds.
 
-    Who waits asks nothing meanwhile. So a long wait also counts as those that would have begun
-    during it, one each ``pace_s``: four robots that all stand still for five seconds would
+    A robot that waits asks nothing meanwhile. So a long wait also counts as those that would have
+    begun during it, one each ``pace_s``: four robots that all stand still for five seconds would
     otherwise be four waits among hundreds.
     """
     all_s = [wait - k * pace_s for wait in waits_s for k in range(max(1, int(wait / pace_s)))]
-    if len(all_s) < 2:  # nobody came so far as to wait for any, or only one did
+    if len(all_s) < 2:  # at most one robot waited for any
         all_s = 2 * (all_s or [DEADLINE_S])
     cuts = statistics.quantiles(all_s, n=100, method="inclusive")
     return 1e3 * cuts[49], 1e3 * cuts[98]
@@ -116,18 +116,18 @@ class Robots:
     """
 
     def __init__(
-        self, door: Door, recordings: Sequence[Any], converse: Converse, count: int = ROBOTS
+        self, endpoint: Endpoint, recordings: Sequence[Any], converse: Converse, count: int = ROBOTS
     ) -> None:
         self._recordings = recordings
         self._robots = [
-            _Robot(door, f"127.0.0.{10 + i}", converse, keeps=count == 1 or bool(i % 2))
+            _Robot(endpoint, f"127.0.0.{10 + i}", converse, keeps=count == 1 or bool(i % 2))
             for i in range(count)
         ]
         self._asked = 0
 
-    async def work(self, seconds: float) -> Seen:
-        """Have answer after answer for so long, one each at least; what has begun is finished."""
-        seen, due = Seen(), time.perf_counter() + seconds
+    async def work(self, seconds: float) -> Observed:
+        """Ask for answer after answer for ``seconds``, at least one each; finish those begun."""
+        seen, due = Observed(), time.perf_counter() + seconds
 
         async def work(robot: _Robot) -> None:
             while True:
@@ -140,21 +140,21 @@ class Robots:
         return seen
 
     def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         for robot in self._robots:
-            robot.hang_up()
+            robot.disconnect()
 
 
 class _Robot:
-    def __init__(self, door: Door, source: str, converse: Converse, *, keeps: bool) -> None:
-        self._door = door
+    def __init__(self, endpoint: Endpoint, source: str, converse: Converse, *, keeps: bool) -> None:
+        self._door = endpoint
         self._converse = converse
         self._source = source
         self._keeps = keeps
         self._connection: Connection | None = None
 
-    async def ask(self, recording: Any, seen: Seen) -> None:
-        """Have one answer."""
+    async def ask(self, recording: Any, seen: Observed) -> None:
+        """Ask for one answer."""
         tally = Tally()
         waits_s = seen.openings_s
         begun = time.perf_counter()
@@ -169,25 +169,25 @@ class _Robot:
         except (CollabError, OSError, asyncio.TimeoutError) as error:
             seen.failures.append(str(error) or DeadlineExceeded.code)
             waits_s.append(DEADLINE_S)  # also one that failed at once has no reply
-            self.hang_up()
+            self.disconnect()
             await asyncio.sleep(DRAFTING_S)
         seen.rounds_s.extend(tally.rounds_s)
         seen.wrong += tally.mismatches
         if not self._keeps:
-            self.hang_up()
+            self.disconnect()
 
     async def _open(self, recording: Any, tally: Tally) -> Conversation:
         if self._connection is None or not self._connection.open:
-            door = self._door
+            endpoint = self._door
             self._connection = await connect(
-                door.address, tls=door.tls, token=door.token, source=self._source
+                endpoint.address, tls=endpoint.tls, token=endpoint.token, source=self._source
             )
         answer = self._converse(self._connection, recording)
         await answer.open(tally)
         return answer
 
-    def hang_up(self) -> None:
-        """Leave the server."""
+    def disconnect(self) -> None:
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from collab_llm_lab.bench.hostile.server import Recorded, Server
+from collab_llm_lab.bench.hostile.messages import Session
+from collab_llm_lab.bench.hostile.server import Server
 from collab_llm_lab.bench.scenes import scene_prompts
 from collab_llm_lab.bench.verifier import PROMPTS, Answer, Load, Recording, record
 from collab_llm_nodes.assets import config_file
@@ -37,12 +38,12 @@ def _wait(process: Process, address: str, ca: str, token: str) -> None:
         wait_for_verifier(client, process)
 
 
-def recorded(recording: Recording) -> Recorded:
+def recorded(recording: Recording) -> Session:
     """Return the messages of a recording; the cheap first one has no picture."""
     light = pb.ClientMessage.FromString(recording.opened)
     del light.open.images[:]
     drafts = [draft for draft, _ in recording.drafts]
-    return Recorded(recording.opened, light.SerializeToString(), drafts)
+    return Session(recording.opened, light.SerializeToString(), drafts)
 
 
 VERIFIER = Server(

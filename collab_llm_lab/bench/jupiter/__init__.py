@@ -17,7 +17,7 @@ class Sizes:
         large: layers, devices and tokens of the plan whose time is taken.
         brief: emulate the paper's 7B clusters at its slowest network only.
         tokens: lengths of the prompts that real workers read.
-        questions: each is decoded once in each way.
+        questions: each is decoded once in each mode.
         samples: questions of each category whose answers are judged.
         repeats: turns of each prefill; half as many deaths of each kind.
     """

@@ -2,8 +2,8 @@
 
 A device computes at a share of its peak and reads memory at a share of its bandwidth; reading
 weights and computing do not overlap, and each layer costs some launches of kernels. That is crude.
-No figure here is fitted to the paper's results, so ratios tell how the methods compare on such
-devices, and absolute times tell nothing about a Jetson.
+No figure here is fitted to the paper's results, so ratios show how the methods compare on such
+devices, and absolute times show nothing about a Jetson.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Hardware:
     memory_bytes: int = 6_000_000_000
 
     def attention(self, model: Llm, x: ArrayLike, y: ArrayLike, share: float = 1.0) -> Seconds:
-        """Return the time of ``share`` of a layer's attention: ``x`` tokens behind ``y``."""
+        """Return the time of ``share`` of a layer's attention: ``x`` tokens after ``y``."""
         new, before = np.asarray(x, float), np.asarray(y, float)
         reads = model.attention_weights * WEIGHT_BYTES + 4 * model.hidden * (before + new)
         works = 2 * model.attention_weights * new + 4 * model.hidden * new * (before + new / 2)
@@ -119,7 +119,7 @@ class Hardware:
         return self._time(reads * share, works * share) + LAUNCH_S / 2
 
     def head(self, model: Llm, rows: ArrayLike) -> Seconds:
-        """Return the time of logits behind ``rows`` tokens; 0 for none."""
+        """Return the time of logits after ``rows`` tokens; 0 for none."""
         wanted = np.asarray(rows, float)
         seconds: Seconds = self._time(
             2.0 * model.head_weights * (wanted > 0), 2 * model.head_weights * wanted
@@ -129,7 +129,7 @@ class Hardware:
     def stage(
         self, model: Llm, layers: int, x: ArrayLike, y: ArrayLike, rows: ArrayLike = 0
     ) -> Seconds:
-        """Return the time of a pass through ``layers`` layers, with logits behind ``rows``."""
+        """Return the time of a pass through ``layers`` layers, with logits after ``rows``."""
         each = self.attention(model, x, y) + self.mlp(model, x)
         return layers * each + self.head(model, rows)
 

@@ -70,7 +70,7 @@ class Collective(ABC):
 
     @abstractmethod
     def _layer(self, world: World, ring: Ring, d: int, index: int, x: int, y: int) -> Process:
-        """Run device ``d`` through layer ``index``: ``x`` tokens behind ``y``."""
+        """Run device ``d`` through layer ``index``: ``x`` tokens after ``y``."""
 
     @abstractmethod
     def _foresee(self, cluster: Cluster, times: RingTimes, index: int, x: int, y: int) -> None:
@@ -81,12 +81,12 @@ class Collective(ABC):
         return [1 / len(cluster.hardware)] * len(cluster.hardware)
 
     def fits(self, cluster: Cluster, tokens: int) -> bool:
-        """Tell whether the memory of each device suffices."""
+        """Log whether the memory of each device suffices."""
         held = self.memory_bytes(cluster, tokens)
         return all(h.memory_bytes >= b for h, b in zip(cluster.hardware, held, strict=True))
 
     def run(self, world: World, x: int, y: int) -> float:
-        """Return the emulated time of a pass of ``x`` tokens behind ``y``, with logits of one."""
+        """Return the emulated time of a pass of ``x`` tokens after ``y``, with logits of one."""
         cluster, begun = world.cluster, world.clock.now
         ring = Ring(world)
         ends: list[float] = []
@@ -281,16 +281,6 @@ COLLECTIVES: tuple[Collective, ...] = (
     DeTransformer(),
     Galaxy(),
 )
-
-
-def table_one(model: Llm, tokens: int, devices: int) -> dict[str, int]:
-    """Return the numbers that methods exchange per sequence, by Table I of paper 004."""
-    states = tokens * model.hidden
-    return {
-        "sp": 2 * model.layers * states,
-        "tp": 4 * model.layers * states,
-        "pipeline": (devices - 1) * states,
-    }
 
 
 def _divided(model: Llm, tokens: int, shares: Sequence[float]) -> list[float]:

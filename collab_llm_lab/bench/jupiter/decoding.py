@@ -1,4 +1,4 @@
-"""``collab-llm bench jupiter``, decoding over four workers in four ways (paper 004, Table V).
+"""``collab-llm bench jupiter``, decoding over four workers in four modes (paper 004, Table V).
 
 The workers share this machine's cores. Each is slowed down, so that together they need no more than
 the cores have, and so that passes take most of the time, as they do with a large model (EMULATION).
@@ -11,12 +11,13 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from collab_llm_lab.bench.harness import Log
 from collab_llm_lab.bench.jupiter.material import Ids, Questions, random_ids
 from collab_llm_lab.bench.jupiter.real import (
     control,
@@ -50,13 +51,11 @@ _DRAWN = 8
 """Questions tried for each that is answered at length."""
 SUPPOSED = 0.85
 """SUPPOSED chance of a drafted token to be right: some 63 % of drafted tokens are then accepted."""
-_PROBED = 32  # tokens before the passes that tell what the LM head takes
-
-Tell = Callable[[str], None]
+_PROBED = 32  # tokens before the passes that measure the LM head
 
 
 @dataclass(frozen=True)
-class Told:
+class OracleDrafter:
     """A drafter that knows the answers: a better self-drafter than the model has (SUPPOSED).
 
     Each token that it proposes is right with the chance ``share``. It asks for the heads' guesses
@@ -81,7 +80,7 @@ class Told:
 
 @dataclass
 class Decoded:
-    """Sums of one way of decoding over all questions."""
+    """Sums of one decoding mode over all questions."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -109,29 +108,29 @@ class Decoded:
         }
 
 
-class Ways:
-    """Asks questions in the ways that are compared, and adds up what they take.
+class DecodingModes:
+    """Asks questions in the modes that are compared, and adds up their times and tokens.
 
     Args:
         reader: of the model's questions.
 
     Attributes:
-        sums: by way.
+        sums: by mode.
     """
 
     def __init__(self, made: Pipeline, reader: Questions) -> None:
         self._made, self._prompts = made, reader.prompts
         self.sums: dict[str, Decoded] = {}
 
-    def in_sequence(self, way: str, ids: Ids, drafter: Drafter) -> list[LaneAnswer]:
+    def in_sequence(self, mode: str, ids: Ids, drafter: Drafter) -> list[LaneAnswer]:
         """Return the lane of an answer."""
         begun = time.perf_counter()
         lane = answer(self._made, ids, DecodeConfig(ANSWER_TOKENS, drafter=drafter), control())
-        self._add(way, [lane], begun, [lane])
+        self._add(mode, [lane], begun, [lane])
         return [lane]
 
     def in_points(
-        self, way: str, ids: Ids, plain: Ids, drafter: Drafter, least: int = 0
+        self, mode: str, ids: Ids, plain: Ids, drafter: Drafter, least: int = 0
     ) -> list[LaneAnswer]:
         """Return the lanes of an answer along an outline: the outline's own, then its points'.
 
@@ -155,7 +154,7 @@ class Ways:
             ]
         if sum(len(lane.tokens) for lane in found) < least:
             return []
-        self._add(way, [outline, *found], begun, found)
+        self._add(mode, [outline, *found], begun, found)
         return [outline, *found]
 
     def differ_alone(self, points: Sequence[LaneAnswer]) -> int:
@@ -172,35 +171,35 @@ class Ways:
         return differ
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures of each way, and ``speedup`` over naive."""
-        found: dict[str, Any] = {name: way.figures() for name, way in self.sums.items()}
+        """Return the figures of each mode, and ``speedup`` over naive."""
+        found: dict[str, Any] = {name: mode.figures() for name, mode in self.sums.items()}
         naive = found["naive"]["tokens_per_s"]
         speedup = {name: row["tokens_per_s"] / naive for name, row in found.items()}
         return {**found, "speedup": speedup}
 
     def _add(
-        self, way: str, lanes: Sequence[LaneAnswer], begun: float, joined: Sequence[LaneAnswer]
+        self, mode: str, lanes: Sequence[LaneAnswer], begun: float, joined: Sequence[LaneAnswer]
     ) -> None:
         seconds = time.perf_counter() - begun
         tokens = sum(len(lane.tokens) for lane in joined)
-        self.sums.setdefault(way, Decoded()).add(lanes, seconds, tokens)
+        self.sums.setdefault(mode, Decoded()).add(lanes, seconds, tokens)
 
 
 def run_decode(
     model: str,
     questions: int,
-    tell: Tell,
+    log: Log,
     *,
     stages: int = 4,
     slowdown: float = 0.0,
     least: int = LONG,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Time the ways of decoding: plain, self-drafting, outline with points, and both.
+    """Time the decoding modes: plain, self-drafting, outline with points, and both.
 
     Args:
         model: a model of the text domain with Medusa heads.
-        questions: each is answered once in each way.
+        questions: each is answered once in each mode.
         slowdown: EMULATION: a pass takes so many times as long; 0: ``SLOWDOWN``, or as much as the
             stages on one core need.
         least: tokens of an answer along its outline; questions with shorter ones are passed over.
@@ -209,7 +208,8 @@ def run_decode(
         ``decode.<naive|sd|op|both>`` with ``tokens_per_s`` (of the joined answer over the whole
         time: prompt, outline and reading of points included), ``acceptance`` (of drafted tokens),
         ``answer_tokens`` and ``passes``; ``sd_supposed`` and ``both_supposed``, the same with
-        drafts that are right as often as :class:`Told` supposes; ``decode.speedup`` over naive;
+        drafts that are as often right as :class:`OracleDrafter` supposes; ``decode.speedup`` over
+        naive;
         ``real.mismatches``: answers with drafts, and points in lanes, that differ from those
         without; ``drawn``: questions tried, to find those; ``head_layers``, and ``layers`` of each
         stage, ``slowdown``, ``stages``, and ``text_model_tensor_mb`` of the largest worker.
@@ -231,22 +231,22 @@ def run_decode(
         head = head_layers(running, random_ids(model, _PROBED))
         made = stack.enter_context(pipeline(running, balanced_head(head), lanes=16))
         chain = made.chain(control().due)
-        ways = Ways(made, reader)
+        modes = DecodingModes(made, reader)
         while answered < questions and asked_of:
             plain, directed = asked_of.pop(0)
             drawn += 1
-            tell(f"decoding, question {answered + 1} of {questions} ...")
-            points = ways.in_points("op", directed, plain, NoDrafter(), least)
+            log(f"decoding, question {answered + 1} of {questions} ...")
+            points = modes.in_points("op", directed, plain, NoDrafter(), least)
             if not points:
                 continue
             answered += 1
-            first = ways.in_sequence("naive", plain, NoDrafter())
-            told = Told(tuple(lane.known for lane in (*first, *points)))
-            for suffix, drafter in (("", MedusaChain()), ("_supposed", told)):
-                one = ways.in_sequence(f"sd{suffix}", plain, drafter)
-                both = ways.in_points(f"both{suffix}", directed, plain, drafter)
+            first = modes.in_sequence("naive", plain, NoDrafter())
+            oracle = OracleDrafter(tuple(lane.known for lane in (*first, *points)))
+            for suffix, drafter in (("", MedusaChain()), ("_supposed", oracle)):
+                one = modes.in_sequence(f"sd{suffix}", plain, drafter)
+                both = modes.in_points(f"both{suffix}", directed, plain, drafter)
                 mismatches += _differ(first, one) + _differ(points, both)
-            mismatches += ways.differ_alone(points[1:])
+            mismatches += modes.differ_alone(points[1:])
     if not answered:
         raise InvalidInput(
             f"none of {drawn} answers has {least} tokens",
@@ -254,7 +254,7 @@ def run_decode(
             remedy="take a model that writes outlines with points",
         )
     return {
-        "decode": ways.figures(),
+        "decode": modes.figures(),
         "drawn": drawn,
         "real": {"mismatches": mismatches},
         "head_layers": head,

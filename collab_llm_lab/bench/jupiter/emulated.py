@@ -7,13 +7,14 @@ same steps without noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from collab_llm_lab.bench.harness import Log
 from collab_llm_lab.bench.jupiter.clusters import (
     CONTEXT,
     ENV_A,
@@ -133,7 +134,7 @@ class Bed:
         return Stages(self.world(), parts)
 
     def fits(self, parts: Parts, lanes: int) -> bool:
-        """Tell whether each stage fits into its device's memory."""
+        """Log whether each stage fits into its device's memory."""
         return all(
             self.profile.model.stage_bytes(p.first, p.last, lanes, CONTEXT)
             <= self.profile.device(p.device).memory_bytes
@@ -177,7 +178,7 @@ def bed(cluster: Cluster, seed: int) -> Bed:
 
 @dataclass(frozen=True)
 class Decoding:
-    """A way of decoding an answer over stages.
+    """A mode in which an answer is decoded over stages.
 
     Attributes:
         drafts: tokens drafted for each pass; 0: none.
@@ -379,11 +380,11 @@ def timeline(here: Bed) -> Rows:
     return plan_rows(_prefill_plan(here.profile, PROMPT), here.profile, PROMPT)
 
 
-def passes(here: Bed, way: Decoding) -> Rows:
+def passes(here: Bed, mode: Decoding) -> Rows:
     """Return the emulated spans of the first passes of decoding over equal stages (figure 8)."""
     parts = here.equal_layers()
     stages = here.stages(parts)
-    stages.decode(PASSES_SHOWN, way.tokens, way.per_pass, PROMPT, way.points)
+    stages.decode(PASSES_SHOWN, mode.tokens, mode.per_pass, PROMPT, mode.points)
     return [
         (f"{part.device} {part.first}-{part.last - 1}", spans)
         for part, spans in zip(parts, stages.spans, strict=True)
@@ -405,11 +406,11 @@ def all_clusters(brief: bool) -> list[Cluster]:
     return found
 
 
-def run_emulated(seed: int, told: Callable[[str], None], *, brief: bool = False) -> dict[str, Any]:
+def run_emulated(seed: int, log: Log, *, brief: bool = False) -> dict[str, Any]:
     """Run everything that is emulated.
 
     Args:
-        told: receives a line about each cluster before it is run.
+        log: Receives a line about each cluster before it is run.
         brief: fewer clusters, and one length of prompts in sweeps.
 
     Returns:
@@ -422,15 +423,15 @@ def run_emulated(seed: int, told: Callable[[str], None], *, brief: bool = False)
     ends = sorted({PROMPT, lengths[-1]})
     for cluster in all_clusters(brief):
         here = bed(cluster, seed)
-        told(f"emulated: {cluster.name} at {cluster.mbps:g} Mbit/s")
+        log(f"emulated: {cluster.name} at {cluster.mbps:g} Mbit/s")
         found.setdefault(cluster.name, {})[f"{cluster.mbps:g}"] = systems(here)
     slow_a = bed(Cluster("env_a", LLAMA_7B, ENV_A, SPEEDS[0]), seed)
     slow_b = bed(Cluster("env_b", LLAMA_7B, ENV_B, SPEEDS[0]), seed)
-    told("emulated: ablations and sweeps")
+    log("emulated: ablations and sweeps")
     parts = plan(
         slow_a.profile, PlannerConfig(PROMPT, ANSWER, POINTS, DRAFTED, ACCEPTED)
     ).placements
-    ways = {"naive": NAIVE, "sd": SD, "op": OP, "both": BOTH}
+    modes = {"naive": NAIVE, "sd": SD, "op": OP, "both": BOTH}
     results: dict[str, Any] = {
         "emulated": found,
         "ablation": {
@@ -438,13 +439,13 @@ def run_emulated(seed: int, told: Callable[[str], None], *, brief: bool = False)
             for here in (slow_a, slow_b)
         },
         "decoding": {
-            name: 1e3 * way.run_s(slow_a.stages(parts), PROMPT) / ANSWER
-            for name, way in ways.items()
+            name: 1e3 * mode.run_s(slow_a.stages(parts), PROMPT) / ANSWER
+            for name, mode in modes.items()
         },
         "sweep": {str(n): swept(slow_a, n) for n in ends},
         "points": points(slow_a),
         "timeline": timeline(slow_b),
-        "passes": {name: passes(slow_a, way) for name, way in ways.items()},
+        "passes": {name: passes(slow_a, mode) for name, mode in modes.items()},
         "prefill_by_length": {str(n): _by_length(slow_a, n) for n in lengths},
         "paper_totals": PAPER_TOTALS,
         "paper_ratios": PAPER_RATIOS,

@@ -109,7 +109,7 @@ class Stages:
         """Return the time of ``passes`` passes of each of ``lanes`` lanes.
 
         Args:
-            tokens: of a pass: the last one and those drafted. There are logits behind each, and
+            tokens: of a pass: the last one and those drafted. There are logits after each, and
                 the drafting heads guess as many again.
             per_pass: tokens that a pass adds to its lane.
             before: tokens of a lane at first.

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
+from collab_llm_lab.bench.harness import Log
 from collab_llm_lab.bench.jupiter.decoding import OUTLINE_TOKENS, POINT_TOKENS
 from collab_llm_lab.bench.jupiter.material import Ids, Questions
 from collab_llm_lab.bench.jupiter.real import control, pipeline
@@ -41,13 +42,11 @@ from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline
 from collab_llm_nodes.protocols.jupiter.process import local_workers
 from collab_llm_nodes.protocols.jupiter.route import route
 
-Tell = Callable[[str], None]
-
 ANSWER_TOKENS = 400
 """Tokens of an answer in sequence at most."""
 MARGIN = 0.05
-"""The router errs if the other way scores better by more than this."""
-_SAYING = 3  # words of a sentence that can tell which point it belongs to
+"""The router errs if the other mode scores better by more than this."""
+_SAYING = 3  # words of a sentence that can show which point it belongs to
 
 _NUMBER = re.compile(r"^\s*\d{1,2}[.)] ", re.MULTILINE)
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
@@ -187,7 +186,7 @@ class Answered:
 
 
 class Asker:
-    """Asks a model over a pipeline in both ways, greedily.
+    """Asks a model over a pipeline in both modes, greedily.
 
     Args:
         reader: of the model's tokenizer.
@@ -223,8 +222,8 @@ def figures(answers: Sequence[Answered]) -> dict[str, Any]:
 
     Returns:
         ``naive`` and ``outline`` with the means of :class:`Score`'s figures; ``router`` with
-        ``declined``, ``errors`` (questions that it sends the way whose answer scores less) and
-        ``score`` (the mean of the ways that it chooses); ``unusable`` outlines; ``questions``.
+        ``declined``, ``errors`` (questions that it sends to the mode whose answer scores less) and
+        ``score`` (the mean of the modes that it chooses); ``unusable`` outlines; ``questions``.
     """
     scores = [(judge(a.question, a.naive), judge(a.question, a.outline)) for a in answers]
     accepted = [route(a.question.turns[-1].content).outline for a in answers]
@@ -256,8 +255,8 @@ def _means(scores: Sequence[Score]) -> dict[str, float]:
     }
 
 
-def run_quality(model: str, count: int, seed: int, tell: Tell) -> dict[str, Any]:
-    """Ask ``count`` questions of each category in both ways.
+def run_quality(model: str, count: int, seed: int, log: Log) -> dict[str, Any]:
+    """Ask ``count`` questions of each category in both modes.
 
     Args:
         model: of the text domain, with a chat template.
@@ -271,7 +270,7 @@ def run_quality(model: str, count: int, seed: int, tell: Tell) -> dict[str, Any]
     with local_workers(1, model) as running, pipeline(running, lanes=1 + MOST_POINTS) as made:
         asker = Asker(made, reader)
         for category in CATEGORIES:
-            tell(f"quality: {category} ...")
+            log(f"quality: {category} ...")
             found[category] = figures([asker.ask(q) for q in questions(category, count, seed)])
     errors = [row["router"]["errors"] / row["questions"] for row in found.values()]
     return {"quality": found, "quality_router_error": sum(errors) / len(errors)}

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from collab_llm_lab.bench.harness import in_turn
+from collab_llm_lab.bench.harness import Log, in_turn
 from collab_llm_lab.bench.jupiter.material import Ids, random_ids
 from collab_llm_lab.bench.link.proxy import LinkProxy
 from collab_llm_nodes.errors import CollabError
@@ -51,7 +51,6 @@ DEADLINE_S = 600.0
 PATIENT = LinkConfig(silence_s=30.0, connect_s=10.0)
 """Link of runs whose times are measured: a machine that stalls must lose no worker."""
 WATCHFUL = LinkConfig()
-Tell = Callable[[str], None]
 
 
 def control() -> Control:
@@ -101,7 +100,7 @@ def run_prefill(
     model: str,
     tokens: Sequence[int],
     repeats: int,
-    tell: Tell,
+    log: Log,
     lengths: Lengths | None = None,
     *,
     stages: int = 2,
@@ -158,7 +157,7 @@ def run_prefill(
                 other = over(stages, until, states=form)
                 found["max_abs_diff_of"][form] = largest_difference(single, other, ids)
         for count in tokens:
-            tell(f"prefill of {count} tokens ...")
+            log(f"prefill of {count} tokens ...")
             ids = random_ids(model, count, count)
             whole_ones = {"single": single, **others, "pipeline": several}
             found[f"prefill_{count}"] = _time_prefill(whole_ones, ids, repeats, lengths)
@@ -284,7 +283,7 @@ def largest_difference(one: Pipeline, other: Pipeline, ids: Ids) -> float:
 # Death.
 
 
-def run_death(model: str, repeats: int, tell: Tell, tokens: int = 40) -> dict[str, Any]:
+def run_death(model: str, repeats: int, log: Log, tokens: int = 40) -> dict[str, Any]:
     """Kill, stop and cut off workers in mid-answer, of four at the beginning, until one is left.
 
     Returns:
@@ -309,7 +308,7 @@ def run_death(model: str, repeats: int, tell: Tell, tokens: int = 40) -> dict[st
                 "cut": (link.address, link.half_open),
             }
             for kind, (device, deed) in deeds.items():
-                tell(f"worker death: {kind}, {turn + 1} of {repeats} ...")
+                log(f"worker death: {kind}, {turn + 1} of {repeats} ...")
                 rows[kind].append(one_death(made, device, deed, ids, right))
     return {
         "worker_death": {

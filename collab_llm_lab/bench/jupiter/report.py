@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from collab_llm_lab.bench.harness import Keep, beside, check_parts, run_parts
+from collab_llm_lab.bench.harness import Keep, Log, beside, check_parts, run_parts
 from collab_llm_lab.bench.jupiter import PARTS, Sizes
 from collab_llm_lab.bench.jupiter.cases import run_planner
 from collab_llm_lab.bench.jupiter.decoding import run_decode
@@ -29,6 +28,7 @@ from collab_llm_lab.bench.jupiter.plots import SYSTEMS
 from collab_llm_lab.bench.jupiter.quality import run_quality
 from collab_llm_lab.bench.jupiter.questions import run_router
 from collab_llm_lab.bench.jupiter.real import run_death, run_prefill
+from collab_llm_lab.bench.rendering import show_lines, show_rows, show_table
 
 LARGEST_ERROR = 0.1
 """Largest error of a prediction, as a share of the emulated time."""
@@ -36,8 +36,6 @@ SLOWED = 4.0
 """EMULATION: four workers are so many times slower, so that two cores have room for all."""
 _SHARED = ("real",)
 """Results that two parts fill: ``prefill``, and ``decode`` with its mismatches."""
-
-Tell = Callable[[str], None]
 
 
 def run_jupiter(
@@ -68,17 +66,17 @@ def run_jupiter(
     """
     check_parts(parts, PARTS)
 
-    def tell(text: str) -> None:
+    def log(text: str) -> None:
         console.print(text, highlight=False)
 
     run: Mapping[str, Callable[[], dict[str, Any]]] = {
         "planner": lambda: {"planner": run_planner(sizes.cases, sizes.large, seed)},
         "router": lambda: {"router": run_router(seed)},
-        "emulated": lambda: run_emulated(seed, tell, brief=sizes.brief),
-        "prefill": lambda: run_real_prefill(sizes, tell),
-        "decode": lambda: run_decode(model, sizes.questions, tell, seed=seed),
-        "death": lambda: run_death(model, max(1, sizes.repeats // 2), tell),
-        "quality": lambda: run_quality(model, sizes.samples, seed, tell),
+        "emulated": lambda: run_emulated(seed, log, brief=sizes.brief),
+        "prefill": lambda: run_real_prefill(sizes, log),
+        "decode": lambda: run_decode(model, sizes.questions, log, seed=seed),
+        "death": lambda: run_death(model, max(1, sizes.repeats // 2), log),
+        "quality": lambda: run_quality(model, sizes.samples, seed, log),
     }
     results: dict[str, Any] = {}
 
@@ -92,7 +90,7 @@ def run_jupiter(
     return results
 
 
-def run_real_prefill(sizes: Sizes, tell: Tell) -> dict[str, Any]:
+def run_real_prefill(sizes: Sizes, log: Log) -> dict[str, Any]:
     """Run the prefill over two workers with a core each, then over four slowed-down ones.
 
     Returns:
@@ -102,9 +100,9 @@ def run_real_prefill(sizes: Sizes, tell: Tell) -> dict[str, Any]:
     tokens = sizes.tokens
     with tempfile.TemporaryDirectory(prefix="collab_llm_") as folder:
         wide = str(write_wide_model(Path(folder), max(tokens) + 8))
-        real = run_prefill(wide, tokens, sizes.repeats, tell)
-        tell(f"four workers, EMULATED {SLOWED:g} times slower")
-        slowed = run_prefill(wide, tokens[:1], 1, tell, stages=4, slowdown=SLOWED)
+        real = run_prefill(wide, tokens, sizes.repeats, log)
+        log(f"four workers, EMULATED {SLOWED:g} times slower")
+        slowed = run_prefill(wide, tokens[:1], 1, log, stages=4, slowdown=SLOWED)
     memory = real.pop("memory") | slowed.pop("memory")
     return {"real": {**real, "slowed": slowed}, "memory": memory}
 
@@ -133,26 +131,25 @@ def join(earlier: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]
 def _show(results: Mapping[str, Any], console: Console) -> None:
     """Print everything that was found."""
     if "planner" in results:
-        console.print(_planner(results["planner"]), highlight=False)
+        show_lines(console, _planner(results["planner"]))
     if "router" in results:
-        console.print(_router(results["router"]), highlight=False)
+        show_lines(console, [_router(results["router"])])
     if "emulated" in results:
-        _print_emulated(results, console)
-    _print_real(results, console)
+        _show_emulated(results, console)
+    _show_real(results, console)
 
 
-def _planner(found: Mapping[str, Any]) -> str:
-    seconds = {name: value for name, value in found.items() if name.startswith("seconds_")}
+def _planner(found: Mapping[str, Any]) -> list[str]:
     low, high = found["latency_error"]
-    return (
+    return [
         f"planner: {found['equal_to_brute_force']} of {found['cases']} small cases equal to brute"
-        " force (Eq. 1, 2, 4)\n"
+        " force (Eq. 1, 2, 4)",
         f"makespan over the least of all: paper's plan at most {found['makespan_gap']:+.1%}, mean"
         f" {found['makespan_gap_mean']:+.1%}; ours {found['plan_gap']:+.1%},"
-        f" {found['plan_gap_mean']:+.1%}\n"
-        f"Eq. 4 over the makespan: {low:+.1%} to {high:+.1%}\n"
-        + "\n".join(f"{name}: {value:.1f}" for name, value in seconds.items())
-    )
+        f" {found['plan_gap_mean']:+.1%}",
+        f"Eq. 4 over the makespan: {low:+.1%} to {high:+.1%}",
+        *(f"{name}: {value:.1f}" for name, value in found.items() if name.startswith("seconds_")),
+    ]
 
 
 def _router(found: Mapping[str, Any]) -> str:
@@ -164,39 +161,37 @@ def _router(found: Mapping[str, Any]) -> str:
     return f"router, outlines declined: {', '.join(rows)}; wrong {found['error']:.1%}"
 
 
-def _print_emulated(found: Mapping[str, Any], console: Console) -> None:
+def _show_emulated(found: Mapping[str, Any], console: Console) -> None:
     for cluster, by_speed in found["emulated"].items():
-        console.print(_cluster(cluster, by_speed))
+        rows = (
+            (name, *(_cell(cluster, mbps, name, own[name]) for mbps, own in by_speed.items()))
+            for name in SYSTEMS
+        )
+        title = (
+            f"{cluster}, EMULATED: prefill in s, decoding in ms per token;"
+            " total in s (predicted); the paper's total"
+        )
+        show_table(console, title, ("system", *(f"{mbps} Mbit/s" for mbps in by_speed)), rows)
     goals = found["goals"]
-    lines = [
-        f"EMULATED. {PROMPT} tokens in, {ANSWER} out; ASSUMED: {ACCEPTED:g} tokens a pass with"
-        f" drafts, {POINTS} points of an outline of {OUTLINE} tokens.",
-        "prefill over the plain pipeline, env_a, 100 Mbit/s: "
-        + ", ".join(f"{n} tokens {x:.2f}x" for n, x in goals["prefill_over_pipeline"].items()),
-        f"end to end over the plain pipeline {goals['end_to_end_over_pipeline']:.2f}x, over"
-        f" EdgeShard {goals['end_to_end_over_edgeshard']:.2f}x (paper 2.6x)",
-        "planned over equal split, env_b: "
-        + ", ".join(f"{n} {x:.2f}x" for n, x in goals["heterogeneous_over_equal_split"].items()),
-        f"largest error of a prediction: {goals['largest_error']:.1%}"
-        f" ({goals['largest_error_of']}), of Jupiter's {goals['largest_error_of_jupiter']:.1%}",
-        "decoding, env_a, 100 Mbit/s, ms per token: "
-        + ", ".join(f"{name} {ms:.1f}" for name, ms in found["decoding"].items()),
-    ]
-    console.print("\n".join(lines), highlight=False)
-
-
-def _cluster(cluster: str, by_speed: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = Table(
-        title=f"{cluster}, EMULATED: prefill in s, decoding in ms per token;"
-        " total in s (predicted); the paper's total"
+    show_lines(
+        console,
+        (
+            f"EMULATED. {PROMPT} tokens in, {ANSWER} out; ASSUMED: {ACCEPTED:g} tokens a pass with"
+            f" drafts, {POINTS} points of an outline of {OUTLINE} tokens.",
+            "prefill over the plain pipeline, env_a, 100 Mbit/s: "
+            + ", ".join(f"{n} tokens {x:.2f}x" for n, x in goals["prefill_over_pipeline"].items()),
+            f"end to end over the plain pipeline {goals['end_to_end_over_pipeline']:.2f}x, over"
+            f" EdgeShard {goals['end_to_end_over_edgeshard']:.2f}x (paper 2.6x)",
+            "planned over equal split, env_b: "
+            + ", ".join(
+                f"{n} {x:.2f}x" for n, x in goals["heterogeneous_over_equal_split"].items()
+            ),
+            f"largest error of a prediction: {goals['largest_error']:.1%}"
+            f" ({goals['largest_error_of']}), of Jupiter's {goals['largest_error_of_jupiter']:.1%}",
+            "decoding, env_a, 100 Mbit/s, ms per token: "
+            + ", ".join(f"{name} {ms:.1f}" for name, ms in found["decoding"].items()),
+        ),
     )
-    table.add_column("system")
-    for mbps in by_speed:
-        table.add_column(f"{mbps} Mbit/s", justify="right")
-    for name in SYSTEMS:
-        cells = (_cell(cluster, mbps, name, rows[name]) for mbps, rows in by_speed.items())
-        table.add_row(name, *cells)
-    return table
 
 
 def _cell(cluster: str, mbps: str, name: str, row: Mapping[str, Any]) -> str:
@@ -211,30 +206,35 @@ def _cell(cluster: str, mbps: str, name: str, row: Mapping[str, Any]) -> str:
     )
 
 
-def _print_real(found: Mapping[str, Any], console: Console) -> None:
+def _show_real(found: Mapping[str, Any], console: Console) -> None:
     """Print what was measured with workers on this machine."""
     real = found.get("real", {})
-    lines = _prefills(real)
     slowed = real.get("slowed", {})
-    lines += [
-        f"{slowed['stages']} workers, EMULATED {slowed['slowdown']:g} times slower, {line}"
-        for line in _prefills(slowed)
-    ]
-    lines += [
-        f"worker death, {kind}: found after {row['detected_s']:.2f} s, whole again after"
-        f" {row['restored_s']:.2f} s, {'identical' if row['identical'] else 'ANOTHER ANSWER'}"
-        for kind, row in found.get("worker_death", {}).items()
-    ]
-    lines += [
-        f"largest worker's tensors, {count} workers: {row['largest_worker_tensor_mb']:.1f} MB"
-        for count, row in found.get("memory", {}).items()
-    ]
-    if lines:
-        console.print("\n".join(lines), highlight=False)
+    show_lines(
+        console,
+        (
+            *_prefills(real),
+            *(
+                f"{slowed['stages']} workers, EMULATED {slowed['slowdown']:g} times slower, {line}"
+                for line in _prefills(slowed)
+            ),
+            *(
+                f"worker death, {kind}: found after {row['detected_s']:.2f} s, whole again after"
+                f" {row['restored_s']:.2f} s,"
+                f" {'identical' if row['identical'] else 'ANOTHER ANSWER'}"
+                for kind, row in found.get("worker_death", {}).items()
+            ),
+            *(
+                f"largest worker's tensors, {count} workers:"
+                f" {row['largest_worker_tensor_mb']:.1f} MB"
+                for count, row in found.get("memory", {}).items()
+            ),
+        ),
+    )
     if "decode" in found:
-        console.print(_decoding(found))
+        _show_decoding(found, console)
     if "quality" in found:
-        console.print(_quality(found))
+        _show_quality(found, console)
 
 
 def _prefills(real: Mapping[str, Any]) -> list[str]:
@@ -247,34 +247,38 @@ def _prefills(real: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _decoding(found: Mapping[str, Any]) -> Table:
-    table = Table(
-        title=f"decoding over {found['stages']} stages, EMULATED {found['slowdown']:g}"
+def _show_decoding(found: Mapping[str, Any], console: Console) -> None:
+    decode = found["decode"]
+    rows = {
+        mode: {
+            "speedup": speedup,
+            "accepted": "" if (a := decode[mode]["acceptance"]) is None else f"{a:.3f}",
+            **decode[mode],
+        }
+        for mode, speedup in decode["speedup"].items()
+    }
+    columns = {
+        "tokens/s": "{tokens_per_s:.1f}",
+        "over naive": "{speedup:.2f}",
+        "acceptance": "{accepted}",
+        "tokens of an answer": "{answer_tokens:.0f}",
+    }
+    title = (
+        f"decoding over {found['stages']} stages, EMULATED {found['slowdown']:g}"
         " times slower; supposed: with drafts that are right that often"
     )
-    for name in ("way", "tokens/s", "over naive", "acceptance", "tokens of an answer"):
-        table.add_column(name, justify="left" if name == "way" else "right")
-    decode = found["decode"]
-    for way, speedup in decode["speedup"].items():
-        row = decode[way]
-        accepted = "" if row["acceptance"] is None else f"{row['acceptance']:.3f}"
-        tokens = f"{row['answer_tokens']:.0f}"
-        table.add_row(way, f"{row['tokens_per_s']:.1f}", f"{speedup:.2f}", accepted, tokens)
-    return table
+    show_rows(console, title, ["mode"], rows, columns)
 
 
-def _quality(found: Mapping[str, Any]) -> Table:
-    table = Table(
-        title="quality: right / sound sentences / coverage; the router's errors"
+def _show_quality(found: Mapping[str, Any], console: Console) -> None:
+    title = (
+        "quality: right / sound sentences / coverage; the router's errors"
         f" {found['quality_router_error']:.1%}"
     )
-    for name in ("category", "naive", "outline", "declined", "errors"):
-        table.add_column(name, justify="left" if name == "category" else "right")
-    for category, row in found["quality"].items():
-        ways = (
-            f"{row[way]['right']:.2f} / {row[way]['grammar']:.2f} / {row[way]['coverage']:.2f}"
-            for way in ("naive", "outline")
-        )
-        router, of = row["router"], row["questions"]
-        table.add_row(category, *ways, f"{router['declined']} of {of}", str(router["errors"]))
-    return table
+    columns = {
+        "naive": "{naive[right]:.2f} / {naive[grammar]:.2f} / {naive[coverage]:.2f}",
+        "outline": "{outline[right]:.2f} / {outline[grammar]:.2f} / {outline[coverage]:.2f}",
+        "declined": "{router[declined]} of {questions}",
+        "errors": "{router[errors]}",
+    }
+    show_rows(console, title, ["category"], found["quality"], columns)

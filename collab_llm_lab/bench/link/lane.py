@@ -1,4 +1,4 @@
-"""One direction of an emulated link: when what enters it leaves it. No I/O, no clock.
+"""One direction of an emulated link: the times at which things leave it. No I/O, no clock.
 
 ``Lane`` decides; ``Wire`` keeps what is under way and hands it out when it is due.
 """
@@ -26,7 +26,7 @@ _START_S = 10.0  # for the loop's thread to do what it does at once
 class LinkProfile:
     """Properties of a link, the same in both directions."""
 
-    delay_s: float = setting(0.0, "One way [s].", low=0.0, high=60.0)
+    delay_s: float = setting(0.0, "Delay in each direction [s].", low=0.0, high=60.0)
     jitter_s: float = setting(
         0.0,
         "Evenly distributed around the delay, at most this far from it [s].",
@@ -93,7 +93,7 @@ class Lane:
 
 
 class Wire(Generic[T]):
-    """Things on their way through one direction; ``deliver`` gets each when it is due.
+    """Things in transit in one direction; ``deliver`` gets each when it is due.
 
     Equal times keep their order.
     """

@@ -3,8 +3,8 @@
     with PacketLink(LinkProfile(delay_s=0.02, loss=0.01)) as link:
         with link.at_far():                     # this thread, and what it starts meanwhile
             verifier = start(f"{link.FAR}:50551")
-        with LinkProxy(f"{link.FAR}:50551", enter=link.enter_near) as way_in:
-            VerifierClient(ClientLinkConfig(address=way_in.address))
+        with LinkProxy(f"{link.FAR}:50551", enter=link.enter_near) as proxy:
+            VerifierClient(ClientLinkConfig(address=proxy.address))
 
 Each namespace has one interface (a TUN device) and the loopback; what is written to one comes out
 of the other, through this process. Kernel modules such as netem are not needed. The namespaces
@@ -60,7 +60,7 @@ class PacketLink:
             self._far, far = _make_end(self.FAR, held)
             self._thread.start()
             held.callback(self._thread.stop)
-            self._ways = self._thread.call(self._connect, near, far)
+            self._directions = self._thread.call(self._connect, near, far)
             self._held = held.pop_all()
         return self
 
@@ -80,23 +80,23 @@ class PacketLink:
             yield
 
     def enter_near(self) -> None:
-        """The calling thread enters the near namespace for good."""
+        """Put the calling thread into the near namespace for good."""
         _enter(self._near)
 
     @property
     def carried(self) -> int:
         """Packets delivered, both directions."""
-        return sum(way.carried for way in self._ways)
+        return sum(direction.carried for direction in self._directions)
 
     @property
     def lost(self) -> int:
         """Packets lost on purpose or for want of capacity, both directions."""
-        return sum(way.lane.lost for way in self._ways)
+        return sum(direction.lane.lost for direction in self._directions)
 
     @property
     def reordered(self) -> int:
         """Packets that overtook others, both directions."""
-        return sum(way.lane.reordered for way in self._ways)
+        return sum(direction.lane.reordered for direction in self._directions)
 
     def change(self, profile: LinkProfile) -> None:
         """Another profile from now on, for what enters the link."""
@@ -108,7 +108,7 @@ class PacketLink:
         self.change(replace(self._profile, rate_bps=rate_bps))
 
     def half_open(self) -> None:
-        """Lose everything from now on, what is under way included; nobody is told."""
+        """Lose everything from now on, packets in transit included, without a reset."""
         self._silent = True
         self._thread.call(self._change, self._profile, True)
 
@@ -119,20 +119,23 @@ class PacketLink:
 
     # In the loop's thread.
 
-    def _connect(self, near: int, far: int) -> tuple[_Way, _Way]:
-        ways = _Way(self._profile, "up", near, far), _Way(self._profile, "down", far, near)
-        for way in ways:
-            self._thread.loop.add_reader(way.source, way.on_packets)
-        return ways
+    def _connect(self, near: int, far: int) -> tuple[_Direction, _Direction]:
+        directions = (
+            _Direction(self._profile, "up", near, far),
+            _Direction(self._profile, "down", far, near),
+        )
+        for direction in directions:
+            self._thread.loop.add_reader(direction.source, direction.on_packets)
+        return directions
 
     def _change(self, profile: LinkProfile, silent: bool) -> None:
-        for way in self._ways:
-            way.lane.profile = replace(profile, loss=1.0) if silent else profile
+        for direction in self._directions:
+            direction.lane.profile = replace(profile, loss=1.0) if silent else profile
             if silent:
-                way.wire.clear()
+                direction.wire.clear()
 
 
-class _Way:
+class _Direction:
     """One direction: packets from one device to the other."""
 
     def __init__(self, profile: LinkProfile, name: str, source: int, sink: int) -> None:
@@ -157,7 +160,7 @@ class _Way:
             self.carried += 1
 
 
-def why_not() -> str:
+def unavailable_reason() -> str:
     """Return why there can be no ``PacketLink`` here; empty if there can."""
     try:
         with contextlib.ExitStack() as held:

@@ -37,8 +37,8 @@ class LinkProxy:
     Args:
         target: host:port that the link leads to.
         profile: of each direction; ``loss`` and ``reorder`` must be 0.
-        tap: told all bytes that enter the link, with the direction and number of their connection,
-            such as "up 1"; called in the proxy's thread.
+        tap: Called in the proxy's thread with all bytes that enter the link, and the direction and
+            number of their connection, such as "up 1".
         enter: called in the proxy's thread before it connects anywhere, e.g. to enter a network
             namespace; the listening socket is that of the caller.
 
@@ -109,11 +109,11 @@ class LinkProxy:
     # Controls.
 
     def change(self, profile: LinkProfile) -> None:
-        """Another profile from now on, for what enters the link."""
+        """Set another profile for data that enters the link from now on."""
         self._thread.call(self._change, _checked(profile))
 
     def throttle(self, rate_bps: float) -> None:
-        """Another capacity from now on; 0 = unlimited."""
+        """Set another capacity; 0 means unlimited."""
         self.change(replace(self._profile, rate_bps=rate_bps))
 
     def cut(self) -> None:
@@ -182,7 +182,7 @@ class LinkProxy:
             await loop.create_connection(lambda: connection.server, self._host, self._port)
             await loop.connect_accepted_socket(lambda: connection.client, accepted)
             self._connections.add(connection)
-        except (OSError, asyncio.CancelledError):  # nobody listens there, or the link was cut
+        except (OSError, asyncio.CancelledError):  # no server there, or the link was cut
             connection.reset()
             _reset(accepted)
 
@@ -249,12 +249,12 @@ class _End(asyncio.Protocol):
         self.lane = Lane(proxy._profile, self._name)
         self._wire: Wire[Callable[[], None]] = Wire(self._on_due)
         self._transport: asyncio.Transport | None = None
-        self._held: list[Callable[[], None]] = []  # due, but there is no way out
+        self._held: list[Callable[[], None]] = []  # due, but the other end is not there yet
         self._silent = False
         self._obstacles: set[str] = set()  # reasons not to read more
         self.gone = False
 
-    # What asyncio tells.
+    # Callbacks of asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -309,7 +309,7 @@ class _End(asyncio.Protocol):
     # What the link's owner asks for.
 
     def reset(self) -> None:
-        """RST, now; what is under way is gone."""
+        """Send RST now, and drop the data under way."""
         self._wire.clear()
         self._held.clear()
         if self._transport is not None and not self.gone:
@@ -325,11 +325,11 @@ class _End(asyncio.Protocol):
         self.release()
 
     def release(self) -> None:
-        """Do what is due, as far as there is a way out."""
-        while self._held and self._way_out():
+        """Do what is due, if the other end can take it."""
+        while self._held and self._can_leave():
             self._held.pop(0)()
 
-    def _way_out(self) -> bool:
+    def _can_leave(self) -> bool:
         return not self._silent and self.peer._transport is not None
 
     def _send(self, action: Callable[[], None], size: int, now: float) -> None:

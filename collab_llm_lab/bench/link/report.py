@@ -1,6 +1,6 @@
-"""``collab-llm bench link``: what a bad link does to answers, and how soon they go on.
+"""``collab-llm bench link``: the effect of a bad link on answers, and the time they need to go on.
 
-The embedded pair, the verifier in a process of its own behind an emulated link (labelled as such).
+The embedded pair, with the verifier in a process of its own over an emulated link.
 Every disturbed answer is compared with the undisturbed one, token by token.
 
 Recovery is the time from the moment the link works again to the next verdict, less what that
@@ -28,12 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from collab_llm_lab.bench.harness import save_plot, subplots
 from collab_llm_lab.bench.link.lane import LinkProfile
-from collab_llm_lab.bench.link.packets import PacketLink, why_not
+from collab_llm_lab.bench.link.packets import PacketLink, unavailable_reason
 from collab_llm_lab.bench.link.proxy import LinkProxy
+from collab_llm_lab.bench.rendering import Draw, draw_panels, label_axes, show_rows
 from collab_llm_lab.bench.scenes import scene_prompts
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
@@ -64,7 +63,7 @@ LAW = SamplingConfig()
 
 @dataclass(frozen=True)
 class Scenario:
-    """One way to disturb the link during a run.
+    """A disturbance of the link during a run.
 
     Attributes:
         cuts: connections reset during an answer.
@@ -122,7 +121,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Bed:
-    """A verifier behind a link, and an edge in front of it.
+    """A verifier, a link, and an edge that uses it.
 
     Attributes:
         link: where connections are cut.
@@ -151,7 +150,7 @@ def embedded_bed(draft: Engine, compute_s: float = 0.0) -> Iterator[Bed]:
     ``compute_s``: a pass takes at least so long, as that of a larger model.
     """
     with contextlib.ExitStack() as stack:
-        packets = None if why_not() else stack.enter_context(PacketLink())
+        packets = None if unavailable_reason() else stack.enter_context(PacketLink())
         if packets is None:
             address = f"127.0.0.1:{free_port()}"
             process = stack.enter_context(verifier_process(address, compute_s=compute_s))
@@ -174,7 +173,7 @@ def run_link(
     Returns:
         ``runs.<scenario>`` with answers, tokens, wrong_tokens, failed, hangs, cuts, ms_per_token
         and ``recovery_ms``; scenarios that need packets are left out where there can be none.
-        ``silence.<kind>`` with what a connection that says nothing costs.
+        ``silence.<kind>`` with the cost of a connection that falls silent.
     """
     prompts = scene_prompts(answers, seed)
     model = ModelConfig(path="nav-draft")
@@ -192,7 +191,7 @@ def run_link(
         "answers": answers,
         "rtt_ms": 2e3 * DELAY_S,
         "emulation": "a TCP proxy, no packets: " + reason
-        if (reason := why_not())
+        if (reason := unavailable_reason())
         else "packets between two network namespaces",
         "runs": {},
     }
@@ -212,8 +211,7 @@ def run_link(
             "forgotten": silence(bed, prompts[0], truth[0], bed.link.forget),
         }
     _print(results, console)
-    if plot is not None:
-        _plot(results, plot)
+    _plot(results, plot)
     return results
 
 
@@ -261,7 +259,7 @@ def disturb(
 
 
 def differences(tokens: Sequence[int], expected: Sequence[int]) -> int:
-    """Places at which they differ, missing and surplus ones included."""
+    """Return the number of places at which they differ, missing and surplus ones included."""
     same = sum(a == b for a, b in zip(tokens, expected, strict=False))
     return max(len(tokens), len(expected)) - same
 
@@ -270,7 +268,7 @@ class Saboteur:
     """Cut the link during an answer and measure how soon the answer goes on.
 
     Each cut follows some verdict by a random part of a round, in a thread of its own, so that it
-    meets drafts and verdicts on their way.
+    meets drafts and verdicts in transit.
     """
 
     def __init__(
@@ -301,7 +299,7 @@ class Saboteur:
         self._thread.join()
 
     def on_tokens(self, tokens: tuple[int, ...]) -> None:
-        """A verdict is in."""
+        """Record a verdict, and schedule the next cut."""
         now = time.monotonic()
         with self._lock:
             self._seen += len(tokens)
@@ -377,7 +375,7 @@ def verdict_s(bed: Bed, prompt: Prompt, answer: Sequence[int], repeats: int = 9)
 def silence(
     bed: Bed, prompt: Prompt, expected: Sequence[int], fall_silent: Callable[[], None]
 ) -> dict[str, Any]:
-    """Let the link fall silent during an answer: nothing comes any more, and no reset tells of it.
+    """Let the link fall silent during an answer, without a reset.
 
     Returns:
         ``over_after_s`` from then to the end of the answer, which is ``error`` or has
@@ -404,42 +402,51 @@ def silence(
 
 
 def _print(results: dict[str, Any], console: Console) -> None:
-    rtt = results["rtt_ms"]
-    table = Table(title=f"emulated link, {rtt:.0f} ms round trip ({results['emulation']})")
-    columns = ("run", "tokens", "wrong", "failed", "hangs", "cuts", "ms/token")
-    for column in (*columns, "recovery", "max", "bound", "beyond"):
-        table.add_column(column, justify="left" if column == "run" else "right")
-    for name, row in results["runs"].items():
-        recovery = row.get("recovery_ms")
-        shown = ("p50", "max", "bound_max", "beyond_bound")
-        numbers = [f"{recovery[k]:.0f}" for k in shown] if recovery else [""] * len(shown)
-        table.add_row(
-            name,
-            *(str(row[k]) for k in ("tokens", "wrong_tokens", "failed", "hangs", "cuts")),
-            f"{row['ms_per_token']:.1f}",
-            *numbers,
-        )
-    console.print(table)
+    columns = {
+        "tokens": "{tokens}",
+        "wrong": "{wrong_tokens}",
+        "failed": "{failed}",
+        "hangs": "{hangs}",
+        "cuts": "{cuts}",
+        "ms/token": "{ms_per_token:.1f}",
+        "recovery": "{recovery}",
+    }
+    shape = "{p50:.0f}, max {max:.0f} of {bound_max:.0f}, {beyond_bound} beyond"
+    rows = {
+        name: {
+            "recovery": shape.format(**row["recovery_ms"]) if "recovery_ms" in row else "",
+            **row,
+        }
+        for name, row in results["runs"].items()
+    }
+    title = f"emulated link, {results['rtt_ms']:.0f} ms round trip ({results['emulation']})"
+    show_rows(console, title, ["run"], rows, columns)
     for name, row in results["silence"].items():
         console.print(f"{name}: {row}")
 
 
-def _plot(results: Mapping[str, Any], file: Path) -> None:
-    """Each recovery against its bound, by the outage before it."""
-    runs = {name: row for name, row in results["runs"].items() if "recovery_ms" in row}
-    figure, axes = subplots(1, max(1, len(runs)), figsize=(9, 3.5), squeeze=False)
-    for axis, (name, row) in zip(axes[0], runs.items(), strict=False):
-        each = row["recovery_ms"]["each"]
-        outages = sorted({r["outage"] for r in each})
-        where = [outages.index(r["outage"]) for r in each]
-        axis.plot(where, [r["bound"] for r in each], "_", markersize=30, color="0.5", label="bound")
-        axis.plot(where, [r["excess"] for r in each], "o", alpha=0.5, label="recovery")
-        axis.set_xticks(range(len(outages)), [str(outage) for outage in outages])
-        axis.set_xlim(-0.5, len(outages) - 0.5)
-        axis.set_ylim(bottom=0.0)
-        axis.set_xlabel("outage [ms]")
-        axis.set_ylabel("from healed link to next verdict, extra [ms]")
-        axis.set_title(f"{name}: {row['wrong_tokens']} wrong tokens, {row['hangs']} hangs")
-        axis.legend()
-    figure.suptitle(f"Recovery after cuts, {results['rtt_ms']:.0f} ms round trip (emulated)")
-    save_plot(figure, file)
+def _plot(results: Mapping[str, Any], file: Path | None) -> None:
+    """Draw each recovery against its bound, by the outage before it."""
+
+    def recoveries(each: Sequence[Mapping[str, float]]) -> Draw:
+        def draw(axis: Any) -> None:
+            outages = sorted({r["outage"] for r in each})
+            where = [outages.index(r["outage"]) for r in each]
+            bounds = [r["bound"] for r in each]
+            axis.plot(where, bounds, "_", markersize=30, color="0.5", label="bound")
+            axis.plot(where, [r["excess"] for r in each], "o", alpha=0.5, label="recovery")
+            axis.set_xticks(range(len(outages)), [str(outage) for outage in outages])
+            axis.set_xlim(-0.5, len(outages) - 0.5)
+            axis.set_ylim(bottom=0.0)
+            label_axes(axis, "outage [ms]", "from healed link to next verdict, extra [ms]")
+
+        return draw
+
+    panels = {
+        f"{name}: {row['wrong_tokens']} wrong tokens, {row['hangs']} hangs (emulated)": recoveries(
+            row["recovery_ms"]["each"]
+        )
+        for name, row in results["runs"].items()
+        if "recovery_ms" in row
+    }
+    draw_panels(panels, file, columns=2, size=(4.5, 3.5))

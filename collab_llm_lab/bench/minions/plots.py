@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from collab_llm_lab.bench.harness import save_plot, subplots
+from collab_llm_lab.bench.rendering import Draw, draw_bars, draw_panels, label_axes
 
 Results = Mapping[str, Any]
-_COLUMNS = 4
 
 
 def plot_all(results: Results, file: Path) -> None:
     """Draw a panel for each part and each sweep that ``results`` holds."""
-    draw: list[Callable[[Any], None]] = []
+    panels: dict[str, Draw] = {}
     if "protocols" in results:
-        draw += [partial(_cost, results=results), partial(_classes, results=results)]
+        panels["cost and accuracy"] = partial(_cost, results=results)
+        panels["classes of questions"] = partial(_classes, results=results)
     if "contexts" in results:
-        draw.append(partial(_lengths, results=results))
-    if "requests" in results:
-        draw += [
-            partial(_shares, name=name, shares=shares)
-            for name, shares in results["requests"].items()
-        ]
+        panels["length of the log"] = partial(_lengths, results=results)
+    for name, shares in results.get("requests", {}).items():
+        panels[f"requests: {name.replace('_', ' ')}"] = partial(_shares, shares=shares)
     if "workers" in results:
-        draw.append(partial(_workers, rows=results["workers"]))
-    draw += [
-        partial(_sweep, name=name, rows=rows) for name, rows in results.get("sweeps", {}).items()
-    ]
-    height = max(1, math.ceil(len(draw) / _COLUMNS))
-    figure, grid = subplots(height, _COLUMNS, figsize=(16, 3.6 * height), squeeze=False)
-    panels = list(grid.flat)
-    for panel, axis in zip(draw, panels, strict=False):
-        panel(axis)
-    for axis in panels[len(draw) :]:
-        axis.set_axis_off()
-    save_plot(figure, file)
+        panels["size of the worker"] = partial(_workers, rows=results["workers"])
+    for name, rows in results.get("sweeps", {}).items():
+        panels[name.replace("_", " ")] = partial(_sweep, rows=rows)
+    draw_panels(panels, file, columns=4, size=(4, 3.6))
 
 
 def _cost(axis: Any, results: Results) -> None:
@@ -51,8 +39,7 @@ def _cost(axis: Any, results: Results) -> None:
             label=name.replace("_", " "),
         )
     axis.set_xscale("symlog", linthresh=1e-3)
-    axis.legend(fontsize=7)
-    _label(axis, "cost and accuracy", "US dollars per question", "accuracy")
+    label_axes(axis, "US dollars per question", "accuracy")
 
 
 def _lengths(axis: Any, results: Results) -> None:
@@ -62,45 +49,37 @@ def _lengths(axis: Any, results: Results) -> None:
         axis.plot([*lengths], read, "o-", label=name.replace("_", " "))
     axis.set_xscale("log")
     axis.set_yscale("log")
-    axis.legend(fontsize=7)
-    _label(axis, "length of the log", "tokens", "tokens read by the remote")
+    label_axes(axis, "tokens", "tokens read by the remote")
 
 
 def _classes(axis: Any, results: Results) -> None:
-    methods = ("local_only", "minion", "minions", "remote_only")
-    for number, method in enumerate(methods):
-        shares = results["protocols"][method]["accuracy_by_class"]
-        places = [i + 0.2 * number for i in range(len(shares))]
-        axis.bar(places, [*shares.values()], 0.18, label=method.replace("_", " "))
-        axis.set_xticks([i + 0.3 for i in range(len(shares))], [*shares], fontsize=7, rotation=30)
-    axis.legend(fontsize=7)
-    _label(axis, "classes of questions", "", "accuracy")
+    modes = ("local_only", "minion", "minions", "remote_only")
+    by_mode = {mode: results["protocols"][mode]["accuracy_by_class"] for mode in modes}
+    draw_bars(
+        axis,
+        {group: {mode: by_mode[mode][group] for mode in modes} for group in by_mode["minions"]},
+    )
+    axis.tick_params(axis="x", labelsize=7, rotation=30)
+    label_axes(axis, y="accuracy")
 
 
 def _workers(axis: Any, rows: Mapping[str, Mapping[str, Any]]) -> None:
     for name, row in rows.items():
         axis.plot(row["weights_bytes"] / 1e6, row["accuracy"], "o", label=name)
     axis.set_ylim(0, 1.05)
-    axis.legend(fontsize=7)
-    _label(axis, "size of the worker", "weights [MB]", "accuracy of MinionS")
+    label_axes(axis, "weights [MB]", "accuracy of MinionS")
 
 
-def _shares(axis: Any, name: str, shares: Mapping[str, float]) -> None:
+def _shares(axis: Any, shares: Mapping[str, float]) -> None:
     axis.plot([*shares], [*shares.values()], "o-")
     axis.set_ylim(0, 1.05)
-    _label(axis, f"requests: {name.replace('_', ' ')}", "", "right answers")
+    label_axes(axis, y="right answers")
 
 
-def _sweep(axis: Any, name: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
+def _sweep(axis: Any, rows: Mapping[str, Mapping[str, Any]]) -> None:
     axis.plot([*rows], [row["accuracy"] for row in rows.values()], "o-", color="C0")
     axis.set_ylim(0, 1.05)
     read = axis.twinx()
     read.plot([*rows], [row["remote_prefill_tokens"] for row in rows.values()], "s--", color="C1")
     read.set_ylabel("tokens read by the remote (dashed)", fontsize=7)
-    _label(axis, name.replace("_", " "), "", "accuracy")
-
-
-def _label(axis: Any, title: str, x: str, y: str) -> None:
-    axis.set_title(title, fontsize=10)
-    axis.set_xlabel(x, fontsize=8)
-    axis.set_ylabel(y, fontsize=8)
+    label_axes(axis, y="accuracy")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from collab_llm_lab.bench.chat import JobsShape, measure_parallel
 from collab_llm_lab.bench.harness import Keep, beside, check_parts, forget, run_parts
@@ -29,6 +28,7 @@ from collab_llm_lab.bench.minions.figures import break_even, paired
 from collab_llm_lab.bench.minions.material import Case, make_cases
 from collab_llm_lab.bench.minions.measure import Bench
 from collab_llm_lab.bench.minions.methods import METHODS, Answered
+from collab_llm_lab.bench.rendering import show_lines, show_rows
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.chat.ledger import PriceTable
 from collab_llm_nodes.config import from_yaml
@@ -41,16 +41,16 @@ _RUN = ("machine", "models", "threads", "processes")
 Results = Mapping[str, Any]
 
 _WORKERS = (WORKER, TARGET, "ssm-reports")
-"""Models of the family that are the worker in turn; only the first is trained for it."""
-_ROWS = (
-    ("accuracy", "{:.3f}"),
-    ("remote_prefill_tokens", "{:,.0f}"),
-    ("remote_decode_tokens", "{:,.0f}"),
-    ("local_tokens", "{:,.0f}"),
-    ("cost_usd", "{:.4f}"),
-    ("rounds", "{:.2f}"),
-    ("wall_s", "{:.2f}"),
-)
+"""Models of the family that are a worker in turn; the first alone is trained for it."""
+_COLUMNS = {
+    "accuracy": "{accuracy:.3f}",
+    "remote prefill tokens": "{remote_prefill_tokens:,.0f}",
+    "remote decode tokens": "{remote_decode_tokens:,.0f}",
+    "local tokens": "{local_tokens:,.0f}",
+    "cost usd": "{cost_usd:.4f}",
+    "rounds": "{rounds:.2f}",
+    "wall s": "{wall_s:.2f}",
+}
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,13 @@ def run_minions(
     _print("remote: trained", results.get("trained", {}).get("protocols", {}), console)
     _print("pretrained worker", results.get("reality", {}).get("protocols", {}), console)
     _print("encoder", results.get("reality_encoder", {}).get("protocols", {}), console)
-    for goal, reached in results["goals"].items():
-        console.print(f"{'reached' if reached else 'MISSED '}  {goal}", highlight=False)
+    show_lines(
+        console,
+        (
+            f"{'reached' if reached else 'MISSED '}  {goal}"
+            for goal, reached in results["goals"].items()
+        ),
+    )
     return results
 
 
@@ -368,13 +373,6 @@ def _goals(results: Results, parts: Sequence[str]) -> dict[str, bool]:
     }
 
 
-def _print(title: str, rows: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    if not rows:
-        return
-    table = Table(title=title)
-    table.add_column("method")
-    for name, _ in _ROWS:
-        table.add_column(name.replace("_", " "), justify="right")
-    for method, row in rows.items():
-        table.add_row(method.replace("_", " "), *(form.format(row[name]) for name, form in _ROWS))
-    console.print(table)
+def _print(title: str, by_mode: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+    rows = {mode.replace("_", " "): row for mode, row in by_mode.items()}
+    show_rows(console, title, ["mode"], rows, _COLUMNS)

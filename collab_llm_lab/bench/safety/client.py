@@ -1,9 +1,9 @@
-"""Breaks things while a robot drives, and takes the time until it stops. For ``bench safety``.
+"""Break things while a robot drives, and measure the time until it stops, for ``bench safety``.
 
 Not a node of the robot. Stands between the simulator's sensors and the nodes (topics below
 ``sim/``), so that a camera or odometry can fall silent at a known moment; gives instructions; may
-stand in for the model (``scripted``), so that the robot always has something to do; and tells a
-``MotionWatch`` all it sees.
+stand in for the model (``scripted``), so that the robot always has something to do; and reports
+all events to a ``MotionWatch``.
 
 Times are of the system clock [s]: those at which messages reached this process, whatever it was
 doing then.
@@ -39,7 +39,7 @@ from collab_llm_nodes.ros.goals import SentGoal, action_client, action_server
 from collab_llm_nodes.ros.qos import CAMERA, COMMAND, RESULT, STATE
 
 ORDER_S = 0.15
-"""Events are told to the watch so much later, in the order of their times."""
+"""Delay with which events reach the watch, in the order of their times."""
 _ANSWER = "the next action is turn left 45 degree."
 
 
@@ -47,14 +47,14 @@ class SafetyClient(GraphClient):
     """See the module docstring.
 
     Args:
-        watch: told of everything.
+        watch: Receives every event.
         scripted: answer ``generate`` here: always a turn, so that the robot never meets a wall.
 
     Attributes:
         ages: from a picture's arrival to that of the action read from it, and to the first velocity
             after that action [s].
-        state: the guard's last word.
-        link: the bridge's last word.
+        state: The guard's last message.
+        link: The bridge's last message.
     """
 
     def __init__(self, watch: MotionWatch, *, scripted: bool) -> None:
@@ -78,7 +78,7 @@ class SafetyClient(GraphClient):
         self._images = node.create_publisher(CompressedImage, "image/compressed", CAMERA)
         self._odometry = node.create_publisher(Odometry, "odom", COMMAND)
         self._rogue = node.create_publisher(Twist, "cmd_vel_nav", COMMAND)
-        heard: tuple[tuple[type, str, Any, Any], ...] = (
+        subscriptions: tuple[tuple[type, str, Any, Any], ...] = (
             (CompressedImage, "sim/image/compressed", self._on_image, CAMERA),
             (Odometry, "sim/odom", self._on_odometry, COMMAND),
             (Twist, "cmd_vel", self._on_velocity, RESULT),
@@ -87,13 +87,13 @@ class SafetyClient(GraphClient):
             (MotionState, "motion_state", self._on_state, STATE),
             (LinkState, "link_state", self._on_link, STATE),
         )
-        for kind, topic, callback, qos in heard:
+        for kind, topic, callback, qos in subscriptions:
             node.create_subscription(kind, topic, callback, qos)
         self._navigate = action_client(node, Navigate, "navigate")
         self._press = node.create_client(Trigger, "emergency_stop")
         self._reset = node.create_client(Trigger, "reset_emergency_stop")
         self._parameters = node.create_client(SetParameters, "sim_go2/set_parameters")
-        node.create_timer(0.05, self._tell)
+        node.create_timer(0.05, self._deliver_events)
         if scripted:
             self._texts = node.create_publisher(GeneratedText, "generated_text", RESULT)
             self._generate = action_server(
@@ -151,7 +151,7 @@ class SafetyClient(GraphClient):
             self._event(time.time(), self.watch.on_instruction, False, time.time())
 
     def _navigators(self) -> set[bytes]:
-        """The navigators there are, by their endpoints."""
+        """Return the endpoints of the navigators in the graph."""
         found = self.node.get_publishers_info_by_topic("/navigate/_action/status")
         return {bytes(each.endpoint_gid) for each in found}
 
@@ -195,21 +195,21 @@ class SafetyClient(GraphClient):
     # Faults.
 
     def press(self) -> None:
-        """The emergency stop."""
+        """Press the emergency stop, and wait for the answer."""
         self.result(lambda: self._press.call_async(Trigger.Request()), 10.0, "emergency_stop")
 
     def press_soon(self) -> None:
-        """The same without waiting for the answer."""
+        """Press the emergency stop without waiting for the answer."""
         self._executor.create_task(lambda: self._press.call_async(Trigger.Request()))
 
     def send_nonsense(self) -> None:
-        """A velocity that is no number, beside the navigator's."""
+        """Publish a velocity that is no number, beside the navigator's."""
         twist = Twist()
         twist.linear.x = math.nan
         self._rogue.publish(twist)
 
     def reset(self) -> bool:
-        """Clear the emergency stop; whether that was possible."""
+        """Clear the emergency stop; return True if that was possible."""
         answer = self.result(lambda: self._reset.call_async(Trigger.Request()), 10.0, "the reset")
         return bool(answer.success)
 
@@ -220,7 +220,7 @@ class SafetyClient(GraphClient):
         return now
 
     def mended(self, what: str) -> None:
-        """Note that it is not any more."""
+        """Note that it works again."""
         self._event(time.time(), self.watch.on_mended, what)
 
     # Callbacks, in the executor's thread.
@@ -288,12 +288,12 @@ class SafetyClient(GraphClient):
                 self._event(time.time(), self.watch.on_instruction, False, time.time())
                 self.changed.notify_all()
 
-    def _event(self, at: float, tell: Callable[..., None], *arguments: Any) -> None:
+    def _event(self, at: float, callback: Callable[..., None], *arguments: Any) -> None:
         with self.changed:
-            call = (at, next(self._numbers), lambda: tell(*arguments))
+            call = (at, next(self._numbers), lambda: callback(*arguments))
             heapq.heappush(self._events, call)
 
-    def _tell(self) -> None:
+    def _deliver_events(self) -> None:
         with self.changed:
             while self._events and self._events[0][0] < time.time() - ORDER_S:
                 heapq.heappop(self._events)[2]()

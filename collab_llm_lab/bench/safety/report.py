@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from collab_llm_lab.bench.harness import save_plot, subplots
+from collab_llm_lab.bench.rendering import (
+    Draw,
+    draw_panels,
+    judged,
+    label_axes,
+    show_lines,
+    show_rows,
+    show_table,
+)
 from collab_llm_lab.bench.safety.soak import drive_undisturbed, run_soak
 from collab_llm_lab.bench.safety.trials import run_trials
 from collab_llm_nodes.ros.domain import isolate_ros
@@ -43,35 +49,34 @@ def run_safety(
     results["ok"] = in_time and soaked and not results.get("unintended_motions")
     if trials:
         _print_trials(results, console)
+        _plot(results, plot)
     if soak_minutes:
         _print_soak(results["soak"], console)
-    if plot is not None and trials:
-        _plot(results, plot)
     return results
 
 
 def _print_trials(results: Mapping[str, Any], console: Console) -> None:
-    table = Table(title=f"from the fault to zero velocity; limit {1e3 * results['limit_s']:.0f} ms")
-    for column in ("fault", "trials", "median [ms]", "max [ms]"):
-        table.add_column(column, justify="left" if column == "fault" else "right")
-    for name, row in results["faults"].items():
-        colour = "green" if row["ok"] else "red"
-        worst = Text(f"{1e3 * row['max_s']:.0f}", colour)
-        table.add_row(name, str(row["trials"]), f"{1e3 * row['median_s']:.0f}", worst)
-    console.print(table)
-    table = Table(title="every node in a process of its own, simulator in real time")
-    for column in ("process", "CPU [% of a core]", "memory [MB]"):
-        table.add_column(column, justify="left" if column == "process" else "right")
-    for name, row in results["nodes"].items():
-        table.add_row(name, f"{row['cpu_percent']:.1f}", f"{row['rss_mb']:.0f}")
-    console.print(table)
+    limit_s = results["limit_s"]
+    rows = (
+        (
+            name,
+            row["trials"],
+            f"{1e3 * row['median_s']:.0f}",
+            judged(row["max_s"], limit_s, f"{1e3 * row['max_s']:.0f}"),
+        )
+        for name, row in results["faults"].items()
+    )
+    title = f"from the fault to zero velocity; limit {1e3 * limit_s:.0f} ms"
+    show_table(console, title, ("fault", "trials", "median [ms]", "max [ms]"), rows)
+    title = "every node in a process of its own, simulator in real time"
+    columns = {"CPU [% of a core]": "{cpu_percent:.1f}", "memory [MB]": "{rss_mb:.0f}"}
+    show_rows(console, title, ["process"], results["nodes"], columns)
     age = results["camera_to_action_age"]
     console.print(
         f"from picture to action: median {1e3 * age['median']:.0f} ms,"
         f" 95 % {1e3 * age['p95']:.0f} ms; unintended motions: {results['unintended_motions']}"
     )
-    for words in results["unintended"]:
-        console.print(f"  {words}", markup=False)
+    show_lines(console, (f"  {words}" for words in results["unintended"]))
 
 
 def _print_soak(soak: Mapping[str, Any], console: Console) -> None:
@@ -81,20 +86,21 @@ def _print_soak(soak: Mapping[str, Any], console: Console) -> None:
         f" {soak['hangs']} hangs, {soak['leaks']} leaks,"
         f" {soak['unintended_motions']} unintended motions"
     )
-    for words in (*soak["crashed"], *soak["unintended"]):
-        console.print(f"  {words}", markup=False)
+    show_lines(console, (f"  {words}" for words in (*soak["crashed"], *soak["unintended"])))
 
 
-def _plot(results: Mapping[str, Any], file: Path) -> None:
-    figure, axes = subplots(figsize=(8, 4))
-    names = list(results["faults"])
-    axes.boxplot(
-        [[1e3 * s for s in results["faults"][n]["latencies_s"]] for n in names],
-        orientation="horizontal",
-        whis=(0, 100),
-        tick_labels=names,
-    )
-    axes.axvline(1e3 * results["limit_s"], linestyle="--", color="grey")
-    axes.set_xlim(left=0)
-    axes.set_xlabel("from the fault to zero velocity [ms]; whiskers: all trials; dashed: the limit")
-    save_plot(figure, file)
+def _plot(results: Mapping[str, Any], file: Path | None) -> None:
+    def latencies(axis: Any) -> None:
+        faults = results["faults"]
+        axis.boxplot(
+            [[1e3 * s for s in row["latencies_s"]] for row in faults.values()],
+            orientation="horizontal",
+            whis=(0, 100),
+            tick_labels=list(faults),
+        )
+        axis.axvline(1e3 * results["limit_s"], linestyle="--", color="grey")
+        axis.set_xlim(left=0)
+        label_axes(axis, "[ms]; whiskers: all trials; dashed: the limit")
+
+    panels: dict[str, Draw] = {"from the fault to zero velocity": latencies}
+    draw_panels(panels, file, columns=1, size=(8, 4))

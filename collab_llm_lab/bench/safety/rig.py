@@ -88,7 +88,7 @@ class Child:
         return self._process.pid
 
     def start(self) -> None:
-        """Run it, perhaps again."""
+        """Start the process, the first time or again."""
         arguments = (str(self._log), self._target, self._arguments)
         self._process = self._context.Process(target=_in_child, args=arguments, name=self.name)
         self._process.start()
@@ -98,7 +98,7 @@ class Child:
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL, and wait until the process is gone."""
+        """Send SIGKILL, and wait until the process is gone."""
         assert self._process is not None
         self._process.kill()
         self._process.join()
@@ -114,7 +114,7 @@ class Child:
             )
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL for one that does not listen."""
+        """Send SIGTERM, and SIGKILL after ten seconds."""
         assert self._process is not None
         if self._process.is_alive():
             self._process.terminate()
@@ -145,7 +145,7 @@ class Rig:
 def run_rig(layout: Layout, parameters: dict[str, str]) -> Iterator[Rig]:
     """Start verifier, link and nodes with the simulation's shipped configuration.
 
-    The simulator's sensors do not reach the nodes: somebody is to stand between (``RELAYED``).
+    The simulator's sensors do not reach the nodes directly: a client relays them (``RELAYED``).
 
     Args:
         parameters: ``node:name`` to value, on top of it.
@@ -172,8 +172,10 @@ def run_rig(layout: Layout, parameters: dict[str, str]) -> Iterator[Rig]:
 
 @contextlib.contextmanager
 def run_apart(parameters: dict[str, str]) -> Iterator[dict[str, Process]]:
-    """Every node and the verifier in a process of its own, started as users do: these share no
-    memory with one another, so that what each one takes is its own. Otherwise as ``run_rig``."""
+    """Start every node and the verifier in a process of its own, as users do.
+
+    Such processes share no memory, so that each one's usage is its own. Otherwise as ``run_rig``.
+    """
     with contextlib.ExitStack() as stack:
         address = f"127.0.0.1:{free_port()}"
         processes = {"verifier": stack.enter_context(verifier_process(address))}
@@ -210,7 +212,7 @@ def _in_child(log: str, target: Callable[..., Any], arguments: tuple[Any, ...]) 
 
 
 def _end_with_parent() -> None:
-    """A benchmark that was killed leaves no robot behind: others may take its domain."""
+    """End with the benchmark, also if it is killed: others may take its ROS domain."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -1,7 +1,7 @@
-"""The shipped graph drives through rooms while things break at random; nothing may go wrong.
+"""The shipped graph drives through rooms while faults occur at random.
 
 Crashes are processes that end by themselves; hangs are instructions that neither end nor move on.
-The witness (``watch.py``) counts motions that nobody had allowed. In the first third processes are
+The witness (``watch.py``) counts motions that were not permitted. In the first third processes are
 killed as well; memory is watched after it.
 """
 
@@ -74,7 +74,7 @@ def drive_undisturbed(seconds: float, seed: int, console: Console) -> dict[str, 
 
 
 def run_soak(minutes: float, seed: int, console: Console) -> dict[str, Any]:
-    """Random faults for ``minutes``.
+    """Drive under random faults for ``minutes``.
 
     Returns:
         ``minutes``, ``instructions``, ``endings`` (by status), ``faults`` (by name), ``crashes``,
@@ -92,7 +92,7 @@ def run_soak(minutes: float, seed: int, console: Console) -> dict[str, Any]:
         soak = _Soak(rig, client, random.Random(seed), 60.0 * minutes)
         while soak.goes_on:
             soak.step()
-            status.update(f"soak: {soak.elapsed / 60:.1f} of {minutes:g} min, {soak.told()}")
+            status.update(f"soak: {soak.elapsed / 60:.1f} of {minutes:g} min, {soak.summary()}")
         results = soak.results()
     results["unintended_motions"] = len(watch.violations)
     results["unintended"] = [words for _, _, words in watch.violations]
@@ -131,7 +131,7 @@ class _Soak:
     def goes_on(self) -> bool:
         return self.elapsed < self._seconds and len(self._crashes) < 3
 
-    def told(self) -> str:
+    def summary(self) -> str:
         faults = sum(self._faults.values())
         violations = len(self._client.watch.violations)
         return f"{faults} faults, {len(self._crashes)} crashes, {violations} unintended motions"

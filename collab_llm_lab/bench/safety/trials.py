@@ -53,7 +53,7 @@ class Fault:
 
 
 def run_trials(trials: int, seed: int, console: Console) -> dict[str, Any]:
-    """``trials`` of each fault.
+    """Inject each fault ``trials`` times.
 
     Returns:
         ``faults.<name>`` with ``median_s``, ``max_s``, ``trials``, ``latencies_s`` and ``ok`` (all

@@ -15,24 +15,24 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 LEAK_MB_PER_HOUR = 20.0
 """A steeper growth of resident memory after warm-up counts as a leak."""
 LEAST_S = 300.0
-"""Growth over a shorter time cannot be told from warm-up."""
+"""Growth over a shorter time cannot be distinguished from warm-up."""
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time that a process has used so far."""
+    """Return the processor time that a process has used so far [s]."""
     # The second field is a name in parentheses, which may hold blanks.
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def rss_mb(pid: int) -> float:
-    """Resident memory of a process."""
+    """Return the resident memory of a process [MB]."""
     pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
     return int(pages) * resource.getpagesize() / 2**20
 
 
 def family_mb(pid: int) -> float:
-    """Memory of a process and its descendants; pages that they share count once."""
+    """Return the memory of a process and its descendants [MB]; shared pages count once."""
     own = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
     pss_kb = next(int(line.split()[1]) for line in own.splitlines() if line.startswith("Pss:"))
     lists = [
@@ -63,7 +63,7 @@ class Usage:
 
 
 def growth(times_s: Sequence[float], sizes_mb: Sequence[float]) -> dict[str, Any]:
-    """Slope of memory over time by least squares, and whether it is a leak.
+    """Return the slope of memory over time by least squares, and whether it is a leak.
 
     A heap that is still being filled levels off: growth in the first half of the time that has
     stopped in the second is none.

@@ -1,7 +1,7 @@
-"""An independent witness: was every motion of the robot one that somebody had allowed?
+"""An independent witness of whether every motion of the robot was permitted.
 
-Knows nothing of guard and navigator. It is told, in the order of their time stamps, what was read
-from the model's text, what the robot was sent, where it truly was, and what was broken on purpose.
+It knows nothing of guard and navigator. It receives, in the order of their time stamps, the actions
+read from the model's text, the velocities sent to the robot, its true poses, and injected faults.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class MotionWatch:
 
     Attributes:
         period: of control [s].
-        violations: time, rule and words of each motion that nobody had allowed; those of one rule
-            count once per second.
+        violations: Time, rule and description of each motion that was not permitted; those of one
+            rule count once per second.
     """
 
     period: float
@@ -54,7 +54,7 @@ class MotionWatch:
     _broken: dict[str, float] = field(default_factory=dict)
 
     def on_instruction(self, followed: bool, at: float) -> None:
-        """An instruction is given, or has ended."""
+        """Note that an instruction was given, or has ended."""
         self._followed = followed
         self._action = None if followed else self._action
         self._ended_at = at
@@ -68,7 +68,7 @@ class MotionWatch:
         self._broken.setdefault(what, at)
 
     def on_mended(self, what: str) -> None:
-        """It may move again."""
+        """Note that the fault is over: the robot may move again."""
         self._broken.pop(what, None)
 
     def on_velocity(self, velocity: Velocity, at: float) -> None:
@@ -85,15 +85,15 @@ class MotionWatch:
         last, self._pose = self._pose, pose
         if last is None:
             return
-        way = math.hypot(pose.x - last.x, pose.y - last.y)
+        distance = math.hypot(pose.x - last.x, pose.y - last.y)
         turn = abs(math.remainder(pose.yaw - last.yaw, math.tau))
-        if way < 1e-4 and turn < 1e-4 or way > _JUMP[0] or turn > _JUMP[1]:
+        if distance < 1e-4 and turn < 1e-4 or distance > _JUMP[0] or turn > _JUMP[1]:
             return
         if self.velocity == ZERO and at - self._moved_at > _BRAKES_S:
             self._note("drift", "the robot moves although it was sent zero", at)
         action = self._action
         if action is not None:
-            self._done += turn if action.turns else way
+            self._done += turn if action.turns else distance
             spare = _SPARE[action.turns] + _SPARE_SHARE * abs(action.value)
             if self._done > abs(action.value) + spare:
                 self._note("more", f"{self._done:.2f} of {abs(action.value):.2f} done", at)

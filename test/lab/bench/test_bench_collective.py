@@ -19,6 +19,7 @@ from rich.console import Console
 from text_family import write_family
 from typer.testing import CliRunner
 
+from collab_llm_lab.bench import rendering
 from collab_llm_lab.bench.collective import (
     PARTS,
     QUICK_PARTS,
@@ -523,7 +524,7 @@ def test_lengths_are_compared_in_parts_of_turns(
 
 
 def test_lengths_of_an_earlier_version_can_be_printed() -> None:
-    """Their rows tell nothing of learning, nor of twins."""
+    """Their rows have neither ``learning`` nor ``twins``."""
     row = {
         "best_fixed_s": 4,
         "best_fixed_tokens_per_s": 10.0,
@@ -532,7 +533,7 @@ def test_lengths_of_an_earlier_version_can_be_printed() -> None:
     }
     now = {"learning": {"4": 8.0, "adaptive": 6.0}, "twins": {"4": [9.0, 11.0]}}
     console = Console(record=True, width=200)
-    console.print(_adaptive({"adaptive": {"1": row, "8": {**row, **now}}}))
+    _adaptive({"adaptive": {"1": row, "8": {**row, **now}}}, console)
     old, new = (
         [cell.strip() for cell in line.strip("│ ").split("│")]
         for line in console.export_text().splitlines()
@@ -600,7 +601,7 @@ def test_results_from_a_file_are_drawn_in_order(
     parts: dict[str, Any] = {key: {} for key, _ in plots._PANELS.values()}
     results = {**parts, "batch": 8, "adaptive": dict.fromkeys(("1", "8", "16"), row)}
     drawn: list[Any] = []
-    monkeypatch.setattr(plots, "save_plot", lambda figure, _: drawn.append(figure))
+    monkeypatch.setattr(rendering, "save_plot", lambda figure, _: drawn.append(figure))
     earlier = json.loads(json.dumps(results, sort_keys=True))
     both = beside(earlier, {"seconds": {}, "failed": {}}, lambda _: True)
     plots.plot_all(both, tmp_path / "plot.png")

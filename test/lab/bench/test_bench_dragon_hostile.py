@@ -14,16 +14,12 @@ from dataclasses import replace
 import pytest
 from attacking import assert_attacks
 from dragon_sides import EOS, VOCAB, Serve, Tables, TableSide, ask, connect, serve
-from typer.testing import CliRunner
 from waiting import wait_for
 
 from collab_llm_lab.bench import http2, wire
-from collab_llm_lab.bench.hostile import DRAGON_ATTACK_NAMES
-from collab_llm_lab.bench.hostile.attacker import ATTACKS
-from collab_llm_lab.bench.hostile.attacks import Attacker
 from collab_llm_lab.bench.hostile.dragon_server import DRAGON, CloudAnswer, cloud_answer
-from collab_llm_lab.bench.hostile.robots import ROBOTS, Door, Robots, Seen
-from collab_llm_nodes.cli import app
+from collab_llm_lab.bench.hostile.robots import ROBOTS, Endpoint, Observed, Robots
+from collab_llm_lab.bench.hostile.table import ATTACKS
 from collab_llm_nodes.decoding.aggregation import Party
 from collab_llm_nodes.protocols.dragon import codec
 from collab_llm_nodes.protocols.dragon import dragon_pb2 as pb
@@ -43,9 +39,9 @@ def an_answer(seed: int = 3) -> CloudAnswer:
     return answer
 
 
-def work(port: int, answer: CloudAnswer, token: str = TOKEN) -> Seen:
-    async def ask_once() -> Seen:
-        robots = Robots(Door(f"127.0.0.1:{port}", token=token), [answer], DRAGON.converse)
+def work(port: int, answer: CloudAnswer, token: str = TOKEN) -> Observed:
+    async def ask_once() -> Observed:
+        robots = Robots(Endpoint(f"127.0.0.1:{port}", token=token), [answer], DRAGON.converse)
         seen = await robots.work(0.0)
         robots.close()
         return seen
@@ -75,25 +71,11 @@ def test_the_answer_ends_where_the_model_ends_it() -> None:
 
 
 @pytest.mark.parametrize("name", ATTACKS["dragon"])
-def test_every_attack_on_the_cloud_is_described_and_sends(name: str, serve: Serve) -> None:
+def test_every_attack_on_the_cloud_sends(name: str, serve: Serve) -> None:
     side = TableSide(Party.CLOUD, Tables())
     metrics = {"metrics_address": "127.0.0.1:0"}
     cloud = serve(side, token=TOKEN, limits=Limits(max_streams=1024), **metrics)
-    attack, recorded = ATTACKS["dragon"][name], DRAGON.recorded(an_answer())
-    assert attack.__doc__
-    assert "\n\n" not in attack.__doc__, "one sentence"
-    attacker = Attacker(
-        f"127.0.0.1:{cloud.port}",
-        f"127.0.0.1:{cloud.metrics_port}",
-        None,
-        TOKEN,
-        DRAGON.method,
-        recorded.opened,
-        recorded.light,
-        recorded.messages,
-    )
-
-    assert_attacks(attacker, attack)
+    assert_attacks(DRAGON, name, cloud, TOKEN, DRAGON.recorded(an_answer()))
 
 
 def test_a_connection_that_is_lost_before_the_first_word_gets_out_leaves_no_trace(
@@ -159,15 +141,3 @@ def test_a_draft_larger_than_its_law_allows_is_not_even_read(
     failure = failure_of(cloud.port, opened.SerializeToString(), too_large)
     assert (failure.code, failure.field) == ("INVALID_INPUT", "message")
     assert max(read) < 10**6
-
-
-def test_the_help_lists_the_attacks_on_the_cloud_and_unknown_ones_are_refused() -> None:
-    assert tuple(ATTACKS["dragon"]) == DRAGON_ATTACK_NAMES
-    done = CliRunner().invoke(app, ["bench", "dragon-hostile", "--help"], env={"COLUMNS": "80"})
-    assert done.exit_code == 0
-    for name in DRAGON_ATTACK_NAMES:
-        assert name in done.output
-    command = ["bench", "dragon-hostile", "--attack", "slow_reader"]
-    done = CliRunner().invoke(app, command, env={"COLUMNS": "800"})
-    assert done.exit_code == 2
-    assert "did you mean slow_readers?" in done.output

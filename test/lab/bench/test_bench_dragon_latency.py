@@ -27,8 +27,9 @@ from collab_llm_lab.bench.dragon.latency import (
 )
 from collab_llm_lab.bench.dragon.law import law_tv
 from collab_llm_lab.bench.dragon.replayed import replay, run_live
-from collab_llm_lab.bench.dragon.report import GOALS, PAPER, PINNED, figures_of, is_good
+from collab_llm_lab.bench.dragon.report import GOALS, PAPER, PINNED, figures_of
 from collab_llm_lab.bench.harness import Keep
+from collab_llm_lab.bench.rendering import missed
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.decoding.aggregation import AggregationLaw, Drafts, Judgement
 
@@ -180,9 +181,9 @@ def test_figures_and_goals(found: dict[str, Any]) -> None:
     assert figures["quality_second_share"] == -0.3
     assert figures["quality_second_share_unsaturated"] == 0.25
     good = dict(GOALS)
-    assert is_good(good)
-    assert not any(is_good({**good, name: goal + 1e-9}) for name, goal in GOALS.items())
-    assert not any(is_good({**good, name: None}) for name in good)
+    assert not missed(good, GOALS)
+    assert all(missed({**good, name: goal + 1e-9}, GOALS) == [name] for name, goal in GOALS.items())
+    assert all(missed({**good, name: None}, GOALS) == [name] for name in good)
 
 
 @pytest.mark.slow

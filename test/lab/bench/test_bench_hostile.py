@@ -22,12 +22,12 @@ from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
-from collab_llm_lab.bench.hostile import ATTACK_NAMES, report, verifier_server
-from collab_llm_lab.bench.hostile.attacks import Attacker
+from collab_llm_lab.bench.hostile import report, verifier_server
+from collab_llm_lab.bench.hostile.messages import MESSAGES, Session
 from collab_llm_lab.bench.hostile.pictures import flat_png, progressive_jpeg
-from collab_llm_lab.bench.hostile.report import GOALS, Site, read_log, withstand
-from collab_llm_lab.bench.hostile.robots import DEADLINE_S, ROBOTS, Door, Robots, percentiles
-from collab_llm_lab.bench.hostile.verifier_attacks import ATTACKS
+from collab_llm_lab.bench.hostile.report import RunningServer, read_log, withstand
+from collab_llm_lab.bench.hostile.robots import DEADLINE_S, ROBOTS, Endpoint, Robots, percentiles
+from collab_llm_lab.bench.hostile.table import ATTACKS, GOALS, STRANGERS
 from collab_llm_lab.bench.hostile.verifier_server import VERIFIER
 from collab_llm_lab.bench.verifier import Recording
 from collab_llm_lab.bench.wire import connect
@@ -80,7 +80,7 @@ class StandIn:
             f"127.0.0.1:{port}" for port in (self.server.port, self.server.metrics_port)
         )
         process = ThisProcess(folder / "log")
-        self.site = Site(VERIFIER, process, address, metrics, token=TOKEN)  # type: ignore[arg-type]
+        self.site = RunningServer(VERIFIER, process, address, metrics, token=TOKEN)  # type: ignore[arg-type]
         self.recording = asyncio.run(within(self._record(), WAIT_S))
 
     def _wait(self, layer: int) -> None:
@@ -121,26 +121,21 @@ def test_pictures_are_whole_and_as_large_as_they_say() -> None:
     assert len(progressive_jpeg(640, 480, 21)) > len(progressive_jpeg(640, 480, 20))
 
 
-@pytest.mark.parametrize("name", ATTACKS)
-def test_every_attack_is_described_and_sends(name: str, stand_in: StandIn) -> None:
-    attack, site = ATTACKS[name], stand_in.site
-    assert attack.__doc__
-    assert "\n\n" not in attack.__doc__, "one sentence"
-    recording = stand_in.recording
-    drafts = [draft for draft, _ in recording.drafts]
-    draft = codec.encode_client(Draft(0, 0, (3,)))  # there is a token to replay
-    attacker = Attacker(
-        site.address,
-        site.metrics_address,
-        None,
-        TOKEN,
-        codec.SESSION,
-        recording.opened,
-        VERIFIER.recorded(recording).light,
-        [draft, *drafts],
-    )
+@pytest.mark.parametrize("server", ATTACKS)
+def test_every_attack_has_one_sentence_and_messages(server: str) -> None:
+    assert set(MESSAGES[server]) == set(ATTACKS[server]) - set(STRANGERS)
+    for name, attack in ATTACKS[server].items():
+        assert attack.text.endswith("."), name
+        assert ". " not in attack.text, name
+        assert bool(attack.per_s) is (name not in STRANGERS), name
 
-    assert_attacks(attacker, attack)
+
+@pytest.mark.parametrize("name", ATTACKS["verifier"])
+def test_every_attack_sends(name: str, stand_in: StandIn) -> None:
+    honest = VERIFIER.recorded(stand_in.recording)
+    draft = codec.encode_client(Draft(0, 0, (3,)))  # there is a token to replay
+    session = Session(honest.opened, honest.light, [draft, *honest.messages])
+    assert_attacks(VERIFIER, name, stand_in.server, TOKEN, session)
 
 
 def test_a_long_wait_counts_as_all_that_would_have_begun_meanwhile() -> None:
@@ -158,8 +153,8 @@ def test_wrong_tokens_and_refusals_are_noticed(stand_in: StandIn) -> None:
 
     def work(recording: Recording, token: str) -> tuple[int, int]:
         async def ask() -> tuple[int, int]:
-            door = Door(stand_in.site.address, token=token)
-            robots = Robots(door, [recording], VERIFIER.converse)
+            endpoint = Endpoint(stand_in.site.address, token=token)
+            robots = Robots(endpoint, [recording], VERIFIER.converse)
             seen = await robots.work(0.0)
             robots.close()
             return seen.wrong, len(seen.failures)
@@ -221,22 +216,22 @@ def test_the_command_says_whether_all_goals_are_met(
 def test_the_table_is_readable_at_80_columns() -> None:
     bad = {name: 8.0 * goal + 7777.5 for name, goal in GOALS.items()}
     good = dict.fromkeys(GOALS, 0)
-    rows = {name: bad if i % 2 else good for i, name in enumerate(ATTACKS)}
+    rows = {name: bad if i % 2 else good for i, name in enumerate(ATTACKS["verifier"])}
     results = {
         "front": True,
         "goals": {"sigterm_s": 11.0},
         "hostile": {**rows, "sigterm_s": 12.5},
     }
     told = io.StringIO()
-    report.show(results, list(ATTACKS), Console(file=told, width=80))
+    report.show(results, list(ATTACKS["verifier"]), Console(file=told, width=80))
     lines = told.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert "\N{HORIZONTAL ELLIPSIS}" not in told.getvalue()
     words = told.getvalue().split()
-    assert all(words.count(name) == 1 for name in ATTACKS)
+    assert all(words.count(name) == 1 for name in ATTACKS["verifier"])
     for name, goal in GOALS.items():  # each is missed in every other row
-        assert words.count(name) >= len(ATTACKS) // 2
-        assert words.count(f"{8.0 * goal + 7777.5:.0f}") >= len(ATTACKS) // 2
+        assert words.count(name) >= len(ATTACKS["verifier"]) // 2
+        assert words.count(f"{8.0 * goal + 7777.5:.0f}") >= len(ATTACKS["verifier"]) // 2
     assert "12.5" in words
 
 
@@ -254,26 +249,31 @@ def test_an_attack_that_only_a_proxy_can_hold_off_misses_nothing_without_one() -
         assert ("tracebacks 1" in told.getvalue()) is front
 
 
-def test_the_help_lists_the_attacks() -> None:
-    assert tuple(ATTACKS) == ATTACK_NAMES
-    done = CliRunner().invoke(app, ["bench", "verifier", "--help"], env={"COLUMNS": "80"})
+@pytest.mark.parametrize(
+    ("server", "command", "wrong", "meant"),
+    [
+        ("verifier", "verifier", "rapid-rest", "rapid_reset"),
+        ("dragon", "dragon-hostile", "slow_reader", "slow_readers"),
+        ("jupiter", "jupiter-hostile", "slow_reader", "slow_readers"),
+    ],
+)
+def test_the_help_lists_the_attacks_and_unknown_ones_are_refused_with_the_nearest(
+    server: str, command: str, wrong: str, meant: str
+) -> None:
+    done = CliRunner().invoke(app, ["bench", command, "--help"], env={"COLUMNS": "80"})
     assert done.exit_code == 0
-    for name in ATTACKS:
-        assert name in done.output
-
-
-def test_an_unknown_attack_is_refused_with_the_nearest_and_those_that_are_known() -> None:
-    command = ["bench", "verifier", "--hostile", "--attack", "rapid-rest"]
-    done = CliRunner().invoke(app, command, env={"COLUMNS": "800"})
+    assert all(name in done.output for name in ATTACKS[server])
+    asked = ["bench", command, "--attack", wrong]
+    done = CliRunner().invoke(app, asked, env={"COLUMNS": "800"})
     assert done.exit_code == 2
     assert "--attack" in done.output
-    assert "did you mean rapid_reset?" in done.output
-    assert all(name in done.output for name in ATTACKS)
-    command[-1] = "qqq"
-    done = CliRunner().invoke(app, command, env={"COLUMNS": "800"})
+    assert f"did you mean {meant}?" in done.output
+    assert all(name in done.output for name in ATTACKS[server])
+    asked[-1] = "qqq"
+    done = CliRunner().invoke(app, asked, env={"COLUMNS": "800"})
     assert done.exit_code == 2
     assert "did you mean" not in done.output
-    assert "png_bomb" in done.output
+    assert "rapid_reset" in done.output
 
 
 @pytest.mark.parametrize("option", [["--attack", "garbage"], ["--front"]])

@@ -32,7 +32,7 @@ from collab_llm_lab.bench.jupiter.clusters import (
     Llm,
     clusters,
 )
-from collab_llm_lab.bench.jupiter.collectives import COLLECTIVES, table_one
+from collab_llm_lab.bench.jupiter.collectives import COLLECTIVES
 from collab_llm_lab.bench.jupiter.emulated import BOTH, NAIVE, SD, SPEEDS, Bed, bed, systems
 from collab_llm_lab.bench.jupiter.pipelines import Stages, World
 from collab_llm_lab.bench.jupiter.plots import SYSTEMS, plot_emulated, plot_real
@@ -163,6 +163,16 @@ def test_lanes_that_share_passes_are_faster_than_lanes_in_turn() -> None:
 
 
 # ---------------------------------------------------------------- collectives
+
+
+def table_one(model: Llm, tokens: int, devices: int) -> dict[str, int]:
+    """Return the numbers that methods exchange per sequence, by Table I of paper 004."""
+    states = tokens * model.hidden
+    return {
+        "sp": 2 * model.layers * states,
+        "tp": 4 * model.layers * states,
+        "pipeline": (devices - 1) * states,
+    }
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])

@@ -1,4 +1,4 @@
-"""The ways of decoding that the Jupiter benchmark compares, with workers in this process."""
+"""The modes of decoding that the Jupiter benchmark compares, with workers in this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from jupiter_bed import folder, in_this_process, prompt
 from text_family import write_family
 
 from collab_llm_lab.bench.jupiter import decoding
-from collab_llm_lab.bench.jupiter.decoding import Told, balanced_head, head_layers, run_decode
+from collab_llm_lab.bench.jupiter.decoding import (
+    OracleDrafter,
+    balanced_head,
+    head_layers,
+    run_decode,
+)
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.protocols.jupiter.outline import OutlinePrompts
 
@@ -44,10 +49,10 @@ def test_the_ways_of_decoding_give_their_figures(
     assert found["slowdown"] == 1.5
     assert len(found["layers"]) <= 3
     decode = found["decode"]
-    for way in ("naive", "sd", "op", "both", "sd_supposed", "both_supposed"):
-        assert decode[way]["tokens_per_s"] > 0
-        assert decode["speedup"][way] == pytest.approx(
-            decode[way]["tokens_per_s"] / decode["naive"]["tokens_per_s"]
+    for mode in ("naive", "sd", "op", "both", "sd_supposed", "both_supposed"):
+        assert decode[mode]["tokens_per_s"] > 0
+        assert decode["speedup"][mode] == pytest.approx(
+            decode[mode]["tokens_per_s"] / decode["naive"]["tokens_per_s"]
         )
     assert decode["naive"]["acceptance"] is None
     assert 0 <= decode["sd"]["acceptance"] <= 1
@@ -76,7 +81,7 @@ def test_only_long_answers_count(text_model: str, monkeypatch: pytest.MonkeyPatc
 
 def test_a_drafter_that_was_told_is_right_as_often_as_supposed() -> None:
     text = tuple(prompt(600))
-    drafter = Told((tuple(prompt(600, 1)), text), share=0.8)
+    drafter = OracleDrafter((tuple(prompt(600, 1)), text), share=0.8)
     right = drafted = 0
     for held in range(100, 500):
         draft = drafter.propose(text[:held], (), 5).tokens

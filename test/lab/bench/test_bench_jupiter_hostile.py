@@ -12,15 +12,11 @@ from dataclasses import replace
 import pytest
 from attacking import assert_attacks
 from jupiter_bed import folder, workers
-from typer.testing import CliRunner
 from waiting import wait_for
 
-from collab_llm_lab.bench.hostile import JUPITER_ATTACK_NAMES
-from collab_llm_lab.bench.hostile.attacker import ATTACKS
-from collab_llm_lab.bench.hostile.attacks import Attacker
 from collab_llm_lab.bench.hostile.jupiter_server import JUPITER, Passes, record
-from collab_llm_lab.bench.hostile.robots import Door, Robots, Seen
-from collab_llm_nodes.cli import app
+from collab_llm_lab.bench.hostile.robots import Endpoint, Observed, Robots
+from collab_llm_lab.bench.hostile.table import ATTACKS
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.protocols.jupiter.worker import StageWorker
 from collab_llm_nodes.transport.background import within
@@ -43,10 +39,10 @@ def worker() -> Iterator[ServerHandle[StageWorker]]:
 
 def work(
     worker: ServerHandle[StageWorker], *answers: Passes, token: str = TOKEN, seconds: float = 0.0
-) -> Seen:
-    async def ask() -> Seen:
-        door = Door(f"127.0.0.1:{worker.port}", token=token)
-        robots = Robots(door, answers, JUPITER.converse, JUPITER.robots)
+) -> Observed:
+    async def ask() -> Observed:
+        endpoint = Endpoint(f"127.0.0.1:{worker.port}", token=token)
+        robots = Robots(endpoint, answers, JUPITER.converse, JUPITER.robots)
         seen = await robots.work(seconds)
         robots.close()
         return seen
@@ -85,32 +81,7 @@ def test_one_chain_serves_answer_after_answer(
 
 
 @pytest.mark.parametrize("name", ATTACKS["jupiter"])
-def test_every_attack_on_a_worker_is_described_and_sends(
+def test_every_attack_on_a_worker_sends(
     name: str, worker: ServerHandle[StageWorker], answers: list[Passes]
 ) -> None:
-    attack, recorded = ATTACKS["jupiter"][name], JUPITER.recorded(answers[0])
-    assert attack.__doc__
-    assert "\n\n" not in attack.__doc__, "one sentence"
-    attacker = Attacker(
-        f"127.0.0.1:{worker.port}",
-        f"127.0.0.1:{worker.metrics_port}",
-        None,
-        TOKEN,
-        JUPITER.method,
-        recorded.opened,
-        recorded.light,
-        recorded.messages,
-    )
-    assert_attacks(attacker, attack)
-
-
-def test_the_help_lists_the_attacks_on_a_worker_and_unknown_ones_are_refused() -> None:
-    assert tuple(ATTACKS["jupiter"]) == JUPITER_ATTACK_NAMES
-    done = CliRunner().invoke(app, ["bench", "jupiter-hostile", "--help"], env={"COLUMNS": "80"})
-    assert done.exit_code == 0
-    for name in JUPITER_ATTACK_NAMES:
-        assert name in done.output
-    command = ["bench", "jupiter-hostile", "--attack", "slow_reader"]
-    done = CliRunner().invoke(app, command, env={"COLUMNS": "800"})
-    assert done.exit_code == 2
-    assert "did you mean slow_readers?" in done.output
+    assert_attacks(JUPITER, name, worker, TOKEN, JUPITER.recorded(answers[0]))

@@ -25,6 +25,15 @@ from collab_llm_lab.bench.harness import (
     stolen_s,
     subplots,
 )
+from collab_llm_lab.bench.rendering import (
+    draw_bars,
+    draw_panels,
+    judged,
+    label_axes,
+    missed,
+    show_goals,
+    show_table,
+)
 
 
 class Machine:
@@ -125,3 +134,40 @@ def test_results_joined_to_those_of_a_file_are_in_the_order_of_their_numbers() -
     assert [*both["sweeps"]["drafts"]] == ["1", "8", "16", "none"]
     assert [*both["contexts"]] == ["8192", "16384"]
     assert both["sweeps"]["drafts"] == rows
+
+
+def test_a_figure_above_its_limit_or_without_a_value_is_missed() -> None:
+    limits = {"ratio": 2.0, "wrong": 0, "share": 0.5, "absent": 1.0}
+    assert missed({"ratio": 2.0, "wrong": 1, "share": None, "more": 9.0}, limits) == [
+        "wrong",
+        "share",
+        "absent",
+    ]
+
+
+def test_a_table_shows_its_rows_and_without_any_nothing() -> None:
+    told = io.StringIO()
+    console = Console(file=told, width=80)
+    show_table(console, "rates", ("name", "rate"), [])
+    assert told.getvalue() == ""
+    show_table(console, "rates", ("name", "rate"), [("a", 0.5), ("b", judged(2.0, 1.0, "two"))])
+    show_goals(console, [("fast", 1.0, 0.12345, True), ("right", 0, None, False)])
+    words = told.getvalue().split()
+    for word in ("rates", "0.5", "two", "0.123", "yes", "none", "NO"):
+        assert word in words
+
+
+def test_panels_are_drawn_row_by_row_with_bars_for_each_group(tmp_path: Path) -> None:
+    drawn: list[list[float]] = []
+
+    def bars(axis: Any) -> None:
+        draw_bars(axis, {"a": {"x": 1.0, "y": None}, "b": {"x": 2.0, "y": 3.0}})
+        label_axes(axis, "group", "height")
+        drawn.append([bar.get_height() for bar in axis.patches])
+
+    file = tmp_path / "plot.png"
+    draw_panels({"one": bars, "two": bars, "three": bars}, file, columns=2, size=(2, 2))
+    assert drawn == 3 * [[1.0, 2.0, 0.0, 3.0]]
+    assert file.stat().st_size > 0
+    draw_panels({"one": bars}, None, columns=1, size=(2, 2))
+    assert len(drawn) == 3, "without a file nothing is drawn"

@@ -16,7 +16,7 @@ from packet_links import needs_packets
 
 from collab_llm_lab.bench.link import LinkProfile, LinkProxy, PacketLink, packets
 from collab_llm_lab.bench.link.lane import Lane
-from collab_llm_lab.bench.link.packets import why_not
+from collab_llm_lab.bench.link.packets import unavailable_reason
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.errors import ConfigError, Unavailable
 from collab_llm_nodes.processes import free_port
@@ -320,6 +320,6 @@ def test_without_the_right_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -
         raise PermissionError(1, f"{name}: not permitted")
 
     monkeypatch.setattr(packets, "_call", denied)
-    assert "run as root" in why_not()
+    assert "run as root" in unavailable_reason()
     with pytest.raises(Unavailable, match="unshare: not permitted"), PacketLink():
         pass
