@@ -1,29 +1,13 @@
-"""Log lines of the nodes: the loggers of ROS and Python, and a limit on repeats."""
+"""Log lines of a process: Python's, passed to the logger of a node, and a limit on repeats."""
 
 from __future__ import annotations
 
 import logging
-import os
 from collections import deque
-from typing import Any
 
-from rclpy.impl import rcutils_logger
 from rclpy.impl.rcutils_logger import RcutilsLogger
 
-from collab_llm_nodes.errors import printable
 from collab_llm_nodes.transport.logs import Text
-
-# rclpy throttles by the line of code that logs; the lines below are not those.
-rcutils_logger._internal_callers.append(os.path.realpath(__file__))
-
-
-class Logger(RcutilsLogger):  # type: ignore[misc]
-    """A node's logger; the text of others cannot pass for a line of its log."""
-
-    def log(self, message: str, severity: Any, **options: Any) -> bool:
-        """Log ``message`` with its control characters escaped and its line breaks marked."""
-        escaped = printable(message, lines=True).replace("\n", "\n  | ")
-        return bool(super().log(escaped, severity, **options))
 
 
 class Repeats:

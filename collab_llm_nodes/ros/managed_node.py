@@ -40,7 +40,8 @@ from collab_llm_nodes.ros.clock import STEADY, set_period
 from collab_llm_nodes.ros.diagnostics import Diagnostics
 from collab_llm_nodes.ros.endpoints import SILENT_PUBLISHER, SILENT_SUBSCRIPTION, Endpoints
 from collab_llm_nodes.ros.health import DiagnosticsConfig, Level, Status, TopicLimits
-from collab_llm_nodes.ros.logs import Logger, Repeats
+from collab_llm_nodes.ros.logger import Logger
+from collab_llm_nodes.ros.logs import Repeats
 from collab_llm_nodes.ros.parameters import declare, of_qos, read, refuse_unknown
 from collab_llm_nodes.ros.qos import COMMAND
 

@@ -225,13 +225,27 @@ class Behaviors:
             result.error_code, result.error_msg = getattr(result, code), "so it is"
             goal.abort()
             return result
-        if hasattr(request, "target"):
-            self.robot.x += request.target.x * math.cos(self.robot.yaw)
-            self.robot.y += request.target.x * math.sin(self.robot.yaw)
-        else:
-            self.robot.yaw += request.target_yaw
+        await self._move(request)
         goal.succeed()
         return result
+
+    async def _move(self, request: Any) -> None:
+        """Carry a step out at a speed of robots: all at once, odometry would show a jump."""
+        robot, turns = self.robot, hasattr(request, "target_yaw")
+        left = request.target_yaw if turns else request.target.x
+
+        def advance() -> bool:
+            nonlocal left
+            change = math.copysign(min(abs(left), 0.02), left)
+            left -= change
+            if turns:
+                robot.yaw += change
+            else:
+                robot.x += change * math.cos(robot.yaw)
+                robot.y += change * math.sin(robot.yaw)
+            return not left
+
+        await robot.until(advance)
 
     def _result(self, request: Any) -> Any:
         from nav2_msgs.action import DriveOnHeading, Spin

@@ -56,7 +56,7 @@ def test_actions_of_other_sessions_about_the_same_frame_move_nothing(graph: Any)
         robot.say(goal, "other", "the next action is move forward 75 cm.")
         await robot.until(lambda: any(a.session_id == "other" for a in actions))
         goal.publish_feedback(Generate.Feedback(header=goal.request.header, session_id="own"))
-        await robot.until(lambda: robot.navigator._run.told)
+        await robot.until(lambda: robot.navigator._run.texts)
         robot.say(goal, "another", "the next action is turn left 30 degree.")
         robot.say(goal, "own", stop)
         goal.succeed()
@@ -78,7 +78,7 @@ def test_a_text_that_our_own_generation_did_not_say_moves_nothing(graph: Any) ->
     async def preceded(robot: Robot, goal: Any) -> Generate.Result:
         answer = {"header": goal.request.header, "session_id": "own"}
         goal.publish_feedback(Generate.Feedback(**answer, text="the next"))
-        await robot.until(lambda: robot.navigator._run.told)
+        await robot.until(lambda: robot.navigator._run.texts)
         robot.say(goal, "own", "move forward 75 cm")
         await robot.until(lambda: actions)
         robot.say(goal, "own", "stop")

@@ -94,6 +94,6 @@ def test_metadata_that_says_nothing_is_named(tmp_path: Path, text: str) -> None:
     bag = tmp_path / "room"
     shutil.copytree(ROOM, bag)
     (bag / "metadata.yaml").write_text(text, encoding="utf-8")
-    with pytest.raises(InvalidInput, match="metadata.yaml says nothing about a bag"):
+    with pytest.raises(InvalidInput, match="metadata.yaml describes no bag"):
         read_recording(bag)
     assert read_recording(mend(bag)[0]).steps

@@ -240,7 +240,8 @@ def test_a_deadline_ends_an_answer(served: Served) -> None:
 
 def test_what_waits_has_its_own_deadline_and_more_is_refused(served: Served) -> None:
     first = served.send("one two", **SLOW)
-    hasty = served.send("three", deadline_s=0.2)
+    # Long enough for two more goals to be sent on a machine that stalls for a second.
+    hasty = served.send("three", deadline_s=3.0)
     others = [served.send("four") for _ in range(2)]
     assert served.ask("too many").status.code == Status.BUSY
     late = served.graph.ask(hasty.get_result_async).result
