@@ -9,7 +9,7 @@ Two rules minimise the time per token:
   tokens(s) comes from :class:`Acceptance`. rest(s), the time between two verdicts without drafting,
   and drafting(s) are least-squares lines through what was measured: rest over the tokens of the
   drafts and the prompt tokens read with them, drafting over the tokens of the drafts and the
-  context that the draft models had to read first. prompts(s) is what the draft models take to read
+  context that the draft models had to read first. prompts(s) is the time in which draft models read
   prompts, per token of the answers; without speculation they read none. Where drafts are made
   beside the passes of the target, rest(s) is the whole time.
 - ``printed``: the paper's. It fits a line to t_LLM / vl over the order of verifications, across the
@@ -251,7 +251,8 @@ class _Adaptive:
         """
         lengths = range(self._config.longest + 1)
         times = [self._rest.at(s) + (self._drafting.at(s) if s else 0.0) for s in lengths]
-        tokens = [self._acceptance.tokens(s) + self._extra.at(s) for s in lengths]
+        own = self._acceptance.by_length(self._config.longest)
+        tokens = [own[s] + self._extra.at(s) for s in lengths]
         token_s = self._drafting.slope_2  # for a draft model to read a token
         prompts_s = token_s * self._prompt_tokens / self._answer_tokens
 
