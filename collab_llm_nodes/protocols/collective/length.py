@@ -103,8 +103,9 @@ class Verification:
             are made beside its passes.
         extra: tokens that passes without drafts have yielded in this time.
         read: prompt tokens that the target has read in this time.
-        unread: context tokens that the draft models read before they drafted, beyond those of the
-            last round; of a draft without tokens, those they would have had to read.
+        unread: context tokens that a draft model read before it drafted, beyond those of the last
+            round, all drafts together; without drafts, those that it would have had to read. The
+            mean of all draft models.
         runs: [batch] draft tokens of the request that were accepted since the last rejected one;
             None if unknown, or if the draft was cut short to one token. By default none was.
     """
@@ -117,7 +118,7 @@ class Verification:
     draft_s: float = 0.0
     extra: int = 0
     read: int = 0
-    unread: int = 0
+    unread: float = 0.0
     runs: Sequence[int | None] = ()
 
 
