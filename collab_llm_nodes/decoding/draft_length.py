@@ -1,4 +1,4 @@
-"""What protocols choose the length of drafts by, in common.
+"""Estimators for the length of drafts, which several protocols share.
 
 A longer draft yields more tokens in each verification, and takes more time. :class:`Acceptance`
 estimates the tokens. Each protocol predicts the time by a formula of its own. Predictions age, so
@@ -61,11 +61,17 @@ class Acceptance:
             s: tokens of a draft.
             ends: chance of a token to end the answer; nothing follows an end.
         """
-        if not s or not self._judged.any():
-            return 1.0
-        # A run takes one draft, and another one after each s of its tokens but the last ones.
+        return self.by_length(s, ends)[s]
+
+    def by_length(self, longest: int, ends: float = 0.0) -> list[float]:
+        """Return :meth:`tokens` of each length up to ``longest``."""
+        if not self._judged.any():
+            return [1.0] * (longest + 1)
         lasts = ((1.0 - ends) * self._chances()).cumprod()
-        return float(1.0 + lasts.sum() / (1.0 + lasts[s - 1 : -1 : s].sum()))
+        total = lasts.sum()
+        # A run takes one draft, and another one after each s of its tokens but the last ones.
+        drafts = (1.0 + lasts[s - 1 : -1 : s].sum() for s in range(1, longest + 1))
+        return [1.0, *(float(1.0 + total / count) for count in drafts)]
 
     def _chances(self) -> np.ndarray:
         """Return the chance of the next token after runs of 0, 1, ... tokens.

@@ -9,7 +9,7 @@ Two rules minimise the time per token:
   tokens(s) comes from :class:`Acceptance`. rest(s), the time between two verdicts without drafting,
   and drafting(s) are least-squares lines through what was measured: rest over the tokens of the
   drafts and the prompt tokens read with them, drafting over the tokens of the drafts and the
-  context that the draft models had to read first. prompts(s) is what the draft models take to read
+  context that the draft models had to read first. prompts(s) is the time in which draft models read
   prompts, per token of the answers; without speculation they read none. Where drafts are made
   beside the passes of the target, rest(s) is the whole time.
 - ``printed``: the paper's. It fits a line to t_LLM / vl over the order of verifications, across the
@@ -103,8 +103,9 @@ class Verification:
             are made beside its passes.
         extra: tokens that passes without drafts have yielded in this time.
         read: prompt tokens that the target has read in this time.
-        unread: context tokens that the draft models read before they drafted, beyond those of the
-            last round; of a draft without tokens, those they would have had to read.
+        unread: context tokens that a draft model read before it drafted, beyond those of the last
+            round, all drafts together; without drafts, those that it would have had to read. The
+            mean of all draft models.
         runs: [batch] draft tokens of the request that were accepted since the last rejected one;
             None if unknown, or if the draft was cut short to one token. By default none was.
     """
@@ -117,7 +118,7 @@ class Verification:
     draft_s: float = 0.0
     extra: int = 0
     read: int = 0
-    unread: int = 0
+    unread: float = 0.0
     runs: Sequence[int | None] = ()
 
 
@@ -251,7 +252,8 @@ class _Adaptive:
         """
         lengths = range(self._config.longest + 1)
         times = [self._rest.at(s) + (self._drafting.at(s) if s else 0.0) for s in lengths]
-        tokens = [self._acceptance.tokens(s) + self._extra.at(s) for s in lengths]
+        own = self._acceptance.by_length(self._config.longest)
+        tokens = [own[s] + self._extra.at(s) for s in lengths]
         token_s = self._drafting.slope_2  # for a draft model to read a token
         prompts_s = token_s * self._prompt_tokens / self._answer_tokens
 

@@ -19,13 +19,12 @@ class ScheduleConfig:
     target_batch: int = _fixed(16, "b_LLM: requests verified in one pass.", low=1, high=1024)
     pool_high: int = _fixed(
         0,
-        "Drafting pauses while so many drafts wait for the target; 0: target_batch, as in paper"
-        " 002.",
+        "Drafts waiting for the target at which drafting pauses; 0: target_batch, as in paper 002.",
         low=0,
         high=65536,
     )
     pool_low: int = _fixed(
-        0, "Drafting resumes below so many waiting drafts; 0: pool_high.", low=0, high=65536
+        0, "Waiting drafts below which drafting resumes; 0: pool_high.", low=0, high=65536
     )
     max_active: int = _fixed(
         64, "Requests that hold KV caches at a time; others wait for a place.", low=1, high=4096
@@ -35,21 +34,20 @@ class ScheduleConfig:
     )
     draft_timeout_s: float = _fixed(
         5.0,
-        "A draft model that is silent for so long is left out until it answers [s].",
+        "Silence after which a draft model is left out until it answers [s].",
         low=0.001,
         high=600.0,
     )
     vote_every_token: bool = _fixed(
         False,
-        "Vote after each token, and let all models go on from the voted one; else each drafts its"
+        "Vote after each token, and continue all models from the voted one; else each drafts its"
         " whole length, as in paper 002.",
     )
     ask_all_every: int = _fixed(
         64,
-        "A model that outweighs all others together decides the vote, so it drafts alone. All"
-        " draft, and are scored, in the first round of a request (one token), so many rounds later,"
-        " and again after pauses that double. 1: in every round, and whole drafts, as in paper"
-        " 002.",
+        "Rounds of a request after which all models draft and are scored again, as in its first"
+        " round (one token); the pauses double. Between, a model that outweighs all others together"
+        " drafts alone. 1: all draft whole drafts in every round, as in paper 002.",
         low=1,
         high=65536,
     )

@@ -33,11 +33,11 @@ class DraftsConfig:
         read_only=True,
     )
     threads: int = setting(
-        1, "CPU threads of each process of its own.", low=1, high=1024, read_only=True
+        1, "CPU threads of each draft process.", low=1, high=1024, read_only=True
     )
     load_s: float = setting(
         120.0,
-        "Time for a process of its own to load each of its models, from the hub perhaps [s].",
+        "Time for a draft process to load each of its models, perhaps from the hub [s].",
         low=1.0,
         high=86_400.0,
         read_only=True,
