@@ -13,6 +13,7 @@ PYTHON_FILES = sorted(
     p
     for folder in ("collab_llm_nodes", "collab_llm_lab", "scripts", "test")
     for p in (ROOT / folder).rglob("*.py")
+    if p.name != "setup.py"  # setuptools builds it
 )
 # Where the module's name is not the distribution's.
 DISTRIBUTION = {
