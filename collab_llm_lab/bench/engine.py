@@ -35,6 +35,7 @@ from transformers import (
 from collab_llm_lab.bench.harness import medians, save_plot, subplots
 from collab_llm_lab.bench.lossless.check import generate_inputs
 from collab_llm_lab.bench.scenes import scene_prompts
+from collab_llm_lab.random_models import random_tokenizer
 from collab_llm_nodes.decoding.sampling import (
     Distribution,
     SamplingConfig,
@@ -47,7 +48,6 @@ from collab_llm_nodes.engine.session import Feed, OnExit, Session
 from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode
-from collab_llm_nodes.models.random_init import random_tokenizer
 from collab_llm_nodes.protocols.edge_cloud.client import DraftJob
 from collab_llm_nodes.protocols.edge_cloud.drafter import MAX_SUPPORT, Drafter
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Open

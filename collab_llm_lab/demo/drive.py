@@ -17,11 +17,11 @@ from rich.text import Text
 
 from collab_llm_lab.demo.film import Frame, save
 from collab_llm_lab.demo.memory import figures_of, memory_processes, show
+from collab_llm_lab.reference import generate
 from collab_llm_lab.training.nav.wording import VERBS, instruction
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.engine.reference import generate
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.models.threads import set_threads

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import tiny_model
 
+from collab_llm_lab.reference import generate
 from collab_llm_nodes.chat.base import Finish, Usage
 from collab_llm_nodes.chat.batch import Batch, BatchConfig, Ended, Job
 from collab_llm_nodes.chat.prefixes import WORTH_SHARING, Ids, Prefixes, common, group_by_prefix
@@ -19,7 +20,6 @@ from collab_llm_nodes.chat.quoting import Quoting
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.cache import BLOCK
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.engine.reference import generate
 from collab_llm_nodes.engine.session import Feed
 from collab_llm_nodes.errors import Cancelled, CollabError, InvalidInput, ModelError
 from collab_llm_nodes.models.architectures import ARCHITECTURES

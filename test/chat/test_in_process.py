@@ -13,12 +13,12 @@ import pytest
 from tiny_models import tiny_model
 from waiting import wait_for
 
+from collab_llm_lab.reference import generate
 from collab_llm_nodes.chat.base import ChatRequest, Finish, Reply, Usage
 from collab_llm_nodes.chat.batch import Batch, BatchConfig
 from collab_llm_nodes.chat.in_process import InProcessChat, InProcessConfig
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.engine.reference import generate
 from collab_llm_nodes.errors import (
     Busy,
     Cancelled,

@@ -8,11 +8,11 @@ import pytest
 from tiny_models import tiny_folder
 from typer.testing import CliRunner
 
+from collab_llm_lab.bench.jupiter.local_workers import local_workers
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.errors import CollabError, InvalidInput, ModelError
 from collab_llm_nodes.processes import free_port
 from collab_llm_nodes.protocols.jupiter.planner import JupiterPlan
-from collab_llm_nodes.protocols.jupiter.process import local_workers
 from collab_llm_nodes.protocols.jupiter.profile import Profile
 
 

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import VISION, tiny_model, tiny_prompt
 
+from collab_llm_lab import reference
 from collab_llm_lab.bench.lossless.check import transformers_generate
 from collab_llm_nodes.decoding.rejection import propose, verify_chain
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution, distributions
-from collab_llm_nodes.engine import reference
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.engine.static import StaticBackend

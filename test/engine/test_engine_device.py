@@ -17,12 +17,12 @@ from tiny_models import tiny_folder, tiny_prompt
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from collab_llm_lab.random_models import random_tokenizer
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt, encode
-from collab_llm_nodes.models.random_init import random_tokenizer
 
 # ---------------------------------------------------------------- the budget of a pass
 

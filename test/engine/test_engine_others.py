@@ -19,6 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from collab_llm_lab.random_models import SPREAD, random_tokenizer
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine import attention, reference
 from collab_llm_nodes.engine.engine import Engine
@@ -27,7 +28,6 @@ from collab_llm_nodes.engine.stage import Stage
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt
-from collab_llm_nodes.models.random_init import SPREAD, random_tokenizer
 
 TOKENS = 24
 PROMPT = EncodedPrompt(tuple(range(5, 45)))

@@ -9,13 +9,13 @@ import pytest
 import torch
 from tiny_models import tiny_folder, tiny_prompt
 
+from collab_llm_lab.random_models import write_random_model
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models import loading
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load
 from collab_llm_nodes.models.prompt import encode
-from collab_llm_nodes.models.random_init import write_random_model
 
 CASES = [
     pytest.param(

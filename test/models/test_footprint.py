@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, Qwen2_5_VLConfig, Qwen2VLConfig
 
+from collab_llm_lab.random_models import write_random_model
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models import loading
@@ -28,7 +29,6 @@ from collab_llm_nodes.models.footprint import (
 )
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import encode
-from collab_llm_nodes.models.random_init import write_random_model
 
 BF16 = torch.bfloat16
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from tiny_models import tiny_folder, tiny_model
 
+from collab_llm_lab import reference
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.engine import reference
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.models.prompt import Prompt, encode

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from tiny_models import tiny_folder, tiny_model
 
+from collab_llm_lab.bench.jupiter.local_workers import LocalWorker
+from collab_llm_lab.reference import generate
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.engine.reference import generate
 from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.heads import MedusaHeads, head_fingerprint
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig
@@ -27,7 +28,6 @@ from collab_llm_nodes.protocols.jupiter.generation import OnTokens, answer, answ
 from collab_llm_nodes.protocols.jupiter.lane import DecodeConfig
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, PipelineConfig, Plan, equal_parts
-from collab_llm_nodes.protocols.jupiter.process import LocalWorker
 from collab_llm_nodes.protocols.jupiter.worker import StageWorker
 from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerConfig
 from collab_llm_nodes.transport.server import ServerHandle

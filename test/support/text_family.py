@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
+from collab_llm_lab.random_models import add_head_noise
 from collab_llm_lab.training.text.models import TINY, TINY_DRAFT, build, export
 from collab_llm_lab.training.text.samples import draw_sample
 from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.heads import MedusaHeads, head_fingerprint
-from collab_llm_nodes.models.random_init import add_head_noise
 from collab_llm_nodes.models.tokenizer import train_text_tokenizer
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
+from collab_llm_lab.random_models import add_head_noise, write_random_model
 from collab_llm_nodes.models.architectures import ARCHITECTURES
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt
-from collab_llm_nodes.models.random_init import add_head_noise, write_random_model
 
 VISION = tuple(name for name, a in ARCHITECTURES.items() if a.vision)
 
@@ -25,7 +25,7 @@ def _root() -> tempfile.TemporaryDirectory[str]:
 
 @cache
 def tiny_folder(architecture: str, seed: int = 0, padding: int = 0, layers: int = 4) -> Path:
-    """Folder of a random checkpoint (``collab_llm_nodes.models.random_init``)."""
+    """Folder of a random checkpoint (``collab_llm_lab.random_models``)."""
     folder = Path(_root().name) / f"{architecture}-{seed}-{padding}-{layers}"
     return write_random_model(folder, architecture, seed=seed, padding=padding, layers=layers)
 

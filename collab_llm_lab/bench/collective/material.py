@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
+from collab_llm_lab import reference
 from collab_llm_lab.bench.lossless.check import rounding
 from collab_llm_lab.training.text.distillation import beginning
 from collab_llm_lab.training.text.rendering import Renderer
 from collab_llm_lab.training.text.samples import SUB_DOMAINS, make_sample
-from collab_llm_nodes.engine import reference
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
+from collab_llm_lab import reference
 from collab_llm_lab.bench.lossless.check import generate_inputs
-from collab_llm_nodes.engine import reference
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.prompt import EncodedPrompt
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from collab_llm_lab.bench.harness import Log
+from collab_llm_lab.bench.jupiter.local_workers import LocalWorker, local_workers
 from collab_llm_lab.bench.jupiter.material import Ids, Questions, random_ids
 from collab_llm_lab.bench.jupiter.real import (
     control,
@@ -36,7 +37,6 @@ from collab_llm_nodes.protocols.jupiter.messages import Step, Want, WorkerInfo
 from collab_llm_nodes.protocols.jupiter.outline import MOST_POINTS
 from collab_llm_nodes.protocols.jupiter.partition import Placement
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, Plan
-from collab_llm_nodes.protocols.jupiter.process import LocalWorker, local_workers
 
 SLOWDOWN = 16.0
 """Least emulated slow-down."""

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
+from collab_llm_lab.random_models import random_tokenizer
 from collab_llm_lab.training.text.samples import SUB_DOMAINS, make_sample
 from collab_llm_nodes.models.loading import ModelConfig, no_progress_bar
 from collab_llm_nodes.models.partial import read_facts
-from collab_llm_nodes.models.random_init import random_tokenizer
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.jupiter.outline import (
     OutlinePrompts,

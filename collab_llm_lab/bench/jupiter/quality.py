@@ -24,6 +24,7 @@ from typing import Any
 
 from collab_llm_lab.bench.harness import Log
 from collab_llm_lab.bench.jupiter.decoding import OUTLINE_TOKENS, POINT_TOKENS
+from collab_llm_lab.bench.jupiter.local_workers import local_workers
 from collab_llm_lab.bench.jupiter.material import Ids, Questions
 from collab_llm_lab.bench.jupiter.real import control, pipeline
 from collab_llm_lab.training.text.checker import check, unknown_word
@@ -39,7 +40,6 @@ from collab_llm_nodes.protocols.jupiter.generation import answer, answer_in_poin
 from collab_llm_nodes.protocols.jupiter.lane import DecodeConfig
 from collab_llm_nodes.protocols.jupiter.outline import MOST_POINTS, join_points, read_point
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline
-from collab_llm_nodes.protocols.jupiter.process import local_workers
 from collab_llm_nodes.protocols.jupiter.route import route
 
 ANSWER_TOKENS = 400

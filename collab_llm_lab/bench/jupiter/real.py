@@ -22,6 +22,7 @@ import numpy as np
 import yaml
 
 from collab_llm_lab.bench.harness import Log, in_turn
+from collab_llm_lab.bench.jupiter.local_workers import LocalWorker, local_workers
 from collab_llm_lab.bench.jupiter.material import Ids, random_ids
 from collab_llm_lab.bench.link.proxy import LinkProxy
 from collab_llm_nodes.errors import CollabError
@@ -43,7 +44,6 @@ from collab_llm_nodes.protocols.jupiter.pipeline import (
     Plan,
     equal_parts,
 )
-from collab_llm_nodes.protocols.jupiter.process import LocalWorker, local_workers
 
 PARTS_TRIED = (2, 4, 8, 16)
 """Numbers of equal sub-sequences that are tried where no plan is given; the fastest counts."""

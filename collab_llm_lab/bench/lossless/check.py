@@ -26,15 +26,15 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from collab_llm_lab import reference
+from collab_llm_lab.random_models import add_head_noise, write_random_model
 from collab_llm_nodes.decoding.randomness import gumbel
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
-from collab_llm_nodes.engine import reference
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.models.architectures import ARCHITECTURES
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode
-from collab_llm_nodes.models.random_init import add_head_noise, write_random_model
 
 # The path under test: (prompt, sampling, max_tokens) -> tokens of the answer.
 Generate = Callable[[Prompt, SamplingConfig, int], Sequence[int]]

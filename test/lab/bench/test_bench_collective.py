@@ -64,11 +64,11 @@ from collab_llm_lab.bench.collective.methods import (
 from collab_llm_lab.bench.collective.report import run_collective
 from collab_llm_lab.bench.collective.tables import BESIDE, _adaptive
 from collab_llm_lab.bench.harness import beside
+from collab_llm_lab.random_models import write_random_model
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ConfigError, DeadlineExceeded
 from collab_llm_nodes.models.loading import ModelConfig, load
-from collab_llm_nodes.models.random_init import write_random_model
 from collab_llm_nodes.protocols.collective.messages import Claim, Ids, Verdict
 from collab_llm_nodes.protocols.collective.models import Drafts
 from collab_llm_nodes.protocols.collective.workers import Failed, InThread, LocalDraft, Proposed

@@ -27,8 +27,8 @@ from collective_models import (
 )
 from waiting import wait_for
 
+from collab_llm_lab import reference
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.engine import reference
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import (
     Busy,

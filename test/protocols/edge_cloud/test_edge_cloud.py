@@ -17,6 +17,7 @@ import torch
 from fake_models import EOS, VOCAB, FakeEngine, as_engine, encode
 from tiny_models import tiny_model, tiny_prompt
 
+from collab_llm_lab import reference
 from collab_llm_nodes.decoding.rejection import propose
 from collab_llm_nodes.decoding.sampling import (
     Distribution,
@@ -24,7 +25,6 @@ from collab_llm_nodes.decoding.sampling import (
     distributions,
     distributions_of,
 )
-from collab_llm_nodes.engine import reference
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import (
     Cancelled,

@@ -19,10 +19,10 @@ from enumeration import (
 from fake_models import FakeEngine, as_engine, encode
 from tiny_models import tiny_folder, tiny_model, tiny_prompt
 
+from collab_llm_lab import reference
 from collab_llm_nodes.decoding.rejection import verify_chain
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
 from collab_llm_nodes.decoding.weights import Weights
-from collab_llm_nodes.engine import reference
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.loading import ModelConfig

@@ -14,9 +14,9 @@ import torch
 from jupiter_bed import ARCHITECTURE, LAYERS, PATIENT, alone, folder, prompt, workers
 from tiny_models import tiny_folder, tiny_model, tiny_prompt
 
+from collab_llm_lab.reference import generate
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.engine.reference import generate
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.errors import Busy, ConfigError, InvalidInput, ModelError, ProtocolError
 from collab_llm_nodes.models.loading import ModelConfig

@@ -16,11 +16,12 @@ import pytest
 import yaml
 from jupiter_bed import WAIT_S
 
+from collab_llm_lab.bench.jupiter.local_workers import LocalWorker, local_workers
 from collab_llm_lab.bench.scenes import scene_prompts
+from collab_llm_lab.reference import generate
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.engine.reference import generate
 from collab_llm_nodes.errors import DeadlineExceeded
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt, encode
@@ -29,7 +30,6 @@ from collab_llm_nodes.protocols.edge_cloud.process import verifier_process, wait
 from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
-from collab_llm_nodes.protocols.jupiter.process import LocalWorker, local_workers
 
 TOKENS = 24
 GREEDY = SamplingConfig()

@@ -27,6 +27,7 @@ from jupiter_bed import (
 )
 from waiting import wait_for
 
+from collab_llm_lab.bench.jupiter.local_workers import local_workers
 from collab_llm_lab.bench.link.proxy import LinkProxy
 from collab_llm_nodes.errors import Busy, ConfigError, ModelError, Unavailable
 from collab_llm_nodes.processes import free_port
@@ -43,7 +44,6 @@ from collab_llm_nodes.protocols.jupiter.pipeline import (
     PipelineConfig,
     equal_parts,
 )
-from collab_llm_nodes.protocols.jupiter.process import local_workers
 
 TOKENS = 16
 WATCHFUL = LinkConfig(silence_s=3.0, connect_s=20.0)
