@@ -28,7 +28,7 @@ from collab_llm_nodes.protocols.edge_cloud import running
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
-from collab_llm_nodes.ros import generation_host
+from collab_llm_nodes.ros import goals
 from collab_llm_nodes.ros.convert import figures_from
 from collab_llm_nodes.ros.qos import REQUESTS
 from collab_llm_nodes.transport.server import ServerHandle
@@ -474,7 +474,7 @@ def test_results_are_not_kept_for_long(
     ros_graph: Any, verifier: ServerHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each keeps its goal, and that its picture."""
-    monkeypatch.setattr(generation_host, "RESULT_S", 1)
+    monkeypatch.setattr(goals, "RESULT_S", 1)
     edge = Edge(ros_graph, verifier.port)
     handle = ros_graph.ask(edge.action.send_goal_async, edge.goal())
     kept = ros_graph.ask(handle.get_result_async)
