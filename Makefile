@@ -9,6 +9,12 @@
 ARGS ?=
 RUN := scripts/with-ros
 CLI := .venv/bin/collab-llm
+# Three processes on two cores: much of the time, a test waits for a node, a link or a deadline.
+PYTEST := $(RUN) python -m pytest --numprocesses 3 --dist loadfile
+LAWS := test/decoding test/engine/test_engine.py test/engine/test_engine_operations.py \
+	$(addprefix test/protocols/,edge_cloud/test_machines.py edge_cloud/test_link.py collective/test_machine.py \
+	dragon/test_dragon_machine.py jupiter/test_lane.py minions/test_minions.py) \
+	$(addprefix test/robot/test_,grammar.py guard.py mission.py)
 
 # A DDS domain per call, whatever the caller's shell says: two runs must not hear each other, and a
 # simulated robot's velocities must never reach a real one.
@@ -36,19 +42,19 @@ demo: lab ## Ten rooms in simulation through the whole graph; leaves a film and 
 
 test: lint ## Linters, types, then the tests, side by side (about a quarter of an hour)
 	@scripts/setup.sh tests
-	@scripts/test.sh usual $(ARGS)
+	@$(PYTEST) -m "not exhaustive" $(ARGS)
 
 test-fast: ## The laws, machines, engine, parser and guard only
 	@scripts/setup.sh tests
-	@scripts/test.sh fast $(ARGS)
+	@$(PYTEST) -m "not exhaustive and not slow" $(LAWS) $(ARGS)
 
 test-all: lint ## Linters, types, then every test, also those that take long
 	@scripts/setup.sh tests
-	@scripts/test.sh all $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 colcon-test: ## The same tests as `colcon test` runs them
 	@TESTING=ON scripts/setup.sh tests
-	@PYTEST_ADDOPTS="--numprocesses 2 --dist loadfile -m 'not exhaustive'" $(RUN) python -m colcon --log-level error test --base-paths . --merge-install --install-base install \
+	@PYTEST_ADDOPTS="--numprocesses 3 --dist loadfile -m 'not exhaustive'" $(RUN) python -m colcon --log-level error test --base-paths . --merge-install --install-base install \
 		--event-handlers console_direct+ --return-code-on-test-failure
 
 lint: build ## ruff, the order of imports between folders, and mypy
