@@ -170,9 +170,7 @@ _EXIT_PAYS = 8
 """Least lead of an exit over the verdict, as a multiple of its own duration.
 
 An exit delays the verdicts of all sessions by its duration. Its lead helps only a robot that did
-not
-predict the outcome itself: for one verdict in five with the shipped pair (docs/benchmarks, miss
-    rate).
+not predict the outcome itself: for one verdict in five with the shipped pair (docs/benchmarks).
 """
 _DRAFT_ROWS = 16
 """Rows of a draft for which memory is kept free beside the KV caches."""
