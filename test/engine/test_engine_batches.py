@@ -220,7 +220,14 @@ class Products(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        torch.bfloat16,
+        pytest.param(torch.float16, marks=pytest.mark.exhaustive),  # slow on CPUs
+    ],
+)
 def test_passes_of_many_lengths_need_few_kernels(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

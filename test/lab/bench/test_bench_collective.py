@@ -372,6 +372,18 @@ def test_methods_take_turns(
     assert Counter(piped for _, piped in forth) == {False: 6, True: 1}
 
 
+@pytest.mark.usefixtures("drafts_in_threads")
+def test_one_part_by_command(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "collective.json"
+    options = ["--quick", "--part=drafts", "--tokens", "4", "--models", str(folder)]
+    done = CliRunner().invoke(app, ["bench", "collective", *options, "--json", str(file)])
+    assert done.exit_code == 0, (done.output, done.exception)
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert set(found["acceptance"]) == set(STREAMS)
+    assert all(row[GENERALIST] == 1.0 for row in found["acceptance"].values())
+
+
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.usefixtures("drafts_in_threads")
 def test_the_command_measures_what_it_names(folder: Path, tmp_path: Path) -> None:
