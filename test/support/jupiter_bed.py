@@ -110,7 +110,7 @@ def in_this_process(
 @contextmanager
 def pipeline(count: int, plan: Plan = equal_parts, **changed: Any) -> Iterator[Pipeline]:
     """Run workers and a pipeline over them; ``changed`` are settings of the pipeline."""
-    with workers(count, allow_gloo=True) as (_, addresses):
+    with workers(count) as (_, addresses):
         config = PipelineConfig(**{"workers": tuple(addresses), "link": PATIENT, **changed})
         with Pipeline(config, plan) as made:
             yield made

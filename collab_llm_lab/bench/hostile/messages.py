@@ -206,10 +206,9 @@ MESSAGES: dict[str, dict[str, Make]] = {
             {"first": 2**32 - 1, "last": 0},
             {"lanes": 2**32 - 1},
             {"states": "float64"},
-            {"path": "gloo"},
         ),
         "guessed_links": lambda honest: Messages(
-            [_order(link=jupiter_pb.Link(chain=f"{n:032x}", port=1)) for n in range(50)]
+            [_order(link=jupiter_pb.Link(chain=f"{n:032x}")) for n in range(50)]
         ),
         "malformed_tensors": _malformed_tensors,
         "huge_shapes": _huge_shapes,

@@ -8,7 +8,6 @@ from typing import Any
 from collab_llm_nodes.errors import InvalidInput, ProtocolError
 from collab_llm_nodes.protocols.jupiter import stages_pb2 as pb
 from collab_llm_nodes.protocols.jupiter.messages import (
-    PATHS,
     STATES,
     Connect,
     Connected,
@@ -54,19 +53,12 @@ def encode_question(filler: int = 0) -> bytes:
 
 
 def _check_load(m: Any) -> None:
-    for name, known in (("states", STATES), ("path", PATHS)):
-        value = getattr(m, name)
-        if value not in known:
-            raise InvalidInput(
-                f"{value[:20]!r} is unknown", field=name, remedy=f"one of {', '.join(known)}"
-            )
+    if m.states not in STATES:
+        raise InvalidInput(
+            f"{m.states[:20]!r} is unknown", field="states", remedy=f"one of {', '.join(STATES)}"
+        )
     at_most(m.lanes, MAX_LANES, "lanes")
     _check_names(m, "coordinator", "chain", "version", "weights")
-
-
-def _check_link(m: Any) -> None:
-    at_most(m.port, 65535, "port")
-    _check_names(m, "chain")
 
 
 def _check_step(m: Any) -> None:
@@ -133,7 +125,7 @@ _RULES = Rules(
     {
         Load: _check_load,
         Connect: lambda m: _check_names(m, "address"),
-        Link: _check_link,
+        Link: lambda m: _check_names(m, "chain"),
         Step: _check_step,
         Pass: _check_pass,
         Span: _check_span,

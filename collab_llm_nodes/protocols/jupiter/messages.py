@@ -11,8 +11,6 @@ from collab_llm_nodes.transport.wire import Failure
 
 STATES = ("float32", "float16", "int8")
 """Forms of hidden states between two workers."""
-PATHS = ("grpc", "gloo")
-"""Transports of hidden states between two workers."""
 
 
 class Want(IntEnum):
@@ -126,7 +124,6 @@ class Load:
     last: int
     lanes: int
     states: str = "float32"
-    path: str = "grpc"
 
 
 @dataclass(frozen=True)
@@ -150,10 +147,9 @@ class Connected:
 
 @dataclass(frozen=True)
 class Link:
-    """Hidden states of ``chain`` come on this stream; with a ``port``, only their headers."""
+    """Hidden states of ``chain`` come on this stream."""
 
     chain: str
-    port: int = 0
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from collab_llm_nodes.protocols.jupiter.chain import (
     wait_until,
 )
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig, describe
-from collab_llm_nodes.protocols.jupiter.messages import PATHS, STATES, Load, Step, WorkerInfo
+from collab_llm_nodes.protocols.jupiter.messages import STATES, Load, Step, WorkerInfo
 from collab_llm_nodes.protocols.jupiter.partition import Placement, check_placements
 
 log = logging.getLogger(__name__)
@@ -68,13 +68,6 @@ class PipelineConfig:
         "Form of hidden states between two workers: float16 and int8 need a half or a quarter of"
         " the bytes; answers may then differ from those of one device.",
         choices=STATES,
-        read_only=True,
-    )
-    path: str = setting(
-        "grpc",
-        "Transport of hidden states between two workers: gloo is torch.distributed's, for trusted"
-        " networks only; workers need allow_gloo.",
-        choices=PATHS,
         read_only=True,
     )
     lanes: int = setting(
@@ -372,7 +365,6 @@ class Pipeline:
                     info.num_layers,
                     self.config.lanes + self._kept,
                     self.config.states,
-                    self.config.path,
                 )
                 chain = Chain(self.config.link, parts, info, load, due=due, check=check)
             except WorkerLost as error:

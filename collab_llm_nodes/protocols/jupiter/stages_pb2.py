@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from collab_llm_nodes.transport import wire_pb2 as collab__llm__nodes_dot_transport_dot_wire__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n/collab_llm_nodes/protocols/jupiter/stages.proto\x12\x15\x63ollab_llm.jupiter.v1\x1a%collab_llm_nodes/transport/wire.proto\"\xc9\x01\n\nWorkerInfo\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07weights\x18\x03 \x01(\t\x12\x12\n\nnum_layers\x18\x04 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x05 \x01(\r\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\r\n\x05width\x18\x07 \x01(\r\x12\x12\n\nmost_lanes\x18\x08 \x01(\r\x12\x0b\n\x03\x65os\x18\t \x03(\r\x12\r\n\x05heads\x18\n \x01(\r\x12\x12\n\nvocabulary\x18\x0b \x01(\t\"\xf9\x01\n\x05Order\x12+\n\x04load\x18\x01 \x01(\x0b\x32\x1b.collab_llm.jupiter.v1.LoadH\x00\x12\x31\n\x07\x63onnect\x18\x02 \x01(\x0b\x32\x1e.collab_llm.jupiter.v1.ConnectH\x00\x12+\n\x04link\x18\x03 \x01(\x0b\x32\x1b.collab_llm.jupiter.v1.LinkH\x00\x12+\n\x04pass\x18\x04 \x01(\x0b\x32\x1b.collab_llm.jupiter.v1.PassH\x00\x12+\n\x04ping\x18\x05 \x01(\x0b\x32\x1b.collab_llm.jupiter.v1.PingH\x00\x42\t\n\x07message\"\xe9\x02\n\x06Report\x12/\n\x06loaded\x18\x01 \x01(\x0b\x32\x1d.collab_llm.jupiter.v1.LoadedH\x00\x12\x35\n\tconnected\x18\x02 \x01(\x0b\x32 .collab_llm.jupiter.v1.ConnectedH\x00\x12/\n\x06linked\x18\x03 \x01(\x0b\x32\x1d.collab_llm.jupiter.v1.LinkedH\x00\x12-\n\x05taken\x18\x04 \x01(\x0b\x32\x1c.collab_llm.jupiter.v1.TakenH\x00\x12/\n\x06result\x18\x05 \x01(\x0b\x32\x1d.collab_llm.jupiter.v1.ResultH\x00\x12+\n\x04pong\x18\x06 \x01(\x0b\x32\x1b.collab_llm.jupiter.v1.PongH\x00\x12.\n\x07\x66\x61ilure\x18\x07 \x01(\x0b\x32\x1b.collab_llm.wire.v1.FailureH\x00\x42\t\n\x07message\"\x96\x01\n\x04Load\x12\x13\n\x0b\x63oordinator\x18\x01 \x01(\t\x12\r\n\x05\x63hain\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0f\n\x07weights\x18\x04 \x01(\t\x12\r\n\x05\x66irst\x18\x05 \x01(\r\x12\x0c\n\x04last\x18\x06 \x01(\r\x12\r\n\x05lanes\x18\x07 \x01(\r\x12\x0e\n\x06states\x18\x08 \x01(\t\x12\x0c\n\x04path\x18\t \x01(\t\"\x17\n\x06Loaded\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\"\x1a\n\x07\x43onnect\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\x0b\n\tConnected\"#\n\x04Link\x12\r\n\x05\x63hain\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\"\x08\n\x06Linked\"\xa6\x02\n\x04Step\x12\x0c\n\x04lane\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x03(\r\x12\x0f\n\x07parents\x18\x04 \x03(\r\x12\x13\n\x06retain\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x07\x66ork_of\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04want\x18\x07 \x01(\r\x12\x0c\n\x04rows\x18\x08 \x01(\r\x12\x10\n\x08position\x18\t \x01(\r\x12.\n\x08sampling\x18\n \x01(\x0b\x32\x1c.collab_llm.wire.v1.Sampling\x12\x0f\n\x07guesses\x18\x0b \x01(\r\x12\r\n\x05\x63lose\x18\x0c \x01(\x08\x12\x11\n\tpositions\x18\r \x03(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x0e \x01(\rB\t\n\x07_retainB\n\n\x08_fork_of\"\"\n\x04Span\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\x01\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x01\"~\n\x04Pass\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12*\n\x05steps\x18\x02 \x03(\x0b\x32\x1b.collab_llm.jupiter.v1.Step\x12\x0e\n\x06states\x18\x03 \x01(\x0c\x12*\n\x05spans\x18\x04 \x03(\x0b\x32\x1b.collab_llm.jupiter.v1.Span\"\x17\n\x05Taken\x12\x0e\n\x06number\x18\x01 \x01(\x04\"F\n\x07Outcome\x12\x0c\n\x04path\x18\x01 \x03(\r\x12\x0c\n\x04next\x18\x02 \x01(\x11\x12\x0f\n\x07guesses\x18\x03 \x03(\r\x12\x0e\n\x06logits\x18\x04 \x01(\x0c\"v\n\x06Result\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x30\n\x08outcomes\x18\x02 \x03(\x0b\x32\x1e.collab_llm.jupiter.v1.Outcome\x12*\n\x05spans\x18\x03 \x03(\x0b\x32\x1b.collab_llm.jupiter.v1.Span\"\x06\n\x04Ping\"I\n\x04Pong\x12\x10\n\x08received\x18\x01 \x01(\x04\x12\r\n\x05\x62\x65gun\x18\x02 \x01(\x04\x12\x10\n\x08\x63omputed\x18\x03 \x01(\x04\x12\x0e\n\x06\x62usy_s\x18\x04 \x01(\x01\x32\xaa\x01\n\x0bStageWorker\x12G\n\x04Work\x12\x1c.collab_llm.jupiter.v1.Order\x1a\x1d.collab_llm.jupiter.v1.Report(\x01\x30\x01\x12R\n\x08\x44\x65scribe\x12#.collab_llm.wire.v1.DescribeRequest\x1a!.collab_llm.jupiter.v1.WorkerInfob\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n/collab_llm_nodes/protocols/jupiter/stages.proto\x12\x15\x63ollab_llm.jupiter.v1\x1a%collab_llm_nodes/transport/wire.proto\"\xc9\x01\n\nWorkerInfo\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07weights\x18\x03 \x01(\t\x12\x12\n\nnum_layers\x18\x04 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x05 \x01(\r\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\r\n\x05width\x18\x07 \x01(\r\x12\x12\n\nmost_lanes\x18\x08 \x01(\r\x12\x0b\n\x03\x65os\x18\t \x03(\r\x12\r\n\x05heads\x18\n \x01(\r\x12\x12\n\nvocabulary\x18\x0b \x01(\t\"\xf9\x01\n\x05Order\x12+\n\x04load\x18\x01 \x01(\x0b\x32\x1b.collab_llm.jupiter.v1.LoadH\x00\x12\x31\n\x07\x63onnect\x18\x02 \x01(\x0b\x32\x1e.collab_llm.jupiter.v1.ConnectH\x00\x12+\n\x04link\x18\x03 \x01(\x0b\x32\x1b.collab_llm.jupiter.v1.LinkH\x00\x12+\n\x04pass\x18\x04 \x01(\x0b\x32\x1b.collab_llm.jupiter.v1.PassH\x00\x12+\n\x04ping\x18\x05 \x01(\x0b\x32\x1b.collab_llm.jupiter.v1.PingH\x00\x42\t\n\x07message\"\xe9\x02\n\x06Report\x12/\n\x06loaded\x18\x01 \x01(\x0b\x32\x1d.collab_llm.jupiter.v1.LoadedH\x00\x12\x35\n\tconnected\x18\x02 \x01(\x0b\x32 .collab_llm.jupiter.v1.ConnectedH\x00\x12/\n\x06linked\x18\x03 \x01(\x0b\x32\x1d.collab_llm.jupiter.v1.LinkedH\x00\x12-\n\x05taken\x18\x04 \x01(\x0b\x32\x1c.collab_llm.jupiter.v1.TakenH\x00\x12/\n\x06result\x18\x05 \x01(\x0b\x32\x1d.collab_llm.jupiter.v1.ResultH\x00\x12+\n\x04pong\x18\x06 \x01(\x0b\x32\x1b.collab_llm.jupiter.v1.PongH\x00\x12.\n\x07\x66\x61ilure\x18\x07 \x01(\x0b\x32\x1b.collab_llm.wire.v1.FailureH\x00\x42\t\n\x07message\"\x88\x01\n\x04Load\x12\x13\n\x0b\x63oordinator\x18\x01 \x01(\t\x12\r\n\x05\x63hain\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0f\n\x07weights\x18\x04 \x01(\t\x12\r\n\x05\x66irst\x18\x05 \x01(\r\x12\x0c\n\x04last\x18\x06 \x01(\r\x12\r\n\x05lanes\x18\x07 \x01(\r\x12\x0e\n\x06states\x18\x08 \x01(\t\"\x17\n\x06Loaded\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\"\x1a\n\x07\x43onnect\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\x0b\n\tConnected\"\x15\n\x04Link\x12\r\n\x05\x63hain\x18\x01 \x01(\t\"\x08\n\x06Linked\"\xa6\x02\n\x04Step\x12\x0c\n\x04lane\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x03(\r\x12\x0f\n\x07parents\x18\x04 \x03(\r\x12\x13\n\x06retain\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x07\x66ork_of\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04want\x18\x07 \x01(\r\x12\x0c\n\x04rows\x18\x08 \x01(\r\x12\x10\n\x08position\x18\t \x01(\r\x12.\n\x08sampling\x18\n \x01(\x0b\x32\x1c.collab_llm.wire.v1.Sampling\x12\x0f\n\x07guesses\x18\x0b \x01(\r\x12\r\n\x05\x63lose\x18\x0c \x01(\x08\x12\x11\n\tpositions\x18\r \x03(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x0e \x01(\rB\t\n\x07_retainB\n\n\x08_fork_of\"\"\n\x04Span\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\x01\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x01\"~\n\x04Pass\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12*\n\x05steps\x18\x02 \x03(\x0b\x32\x1b.collab_llm.jupiter.v1.Step\x12\x0e\n\x06states\x18\x03 \x01(\x0c\x12*\n\x05spans\x18\x04 \x03(\x0b\x32\x1b.collab_llm.jupiter.v1.Span\"\x17\n\x05Taken\x12\x0e\n\x06number\x18\x01 \x01(\x04\"F\n\x07Outcome\x12\x0c\n\x04path\x18\x01 \x03(\r\x12\x0c\n\x04next\x18\x02 \x01(\x11\x12\x0f\n\x07guesses\x18\x03 \x03(\r\x12\x0e\n\x06logits\x18\x04 \x01(\x0c\"v\n\x06Result\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x30\n\x08outcomes\x18\x02 \x03(\x0b\x32\x1e.collab_llm.jupiter.v1.Outcome\x12*\n\x05spans\x18\x03 \x03(\x0b\x32\x1b.collab_llm.jupiter.v1.Span\"\x06\n\x04Ping\"I\n\x04Pong\x12\x10\n\x08received\x18\x01 \x01(\x04\x12\r\n\x05\x62\x65gun\x18\x02 \x01(\x04\x12\x10\n\x08\x63omputed\x18\x03 \x01(\x04\x12\x0e\n\x06\x62usy_s\x18\x04 \x01(\x01\x32\xaa\x01\n\x0bStageWorker\x12G\n\x04Work\x12\x1c.collab_llm.jupiter.v1.Order\x1a\x1d.collab_llm.jupiter.v1.Report(\x01\x30\x01\x12R\n\x08\x44\x65scribe\x12#.collab_llm.wire.v1.DescribeRequest\x1a!.collab_llm.jupiter.v1.WorkerInfob\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,33 +39,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REPORT']._serialized_start=570
   _globals['_REPORT']._serialized_end=931
   _globals['_LOAD']._serialized_start=934
-  _globals['_LOAD']._serialized_end=1084
-  _globals['_LOADED']._serialized_start=1086
-  _globals['_LOADED']._serialized_end=1109
-  _globals['_CONNECT']._serialized_start=1111
-  _globals['_CONNECT']._serialized_end=1137
-  _globals['_CONNECTED']._serialized_start=1139
-  _globals['_CONNECTED']._serialized_end=1150
-  _globals['_LINK']._serialized_start=1152
-  _globals['_LINK']._serialized_end=1187
-  _globals['_LINKED']._serialized_start=1189
-  _globals['_LINKED']._serialized_end=1197
-  _globals['_STEP']._serialized_start=1200
-  _globals['_STEP']._serialized_end=1494
-  _globals['_SPAN']._serialized_start=1496
-  _globals['_SPAN']._serialized_end=1530
-  _globals['_PASS']._serialized_start=1532
-  _globals['_PASS']._serialized_end=1658
-  _globals['_TAKEN']._serialized_start=1660
-  _globals['_TAKEN']._serialized_end=1683
-  _globals['_OUTCOME']._serialized_start=1685
-  _globals['_OUTCOME']._serialized_end=1755
-  _globals['_RESULT']._serialized_start=1757
-  _globals['_RESULT']._serialized_end=1875
-  _globals['_PING']._serialized_start=1877
-  _globals['_PING']._serialized_end=1883
-  _globals['_PONG']._serialized_start=1885
-  _globals['_PONG']._serialized_end=1958
-  _globals['_STAGEWORKER']._serialized_start=1961
-  _globals['_STAGEWORKER']._serialized_end=2131
+  _globals['_LOAD']._serialized_end=1070
+  _globals['_LOADED']._serialized_start=1072
+  _globals['_LOADED']._serialized_end=1095
+  _globals['_CONNECT']._serialized_start=1097
+  _globals['_CONNECT']._serialized_end=1123
+  _globals['_CONNECTED']._serialized_start=1125
+  _globals['_CONNECTED']._serialized_end=1136
+  _globals['_LINK']._serialized_start=1138
+  _globals['_LINK']._serialized_end=1159
+  _globals['_LINKED']._serialized_start=1161
+  _globals['_LINKED']._serialized_end=1169
+  _globals['_STEP']._serialized_start=1172
+  _globals['_STEP']._serialized_end=1466
+  _globals['_SPAN']._serialized_start=1468
+  _globals['_SPAN']._serialized_end=1502
+  _globals['_PASS']._serialized_start=1504
+  _globals['_PASS']._serialized_end=1630
+  _globals['_TAKEN']._serialized_start=1632
+  _globals['_TAKEN']._serialized_end=1655
+  _globals['_OUTCOME']._serialized_start=1657
+  _globals['_OUTCOME']._serialized_end=1727
+  _globals['_RESULT']._serialized_start=1729
+  _globals['_RESULT']._serialized_end=1847
+  _globals['_PING']._serialized_start=1849
+  _globals['_PING']._serialized_end=1855
+  _globals['_PONG']._serialized_start=1857
+  _globals['_PONG']._serialized_end=1930
+  _globals['_STAGEWORKER']._serialized_start=1933
+  _globals['_STAGEWORKER']._serialized_end=2103
 # @@protoc_insertion_point(module_scope)

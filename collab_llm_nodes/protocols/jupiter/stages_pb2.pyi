@@ -65,7 +65,7 @@ class Report(_message.Message):
     def __init__(self, loaded: _Optional[_Union[Loaded, _Mapping]] = ..., connected: _Optional[_Union[Connected, _Mapping]] = ..., linked: _Optional[_Union[Linked, _Mapping]] = ..., taken: _Optional[_Union[Taken, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., failure: _Optional[_Union[_wire_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("coordinator", "chain", "version", "weights", "first", "last", "lanes", "states", "path")
+    __slots__ = ("coordinator", "chain", "version", "weights", "first", "last", "lanes", "states")
     COORDINATOR_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -74,7 +74,6 @@ class Load(_message.Message):
     LAST_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
-    PATH_FIELD_NUMBER: _ClassVar[int]
     coordinator: str
     chain: str
     version: str
@@ -83,8 +82,7 @@ class Load(_message.Message):
     last: int
     lanes: int
     states: str
-    path: str
-    def __init__(self, coordinator: _Optional[str] = ..., chain: _Optional[str] = ..., version: _Optional[str] = ..., weights: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., lanes: _Optional[int] = ..., states: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+    def __init__(self, coordinator: _Optional[str] = ..., chain: _Optional[str] = ..., version: _Optional[str] = ..., weights: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., lanes: _Optional[int] = ..., states: _Optional[str] = ...) -> None: ...
 
 class Loaded(_message.Message):
     __slots__ = ("bytes",)
@@ -103,12 +101,10 @@ class Connected(_message.Message):
     def __init__(self) -> None: ...
 
 class Link(_message.Message):
-    __slots__ = ("chain", "port")
+    __slots__ = ("chain",)
     CHAIN_FIELD_NUMBER: _ClassVar[int]
-    PORT_FIELD_NUMBER: _ClassVar[int]
     chain: str
-    port: int
-    def __init__(self, chain: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
+    def __init__(self, chain: _Optional[str] = ...) -> None: ...
 
 class Linked(_message.Message):
     __slots__ = ()

@@ -47,7 +47,6 @@ from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.processes import freeze_startup_objects
 from collab_llm_nodes.protocols.jupiter import codec
-from collab_llm_nodes.protocols.jupiter.gloo import GlooPath, MeetingPlace
 from collab_llm_nodes.protocols.jupiter.link import StageLink
 from collab_llm_nodes.protocols.jupiter.messages import (
     Answer,
@@ -70,7 +69,7 @@ from collab_llm_nodes.protocols.jupiter.messages import (
     WorkerInfo,
 )
 from collab_llm_nodes.protocols.jupiter.stage_lanes import StageLanes
-from collab_llm_nodes.protocols.jupiter.states import pack, packed_bytes, unpack
+from collab_llm_nodes.protocols.jupiter.states import pack, unpack
 from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerConfig
 from collab_llm_nodes.transport.server import (
     Server,
@@ -99,7 +98,6 @@ class _Chain:
         previous: stream of the previous worker, once it is linked.
         next: link to the next worker.
         lanes: of the compute thread.
-        received, sent: gloo paths, of the compute thread.
         waiting: bytes of the passes not computed yet.
         last_number: of the passes received.
         jobs_received, jobs_begun, jobs_computed: as in Pong.
@@ -111,8 +109,6 @@ class _Chain:
     previous: Client | None = None
     next: StageLink | None = None
     lanes: StageLanes | None = None
-    received: GlooPath | None = None
-    sent: GlooPath | None = None
     waiting: int = 0
     last_number: int = -1
     jobs_received: int = 1  # the Load
@@ -235,12 +231,6 @@ class StageWorker(StreamService[Answer]):
             raise ConfigError(
                 f"{load.lanes} lanes", field="lanes", remedy=f"1 to {info.most_lanes}"
             )
-        if load.path == "gloo" and not self.config.allow_gloo:
-            raise ConfigError(
-                "this worker does not take hidden states by gloo",
-                field="path",
-                remedy="set it to grpc, or allow_gloo on the workers",
-            )
         if own is not None and own.load.coordinator != load.coordinator:
             raise Busy(
                 "the worker serves another coordinator",
@@ -263,17 +253,9 @@ class StageWorker(StreamService[Answer]):
             raise ProtocolError(
                 "this worker expects no such link", field="chain", remedy="arrange a chain first"
             )
-        if bool(link.port) != (chain.load.path == "gloo"):
-            raise ProtocolError(
-                "the link has another path", field="port", remedy="open a new stream"
-            )
         chain.previous = client
         client.open()
-        if link.port:
-            host = client.peer.address or "127.0.0.1"
-            self._submit(self._meet, chain, client, host, link.port)
-        else:
-            client.deliver(Linked())
+        client.deliver(Linked())
 
     def _take(self, client: Client, order: Order, size: int) -> None:
         chain = self._chain
@@ -314,12 +296,7 @@ class StageWorker(StreamService[Answer]):
                 Unavailable(reason, field=order.address, remedy="check that worker and the link")
             )
 
-        port = 0
-        if chain.load.path == "gloo":
-            place = MeetingPlace()
-            port = place.port
-            self._submit(self._await_next, chain, place)
-        first = Link(chain.load.chain, port)
+        first = Link(chain.load.chain)
         chain.next = StageLink(self.config.link_to_next, order.address, first, on_report, on_lost)
 
     def _take_pass(self, chain: _Chain, client: Client, order: Pass, size: int) -> None:
@@ -392,22 +369,6 @@ class StageWorker(StreamService[Answer]):
         chain.jobs_computed += 1
         self.bridge.post(chain.coordinator, Loaded(stage.bytes))
 
-    def _await_next(self, chain: _Chain, place: MeetingPlace) -> None:
-        """Open the gloo path to the next worker, which connects to ``place``."""
-        try:
-            chain.sent = GlooPath.to_next(place)
-        except CollabError as error:
-            self._fail(chain, error)
-
-    def _meet(self, chain: _Chain, client: Client, host: str, port: int) -> None:
-        """Open the gloo path from the previous worker, and report it to that worker."""
-        try:
-            chain.received = GlooPath.from_previous(host, port)
-        except CollabError as error:
-            self._fail(chain, error)
-            return
-        self.bridge.post(client, Linked())
-
     def _stage_for(self, load: Load) -> Stage:
         """Return the stage of ``load``, which stays loaded until another is wanted."""
         stage = self._stage
@@ -446,9 +407,6 @@ class StageWorker(StreamService[Answer]):
         passed_on = None
         if last:
             self.bridge.post(chain.coordinator, Result(order.number, tuple(outcomes), spans))
-        elif chain.sent is not None:
-            chain.sent.send(packed, order.number)
-            passed_on = replace(order, states=b"", spans=spans)
         else:
             passed_on = replace(order, states=packed, spans=spans)
         self.bridge.post(origin, Taken(order.number))
@@ -459,11 +417,8 @@ class StageWorker(StreamService[Answer]):
         assert chain.lanes is not None
         first = chain.load.first == 0
         rows = sum(step.features if first else len(step.ids) for step in order.steps)
-        form, data = chain.load.states, order.states
-        if chain.received is not None:
-            size = packed_bytes(rows, self.info.width, form)
-            data = chain.received.receive(size, order.number)
-        return chain.lanes.run(order.steps, unpack(data, rows, self.info.width, form))
+        states = unpack(order.states, rows, self.info.width, chain.load.states)
+        return chain.lanes.run(order.steps, states)
 
     def _fail(self, chain: _Chain, error: Exception) -> None:
         """End a chain that cannot continue, and report the reason to its coordinator."""

@@ -52,11 +52,6 @@ class WorkerConfig(ServerConfig):
     )
     # To the next worker; the default token is this worker's own.
     next: LinkConfig = field(default_factory=LinkConfig)
-    allow_gloo: bool = setting(
-        False,
-        "Allow torch.distributed's gloo for hidden states, which neither encrypts nor asks for a"
-        " token. Only for trusted networks.",
-    )
     emulated_slowdown: float = setting(
         1.0,
         "EMULATION of a slower device: factor on the time of a pass.",

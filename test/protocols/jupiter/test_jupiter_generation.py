@@ -60,18 +60,6 @@ def test_an_answer_is_the_single_device_s(count: int, drafter: str) -> None:
         assert found.drafted > sum(found.accepted)
 
 
-@pytest.mark.parametrize("states", ["float32", "float16"])
-def test_hidden_states_may_go_by_gloo(states: str) -> None:
-    ids = prompt(50)
-    with pipeline(3, path="gloo", states=states) as made:
-        found = answer(made, ids, DecodeConfig(TOKENS, lengths=in_thirds), control())
-        lanes, expected = expand(made, ids, [prompt(3, i) for i in range(4)], DecodeConfig(6))
-    assert len(found.tokens) == TOKENS
-    if states == "float32":
-        assert found.tokens == alone(ids, TOKENS)
-        assert lanes == expected
-
-
 @pytest.mark.parametrize("drafter", ["medusa", "medusa_tree", "prompt_lookup"])
 def test_a_sampled_answer_depends_on_no_draft(drafter: str) -> None:
     ids, sampling = prompt(30) * 2, SamplingConfig(temperature=0.7, top_p=0.9, seed=7)

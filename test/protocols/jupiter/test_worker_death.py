@@ -176,24 +176,6 @@ def test_a_link_that_gets_slow_is_no_dead_worker(
             assert bool(made.losses) == lost
 
 
-def test_a_worker_is_replaced_also_where_states_go_by_gloo() -> None:
-    ids = prompt(30)
-    with workers(3, allow_gloo=True) as (handles, addresses):
-        config = replace(config_of(addresses), path="gloo")
-        listener = after(3, lambda: end(handles[1]))
-        with Pipeline(config) as made:
-            assert_exact(made, ids, TOKENS, listener)
-            assert made.losses
-
-
-def test_gloo_is_for_workers_that_allow_it() -> None:
-    with workers(1) as (_, addresses), ExitStack() as stack:
-        made = stack.enter_context(Pipeline(replace(config_of(addresses), path="gloo")))
-        with pytest.raises(ConfigError, match="gloo") as refused:
-            made.chain(control().due)
-        assert refused.value.field == "path"
-
-
 def test_lanes_are_rebuilt_with_the_prompt_that_they_share() -> None:
     shared, requests = prompt(40, 3), [prompt(4, 20 + i) for i in range(3)]
     with workers(3) as (handles, addresses), Pipeline(config_of(addresses)) as made:
