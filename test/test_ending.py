@@ -44,8 +44,11 @@ VERIFIER = """
 import asyncio
 from collab_llm_nodes.transport.server import run_until_signal
 
+class Service:
+    name, sessions, failed = "service", 0, asyncio.Event()
+
 class Server:
-    port, sessions, failed = 1, 0, asyncio.Event()
+    port, service = 1, Service
 
     async def start(self):
         pass
