@@ -193,7 +193,7 @@ def test_a_visitor_instructs_sees_motion_and_stops(graph: Any, browser: Any) -> 
         held.set()
         released.wait(60.0)
 
-    node._site._pages.loop.call_soon_threadsafe(lag)
+    node._server._pages.loop.call_soon_threadsafe(lag)
     assert held.wait(10.0)
     page.find("#stop").click()
     page.wait(lambda: page.text("stop-result") == "STOPPED", "the stop is confirmed")

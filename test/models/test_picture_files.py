@@ -35,9 +35,10 @@ NO_LIMIT = 1 << 40
 
 @pytest.mark.parametrize("data", [claiming_jpeg(5000), progressive_jpeg(4992, 500)])
 def test_pixels_are_counted_in_the_header(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = tiny_model("qwen2_vl")  # which decodes a picture
     monkeypatch.setattr(Image, "open", None)  # nothing is decoded
     with pytest.raises(InvalidInput, match="pixels") as caught:
-        encode(Prompt("go", (data,)), tiny_model("qwen2_vl"))
+        encode(Prompt("go", (data,)), loaded)
     assert caught.value.field == "images[0]"
     assert caught.value.remedy == f"send at most {FULL_HD} pixels"
 

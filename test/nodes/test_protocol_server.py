@@ -94,7 +94,7 @@ def test_the_help_names_the_protocols_that_it_serves(
     ("arguments", "told"),
     [
         (["ekho"], "INVALID_INPUT: protocol: unknown protocol 'ekho' (did you mean echo?"),
-        (["edge_cloud"], "edge_cloud needs a way to its verifier"),
+        (["edge_cloud"], "edge_cloud needs a carrier to its verifier"),
         (["echo", "--ros-args", "-p", "shuot:=true"], "did you mean shout?"),
     ],
 )

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from collab_llm_nodes.models.prompt import render
 from collab_llm_nodes.models.thoughts import answer_of
 from collab_llm_nodes.models.turns import Turn
 
@@ -312,5 +311,7 @@ class OutlinePrompts:
 
 def chat_text(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn]) -> str:
     """Return a chat in the model's template, up to the start of its answer."""
+    from collab_llm_nodes.models.prompt import render  # imports torch; the rest needs it not
+
     chat = [{"role": turn.role, "content": turn.content} for turn in turns]
     return render(tokenizer, chat)

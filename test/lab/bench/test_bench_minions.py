@@ -410,6 +410,7 @@ def test_an_unknown_part_is_refused() -> None:
     assert "did you mean privacy" in str(done.exception)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_command_measures_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -40,17 +41,21 @@ def test_a_leak_and_a_slowdown_are_noticed() -> None:
 
 
 @pytest.mark.ros
+@pytest.mark.parametrize(
+    ("modes", "rounds"), [(("cache",), 60), pytest.param(MODES, 300, marks=pytest.mark.exhaustive)]
+)
 def test_the_benchmark_measures_what_it_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    modes: Sequence[str], rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
     for name in ("ROS_AUTOMATIC_DISCOVERY_RANGE", "ROS_DOMAIN_ID"):  # run_ros sets its own
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(ros, "SAMPLES", 10)
+    monkeypatch.setattr(ros, "MODES", {name: MODES[name] for name in modes})
     plot = tmp_path / "ros.png"
     results = run_ros(
         answers=1,
-        rounds=300,
+        rounds=rounds,
         standing_s=2.0,
         seed=3,
         points={"as_is": 0.0},
@@ -58,7 +63,7 @@ def test_the_benchmark_measures_what_it_names(
         console=Console(quiet=True),
     )
     rows = results["points"]["as_is"]
-    assert set(rows) == set(MODES)
+    assert set(rows) == set(modes)
     for row in rows.values():
         assert row["rounds"] > 0
         assert row["round_ms"]["without_ros"] > 0

@@ -409,6 +409,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_rows_grow_as_the_plan_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes: list[tuple[int, ...]] = []
     learn = LanguageLearner.learn
@@ -452,6 +454,7 @@ def test_every_model_is_read_by_the_engine(trained: Path, tmp_path: Path) -> Non
     assert all(np.isfinite(point["loss"]) for curve in curves.values() for point in curve)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_run_stopped_in_every_stage_gives_the_same_models(trained: Path, tmp_path: Path) -> None:
     torch.set_num_threads(1)
