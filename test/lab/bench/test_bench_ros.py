@@ -42,7 +42,8 @@ def test_a_leak_and_a_slowdown_are_noticed() -> None:
 
 @pytest.mark.ros
 @pytest.mark.parametrize(
-    ("modes", "rounds"), [(("cache",), 60), pytest.param(MODES, 300, marks=pytest.mark.exhaustive)]
+    ("modes", "rounds"),
+    [(("cache", "push_ahead"), 60), pytest.param(MODES, 300, marks=pytest.mark.exhaustive)],
 )
 def test_the_benchmark_measures_what_it_names(
     modes: Sequence[str], rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
