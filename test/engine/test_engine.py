@@ -345,7 +345,7 @@ def test_a_pass_stays_on_the_models_device_and_waits_for_nothing(
 
     So it stands for a GPU, on which each such read would make the host wait during a pass.
     """
-    own = tiny_model(architecture, exit_layers=(1, 2))
+    own = tiny_model.__wrapped__(architecture, exit_layers=(1, 2))  # others' users may hold locks
     assert own.adapters is not None
     model, adapters = (copy.deepcopy(part).to("meta") for part in (own.model, own.adapters))
     loaded = replace(own, model=model, adapters=adapters)

@@ -456,6 +456,7 @@ def test_every_model_is_read_by_the_engine(trained: Path, tmp_path: Path) -> Non
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_run_stopped_in_every_stage_gives_the_same_models(trained: Path, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     out = tmp_path / "run"
