@@ -13,7 +13,6 @@ from collab_llm_nodes.protocols.dragon.client import CloudConfig
 from collab_llm_nodes.protocols.dragon.device import Rules
 from collab_llm_nodes.protocols.dragon.link import PatienceConfig
 from collab_llm_nodes.protocols.dragon.machine import AheadConfig
-from collab_llm_nodes.protocols.dragon.profiler import ProfilerConfig
 from collab_llm_nodes.protocols.dragon.scheduler import ScheduleConfig
 from collab_llm_nodes.protocols.dragon.service import CloudServiceConfig
 from collab_llm_nodes.protocols.dragon.side_settings import SideConfig
@@ -30,7 +29,6 @@ class DragonConfig:
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     ahead: AheadConfig = field(default_factory=AheadConfig)
-    profiler: ProfilerConfig = field(default_factory=ProfilerConfig)
     patience: PatienceConfig = field(default_factory=PatienceConfig)
     use_cloud: bool = setting(
         True, "Off: answer from the device's own documents only.", per_request=OFF
@@ -59,7 +57,7 @@ class DragonConfig:
             top_p=min(kept.top_p, sampling.top_p),
             max_support=min(kept.max_support, sampling.top_k or kept.max_support),
         )
-        return Rules(kept, self.schedule, self.ahead, self.profiler, self.patience)
+        return Rules(kept, self.schedule, self.ahead, self.patience)
 
 
 @dataclass(frozen=True)
