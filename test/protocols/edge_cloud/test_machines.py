@@ -381,7 +381,7 @@ def test_the_verifier_refuses_a_replay_that_cannot_be() -> None:
     "build",
     [
         lambda: LinkConfig(verdict_deadline_s=0),
-        lambda: LinkConfig(backoff_initial_s=2, backoff_max_s=1),
+        lambda: LinkConfig(backoff_max_s=0.01),
         lambda: EdgeClientConfig(gamma=65),
         lambda: EdgeClientConfig(max_tokens=0),
         lambda: PreDraftConfig(queue="lifo"),
