@@ -238,7 +238,7 @@ def test_a_base_that_does_not_obey_is_blocked() -> None:
 
 
 def test_a_base_that_only_creeps_runs_out_of_time() -> None:
-    config = ExecutorConfig(progress_share=0.0, allowance_base=0.5, allowance_factor=1.0)
+    config = ExecutorConfig(progress_share=0.0, allowance_base=0.5)
     executor = StepExecutor(config)
     commands = drive(executor, parse("move forward 75 cm"), LaggingBase(lag=20.0))
     assert executor.outcome is Outcome.TIMEOUT
