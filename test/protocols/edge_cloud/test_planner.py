@@ -193,6 +193,13 @@ def test_what_is_demanded_is_made_first_and_never_sent_twice() -> None:
     assert isinstance(replies[2], InvalidInput), "nothing comes of nothing"
 
 
+def test_pushes_are_no_deeper_than_allowed() -> None:
+    for depth in (1, 2, 3):
+        bench = Bench(push_window=48, push_depth=depth)
+        bench.work()
+        assert max(draft.round for draft in bench.sent) == depth
+
+
 def test_a_guess_that_cannot_be_continued_costs_only_itself() -> None:
     bench = Bench()
 

@@ -35,6 +35,7 @@ from collab_llm_nodes.protocols.jupiter import pipeline
 from collab_llm_nodes.protocols.jupiter.arrangement import Arrangement
 from collab_llm_nodes.protocols.jupiter.chain import Chain
 from collab_llm_nodes.protocols.jupiter.lane import CachedPrefix
+from collab_llm_nodes.protocols.jupiter.link import LinkConfig
 from collab_llm_nodes.protocols.jupiter.messages import Step, WorkerInfo
 from collab_llm_nodes.protocols.jupiter.outline import OutlinePrompts, with_directive
 from collab_llm_nodes.protocols.jupiter.planner import PlannerConfig
@@ -482,3 +483,13 @@ def test_workers_may_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
         stack.enter_context(workers(1, address=address))
         wait_for(lambda: made.health()["stages"], WAIT_S)
         assert run(made, request(config)).tokens == tuple(alone(ids_of(QUESTION), 24))
+
+
+def test_a_link_passes_its_settings_on() -> None:
+    link = LinkConfig(
+        tls=True, tls_ca="ca", tls_cert="cert", tls_key="key", connect_s=3.0, max_message_bytes=5000
+    )
+    client = link.client("host:1")
+    assert (client.address, client.tls, client.tls_ca) == ("host:1", True, "ca")
+    assert (client.tls_cert, client.tls_key) == ("cert", "key")
+    assert (client.link.connect_deadline_s, client.max_message_bytes) == (3.0, 5000)
