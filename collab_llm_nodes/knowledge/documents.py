@@ -47,11 +47,18 @@ class Document:
 class DocumentLimits:
     """Bounds on one document, and on the process that reads a PDF."""
 
-    file_bytes: int = setting(64 << 20, "Size of a file at most [bytes].", low=1, high=1 << 31)
-    characters: int = setting(
-        64 << 20, "Text of a document at most [characters].", low=1, high=1 << 29
+    file_bytes: int = setting(
+        64 << 20,
+        "Size of a file at most [bytes]. Raise it for files that are refused, if memory allows.",
+        low=1,
+        high=1 << 31,
     )
-    pdf_pages: int = setting(5000, "Pages of a PDF at most.", low=1, high=1_000_000)
+    characters: int = setting(
+        64 << 20, "Text of a document at most [characters]. Raise it likewise.", low=1, high=1 << 29
+    )
+    pdf_pages: int = setting(
+        5000, "Pages of a PDF at most. Raise it likewise.", low=1, high=1_000_000
+    )
     pdf_cpu_s: float = setting(
         300.0,
         "A PDF may take this much CPU time to read, and three times as long on a busy machine [s]."
@@ -61,7 +68,8 @@ class DocumentLimits:
     )
     pdf_memory_bytes: int = setting(
         512 << 20,
-        "Memory for reading a PDF, beyond the file and the text [bytes].",
+        "Memory for reading a PDF, beyond the file and the text [bytes]."
+        " Raise it for PDFs that are refused for it.",
         low=16 << 20,
         high=1 << 34,
     )

@@ -46,11 +46,22 @@ class StoreLimits:
     """Bounds of a store on disk."""
 
     bytes: int = setting(
-        4 << 30, "Size of the database at most [bytes].", low=1 << 20, high=1 << 44
+        4 << 30,
+        "Size of the database at most [bytes]. Lower it on a small disk.",
+        low=1 << 20,
+        high=1 << 44,
     )
-    chunks: int = setting(200_000, "Chunks of one document at most.", low=1, high=10_000_000)
+    chunks: int = setting(
+        200_000,
+        "Chunks of one document at most. Raise it for documents that are refused.",
+        low=1,
+        high=10_000_000,
+    )
     characters: int = setting(
-        64 << 20, "Text of one document at most [characters].", low=1, high=1 << 29
+        64 << 20,
+        "Text of one document at most [characters]. Raise it likewise.",
+        low=1,
+        high=1 << 29,
     )
     kv_bytes: int = setting(1 << 30, "Size of all KV files at most [bytes].", low=0, high=1 << 44)
 

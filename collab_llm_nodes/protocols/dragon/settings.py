@@ -34,10 +34,19 @@ class DragonConfig:
         True, "Off: answer from the device's own documents only.", per_request=OFF
     )
     max_answers: int = setting(
-        2, "Answers at a time; they share the model, pass by pass.", low=1, high=64, read_only=True
+        2,
+        "Answers at a time; they share the model, pass by pass."
+        " Each takes the memory of its documents.",
+        low=1,
+        high=64,
+        read_only=True,
     )
     max_query_chars: int = setting(
-        8192, "Text of a question [character].", low=1, high=1 << 20, read_only=True
+        8192,
+        "Text of a question [character]. Raise it for questions that quote a text.",
+        low=1,
+        high=1 << 20,
+        read_only=True,
     )
     max_tokens: int = setting(
         128, "Length limit of an answer [tokens].", low=1, high=MAX_TOKENS, per_request=ANY
