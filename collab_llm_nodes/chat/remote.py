@@ -72,7 +72,7 @@ from collab_llm_nodes.transport.credentials import (
 log = logging.getLogger(__name__)
 
 MAX_JOBS = 1 << 16
-"""Requests accepted at a time: several times the jobs of all answers that a node runs."""
+"""Requests accepted at a time: eight times 4 answers of 2,048 jobs, MinionS' defaults."""
 _MAX_REPLY_BYTES = 1 << 20
 """Longest response: the text of 65,536 tokens, the most a reply may have, with its JSON."""
 _CONNECT_S = 5.0

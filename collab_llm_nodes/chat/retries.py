@@ -12,7 +12,7 @@ from collab_llm_nodes.config import check_ranges, setting
 BACKOFF_S = 0.5
 """Longest pause after the first failure; doubles with each. Rate limits are counted in seconds."""
 BACKOFF_MAX_S = 20.0
-"""Longest pause, unless the server asks for a longer one: its restart takes as long."""
+"""Longest pause, unless the server asks for a longer one: a bound for many attempts."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from collab_llm_nodes.knowledge.vectors import NUMBER, Vectors, is_vector
 from collab_llm_nodes.knowledge.words import words
 
 BUSY_S = 10.0
-"""Wait for another writer: a large document is added in less, on a slow disk as well."""
+"""Wait for another writer; who needs longer than this is told to try again."""
 _BATCH = 1000  # chunks
 _QUERY_CHARACTERS = 10_000
 _QUERY_TERMS = 64

@@ -28,7 +28,7 @@ from collab_llm_nodes.robot.executor import Pose2D
 from collab_llm_nodes.robot.grammar import ParsedAction
 
 MOST_THINGS = 1000
-"""Things whose last sighting is kept: more than a building's rooms show."""
+"""Things whose last sighting is kept: a bound for models that name things at random."""
 _SENTENCES = 64
 """Sentences of an episode at most, a page of text: one that may be asked about as a whole."""
 _MOST_CHARACTERS = 200

@@ -42,7 +42,7 @@ class Velocity:
 ZERO = Velocity()
 
 ALLOWANCE_FACTOR = 3.0
-"""Further allowance of a step, in units of the ideal motion's time: legged robots are slower."""
+"""Further allowance of a step, in units of the ideal motion's time: a real base is slower."""
 _REACH = 2.0
 """Odometry jumped if the robot moved more than this many times as fast as commanded."""
 _SLACK_M, _SLACK_RAD = 0.1, 0.15

@@ -15,7 +15,7 @@ from collab_llm_nodes.errors import ConfigError
 
 _USES = ("off", "optional", "required")
 _SLOW_SHARE = 0.3
-"""Share of the top speed left just before stop_distance, from where any robot stops in time."""
+"""Share of the top speed left just before stop_distance, so that the stop there is short."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collab_llm_nodes.transport.admission import Shares
 from collab_llm_nodes.transport.credentials import check_paired, check_proxy
 
 BACKOFF_S = 0.05
-"""Pause after a lost connection; doubles with each attempt. A restart takes seconds anyway."""
+"""Pause after a lost connection, doubled with each attempt: a short loss must cost little."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ _STEP = 1
 """Tokens that the printed rule changes s by."""
 
 _WINDOW = 8
-"""Verifications per measurement window: passes vary by a tenth, which eight of them average."""
+"""Verifications per measurement window: single passes vary, and a longer window reacts late."""
 
 _fixed = partial(setting, read_only=True)  # the machine is built once
 

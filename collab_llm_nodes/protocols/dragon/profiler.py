@@ -16,9 +16,9 @@ from collab_llm_nodes.protocols.means import Mean
 _ZETA = 0.1
 """Weight of the newest pass in the slope of the decoding delay (zeta of paper 001)."""
 _ACCEPTANCE_WEIGHT = 0.05
-"""Weight of the newest token in the acceptance rates: the last twenty count, about a sentence."""
+"""Weight of the newest token in the acceptance rates: the last twenty count most."""
 _LINK_WEIGHT = 0.2
-"""Weight of the newest round trip in latency and bandwidth: radio changes within seconds."""
+"""Weight of the newest round trip in latency and bandwidth: radio links change quickly."""
 
 
 @dataclass

@@ -73,7 +73,7 @@ def per_token_following(c: Pair, rtt: float, alpha: Pair) -> float:
 
 
 _HYSTERESIS = 0.05
-"""Share of the time per token that a change of sides must save: estimates vary by as much."""
+"""Share of the time per token that a change of sides must save: noise must not move them."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ _ARRANGE_S = 600.0  # without a request: loading that is stuck fails much earlie
 _END_S = 5.0  # for the upkeep thread to end
 _EXCLUDED_S = 60.0
 _UPKEEP_S = 1.0
-"""Period at which an idle pipeline looks for returned and lost workers; each answers in 1 ms."""
+"""Period at which an idle pipeline looks for returned and lost workers: a few bytes for each."""
 """Time for which a faulty worker is left out, unless it is restarted meanwhile."""
 
 Plan = Callable[[Sequence[str], WorkerInfo], Sequence[Placement]]
