@@ -40,6 +40,8 @@ from collab_llm_nodes.models.turns import MAX_TURNS
 
 log = logging.getLogger(__name__)
 
+MAX_JOBS = 1 << 16
+"""Requests accepted at a time: eight times 4 answers of 2,048 jobs, MinionS' defaults."""
 _GRACE_S = 10.0
 """Grace period in which a running pass ends after the deadline."""
 
@@ -60,12 +62,6 @@ class InProcessConfig:
 
     batch: BatchConfig = field(default_factory=BatchConfig)
     prompt: ChatLimits = field(default_factory=ChatLimits)
-    max_jobs: int = setting(
-        4096, "Requests accepted at a time; more are refused as BUSY.", low=1, high=1 << 20
-    )
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
 
 @dataclass(eq=False)
@@ -163,11 +159,11 @@ class InProcessChat:
         with self._lock:
             if self._closing:
                 raise _closed()
-            if self._jobs + jobs > self._config.max_jobs:
+            if self._jobs + jobs > MAX_JOBS:
                 raise Busy(
                     f"{self._jobs} requests are being answered, {jobs} more are too many",
                     field="requests",
-                    remedy=f"ask at most {self._config.max_jobs} at a time, or raise max_jobs",
+                    remedy=f"ask at most {MAX_JOBS} at a time",
                 )
             self._jobs += jobs
 

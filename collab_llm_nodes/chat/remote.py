@@ -71,6 +71,12 @@ from collab_llm_nodes.transport.credentials import (
 
 log = logging.getLogger(__name__)
 
+MAX_JOBS = 1 << 16
+"""Requests accepted at a time: eight times 4 answers of 2,048 jobs, MinionS' defaults."""
+_MAX_REPLY_BYTES = 1 << 20
+"""Longest response: the text of 65,536 tokens, the most a reply may have, with its JSON."""
+_CONNECT_S = 5.0
+"""Deadline of a connection; a slower one is retried."""
 _GRACE_S = 10.0
 """Grace period in which requests are cancelled after the deadline."""
 _SEEDS = 1 << 31
@@ -148,22 +154,20 @@ class RemoteConfig:
         " is left out from then on, listed or not.",
         read_only=True,
     )
-    parallel: int = setting(8, "Concurrent requests.", low=1, high=1024, read_only=True)
-    max_jobs: int = setting(
-        4096,
-        "Requests accepted at a time; more are refused as BUSY.",
+    parallel: int = setting(
+        8,
+        "Concurrent requests. Raise it to the server's own batch size; lower it below a rate"
+        " limit.",
         low=1,
-        high=1 << 20,
+        high=1024,
         read_only=True,
     )
-    max_reply_bytes: int = setting(
-        1 << 20, "Longest response of the server [byte].", low=1024, high=1 << 28, read_only=True
-    )
-    connect_s: float = setting(
-        5.0, "Deadline of a connection [s].", low=0.01, high=600.0, read_only=True
-    )
     attempt_s: float = setting(
-        120.0, "Deadline of one attempt, its reply included [s].", low=0.01, high=3600.0
+        120.0,
+        "Deadline of one attempt, its reply included [s]. Raise it for a model that takes longer"
+        " to answer.",
+        low=0.01,
+        high=3600.0,
     )
     retries: RetryRules = field(default_factory=RetryRules)
 
@@ -258,11 +262,11 @@ class RemoteChat:
         with self._lock:
             if self._closing:
                 raise _closed()
-            if self._jobs + len(requests) > self._config.max_jobs:
+            if self._jobs + len(requests) > MAX_JOBS:
                 raise Busy(
                     f"{self._jobs} requests are being answered, {len(requests)} more are too many",
                     field="requests",
-                    remedy=f"ask at most {self._config.max_jobs} at a time, or raise max_jobs",
+                    remedy=f"ask at most {MAX_JOBS} at a time",
                 )
             self._jobs += len(requests)
             attempts = [_Attempts() for _ in requests]
@@ -326,7 +330,7 @@ class RemoteChat:
                     field="url",
                     remedy="switch compression off, there or in the proxy before it",
                 )
-            response.stream = _Bounded(response.stream, config.max_reply_bytes)
+            response.stream = _Bounded(response.stream, _MAX_REPLY_BYTES)
 
         http_client = openai.DefaultAsyncHttpxClient(
             verify=verify,
@@ -340,7 +344,7 @@ class RemoteChat:
             base_url=config.url,
             api_key=self._token or "none",  # required by the library
             max_retries=0,  # its own ignore our deadline and cancellation
-            timeout=openai.Timeout(config.attempt_s, connect=config.connect_s),
+            timeout=openai.Timeout(config.attempt_s, connect=_CONNECT_S),
             default_headers={"Accept-Encoding": "identity"},
             http_client=http_client,
         )
@@ -414,12 +418,11 @@ class RemoteChat:
         except ProtocolError as error:
             return _Failure(error, transient=isinstance(error, BrokenOff))
         except _TooLarge:
-            limit = self._config.max_reply_bytes
             return _Failure(
                 ProtocolError(
-                    f"the server's response has more than {limit} bytes",
+                    f"the server's response has more than {_MAX_REPLY_BYTES} bytes",
                     field="url",
-                    remedy="lower max_tokens, or raise max_reply_bytes",
+                    remedy="lower max_tokens",
                 )
             )
         except openai.APIStatusError as error:

@@ -8,25 +8,26 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
 from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.errors import ConfigError
+
+BACKOFF_S = 0.5
+"""Longest pause after the first failure; doubles with each. Rate limits are counted in seconds."""
+BACKOFF_MAX_S = 20.0
+"""Longest pause, unless the server asks for a longer one: a bound for many attempts."""
 
 
 @dataclass(frozen=True)
 class RetryRules:
     """Number of attempts, and the pauses between them."""
 
-    max_attempts: int = setting(5, "Attempts per request at most.", low=1, high=100)
-    backoff_initial_s: float = setting(
-        0.5, "Longest pause after the first failure; doubles with each [s].", low=0.001, high=60.0
-    )
-    backoff_max_s: float = setting(
-        20.0, "Longest pause, unless the server asks for a longer one [s].", low=0.001, high=600.0
+    max_attempts: int = setting(
+        5,
+        "Attempts per request at most. Raise it for a server that is often overloaded.",
+        low=1,
+        high=100,
     )
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.backoff_max_s < self.backoff_initial_s:
-            raise ConfigError("must be >= backoff_initial_s", field="backoff_max_s")
 
     def pause_s(self, failures: int, chance: float, asked_s: float) -> float | None:
         """Return the pause after this many ``failures`` [s]; None if no attempt is left.
@@ -41,7 +42,7 @@ class RetryRules:
         """
         if failures >= self.max_attempts:
             return None
-        longest = min(self.backoff_max_s, self.backoff_initial_s * 2.0 ** min(failures - 1, 60))
+        longest = min(BACKOFF_MAX_S, BACKOFF_S * 2.0 ** min(failures - 1, 60))
         return asked_s + chance * longest
 
 

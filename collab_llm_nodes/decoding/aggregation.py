@@ -92,7 +92,11 @@ class AggregationConfig:
         per_request=LOWER,
     )
     max_support: int = setting(
-        1024, "Tokens that a side keeps at most.", low=1, high=1 << 20, per_request=LOWER
+        1024,
+        "Tokens that a side keeps at most. Lower it where less may leave the robot.",
+        low=1,
+        high=1 << 20,
+        per_request=LOWER,
     )
     paper_faithful: bool = setting(
         False,

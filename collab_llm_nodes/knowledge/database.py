@@ -302,7 +302,11 @@ class Database:
             raise self.damaged(str(error)) from error
 
     def _busy(self, who: str) -> Busy:
-        return Busy(f"another {who} works on {self._name}", field="store", remedy="raise busy_s")
+        return Busy(
+            f"another {who} works on {self._name}",
+            field="store",
+            remedy="try again once it is done",
+        )
 
     def _typed(self, error: sqlite3.Error) -> CollabError:
         said = str(error)

@@ -47,20 +47,29 @@ class Document:
 class DocumentLimits:
     """Bounds on one document, and on the process that reads a PDF."""
 
-    file_bytes: int = setting(64 << 20, "Size of a file at most [bytes].", low=1, high=1 << 31)
+    file_bytes: int = setting(
+        64 << 20,
+        "Size of a file at most [bytes]. Raise it for files that are refused, if memory allows.",
+        low=1,
+        high=1 << 31,
+    )
     characters: int = setting(
-        64 << 20, "Text of a document at most [characters].", low=1, high=1 << 29
+        64 << 20, "Text of a document at most [characters]. Raise it likewise.", low=1, high=1 << 29
     )
-    pdf_pages: int = setting(5000, "Pages of a PDF at most.", low=1, high=1_000_000)
+    pdf_pages: int = setting(
+        5000, "Pages of a PDF at most. Raise it likewise.", low=1, high=1_000_000
+    )
     pdf_cpu_s: float = setting(
-        300.0, "A PDF may take this much CPU time to read [s].", low=0.1, high=3600.0
-    )
-    pdf_deadline_s: float = setting(
-        900.0, "A PDF may take this long to read [s].", low=0.1, high=36000.0
+        300.0,
+        "A PDF may take this much CPU time to read, and three times as long on a busy machine [s]."
+        " Raise it on a slow one.",
+        low=0.1,
+        high=3600.0,
     )
     pdf_memory_bytes: int = setting(
         512 << 20,
-        "Memory for reading a PDF, beyond the file and the text [bytes].",
+        "Memory for reading a PDF, beyond the file and the text [bytes]."
+        " Raise it for PDFs that are refused for it.",
         low=16 << 20,
         high=1 << 34,
     )

@@ -24,6 +24,10 @@ _WORKER = "collab_llm_nodes.knowledge.pdf_worker"
 _HEADER = re.compile(rb"(?:\xef\xbb\xbf)?\s*%PDF-\d\.\d\s*?[\r\n]")
 _HEADER_WITHIN = 1024  # bytes; readers look no farther
 _BYTES_PER_CHARACTER = 4
+_PATIENCE = 3.0
+"""Time to read a PDF, in units of the CPU time allowed: other processes use the CPU as well."""
+_START_S = 60.0
+"""Further time, in which a busy machine starts the process."""
 _LOOK_S = 0.1
 """Time between two looks whether the text is still wanted."""
 
@@ -104,7 +108,9 @@ def read_pdf(
         raise Unavailable(f"cannot start the reader of PDFs: {error}", field=_FIELD) from error
     with reader:
         try:
-            text = _text_of(reader, time.monotonic() + limits.pdf_deadline_s, check)
+            text = _text_of(
+                reader, time.monotonic() + _START_S + _PATIENCE * limits.pdf_cpu_s, check
+            )
         finally:
             reader.kill()  # no effect once it has ended
     if text is None or reader.returncode == -signal.SIGPROF:
@@ -132,5 +138,5 @@ def _too_long(name: str) -> InvalidInput:
     return InvalidInput(
         f"{quoted(name)} takes too long to read",
         field=_FIELD,
-        remedy="split it, or raise pdf_cpu_s and pdf_deadline_s",
+        remedy="split it, or raise pdf_cpu_s",
     )

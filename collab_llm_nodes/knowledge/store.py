@@ -31,6 +31,8 @@ from collab_llm_nodes.knowledge.kv_files import KvFiles
 from collab_llm_nodes.knowledge.vectors import NUMBER, Vectors, is_vector
 from collab_llm_nodes.knowledge.words import words
 
+BUSY_S = 10.0
+"""Wait for another writer; who needs longer than this is told to try again."""
 _BATCH = 1000  # chunks
 _QUERY_CHARACTERS = 10_000
 _QUERY_TERMS = 64
@@ -41,22 +43,27 @@ _TYPES = (int, str, str, int, int, str, int, str)
 
 @dataclass(frozen=True)
 class StoreLimits:
-    """Bounds of a store on disk and in time."""
+    """Bounds of a store on disk."""
 
     bytes: int = setting(
-        4 << 30, "Size of the database at most [bytes].", low=1 << 20, high=1 << 44
+        4 << 30,
+        "Size of the database at most [bytes]. Lower it on a small disk.",
+        low=1 << 20,
+        high=1 << 44,
     )
-    chunks: int = setting(200_000, "Chunks of one document at most.", low=1, high=10_000_000)
+    chunks: int = setting(
+        200_000,
+        "Chunks of one document at most. Raise it for documents that are refused.",
+        low=1,
+        high=10_000_000,
+    )
     characters: int = setting(
-        64 << 20, "Text of one document at most [characters].", low=1, high=1 << 29
+        64 << 20,
+        "Text of one document at most [characters]. Raise it likewise.",
+        low=1,
+        high=1 << 29,
     )
     kv_bytes: int = setting(1 << 30, "Size of all KV files at most [bytes].", low=0, high=1 << 44)
-    busy_s: float = setting(
-        10.0,
-        "Wait so long for another thread or process that works on the store [s].",
-        low=0.0,
-        high=3600.0,
-    )
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -123,7 +130,7 @@ class Store:
         self._database = Database(
             folder,
             most_bytes=self._limits.bytes,
-            busy_s=self._limits.busy_s,
+            busy_s=BUSY_S,
             create=create,
         )
         self._vectors = Vectors(self._database)
@@ -153,7 +160,7 @@ class Store:
         Raises:
             InvalidInput: more text or chunks than ``limits`` allow, or the name is taken.
             Unavailable: no room, on the disk or within ``limits.bytes``.
-            Busy: another writer took longer than ``limits.busy_s``.
+            Busy: another writer took longer than ``BUSY_S``.
         """
         if len(document.content) > self._limits.characters:
             raise InvalidInput(

@@ -29,7 +29,12 @@ class TextEncoderConfig:
     path: str = setting("", "Folder of the encoder's checkpoint.", read_only=True)
     device: str = setting("cpu", "cpu, cuda or cuda:N.", read_only=True)
     max_tokens: int = setting(
-        256, "The rest of a longer text is not read [tokens].", low=8, high=8192, read_only=True
+        256,
+        "The rest of a longer text is not read [tokens]."
+        " Set it to what the encoder was trained for.",
+        low=8,
+        high=8192,
+        read_only=True,
     )
 
     def __post_init__(self) -> None:

@@ -84,7 +84,10 @@ class ModelConfig:
         read_only=True,
     )
     exit_layers: tuple[int, ...] = setting(
-        (), "Exits used, counted in layers done; empty: all that are trained.", read_only=True
+        (),
+        "Exits used, counted in layers done; empty: all that are trained."
+        " Name fewer where they cost more time than they save.",
+        read_only=True,
     )
     threads: int = setting(
         0,

@@ -58,13 +58,17 @@ class PromptLimits:
     """Limits of a prompt, which may come from an untrusted client."""
 
     max_characters: int = setting(8192, "Longest text, all turns together.", low=1)
-    max_images: int = setting(8, "Most images.", low=0)
+    max_images: int = setting(
+        8, "Most images; each takes the memory and the time of its tokens.", low=0
+    )
     max_pixels: int = setting(
         0,
         "Largest image, width times height; 0: what the model can use, full HD at least.",
         low=0,
     )
-    max_scans: int = setting(MAX_SCANS, "Most scans of a progressive JPEG.", low=1)
+    max_scans: int = setting(
+        MAX_SCANS, "Most scans of a progressive JPEG; each decodes all pixels again.", low=1
+    )
     max_turns: int = setting(64, "Most turns before the last one.", low=0, high=MAX_TURNS)
 
     def __post_init__(self) -> None:

@@ -29,7 +29,13 @@ from collab_llm_nodes.protocols.dragon.index import Index
 from collab_llm_nodes.protocols.dragon.running import start
 from collab_llm_nodes.protocols.dragon.settings import DragonConfig
 from collab_llm_nodes.robot.diary import Diary
-from collab_llm_nodes.robot.episodes import EpisodeConfig, is_episode, remember, store_of
+from collab_llm_nodes.robot.episodes import (
+    MOST_THINGS,
+    EpisodeConfig,
+    is_episode,
+    remember,
+    store_of,
+)
 from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.document_index import IndexService
 from collab_llm_nodes.ros.generation_host import GenerationHost, HostConfig
@@ -216,7 +222,7 @@ class DragonServer(ProtocolServer[DragonServerConfig]):
                 remember(index, document, memory.episodes)
                 self._written += 1
             else:
-                remember(index, document, memory.things)
+                remember(index, document, MOST_THINGS)
         except CollabError as error:
             self.warn_of("memory", error)
             self._lost.add(error.code, str(error), time.monotonic())

@@ -27,6 +27,10 @@ from collab_llm_nodes.knowledge.store import StoredDocument
 from collab_llm_nodes.robot.executor import Pose2D
 from collab_llm_nodes.robot.grammar import ParsedAction
 
+MOST_THINGS = 1000
+"""Things whose last sighting is kept: a bound for models that name things at random."""
+_SENTENCES = 64
+"""Sentences of an episode at most, a page of text: one that may be asked about as a whole."""
 _MOST_CHARACTERS = 200
 _EPISODE = re.compile(r"episode \d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2} \d+")
 _SIGHTING = re.compile(r"last sighting of .+")
@@ -37,18 +41,16 @@ class EpisodeConfig:
     """Lengths of episodes, and how many are kept."""
 
     episode_s: float = setting(
-        60.0, "An episode is written when its first sentence is this old [s].", low=0.1, high=86400
-    )
-    sentences: int = setting(64, "Sentences of an episode at most.", low=1, high=10_000)
-    things: int = setting(
-        1000,
-        "Things whose last sighting is kept; when there are a tenth more, the oldest go.",
-        low=1,
-        high=1e6,
+        60.0,
+        "An episode is written, and can be asked about, when its first sentence is this old [s]."
+        " Lower it to ask about what just happened; each writing costs a pass of the encoder.",
+        low=0.1,
+        high=86400,
     )
     episodes: int = setting(
         10_000,
-        "Episodes that are kept; when there are a tenth more, the oldest go.",
+        "Episodes that are kept; when there are a tenth more, the oldest go. Lower it on a small"
+        " disk; 10,000 of a minute are a week.",
         low=1,
         high=1_000_000,
     )
@@ -116,7 +118,7 @@ class EpisodeLog:
             all_of_it: the robot stops, so the episode is due.
         """
         old = now - self._begun >= self._config.episode_s
-        full = len(self._sentences) >= self._config.sentences
+        full = len(self._sentences) >= _SENTENCES
         if not self._sentences or not (old or full or all_of_it):
             return None
         self._number += 1

@@ -41,6 +41,8 @@ class Velocity:
 
 ZERO = Velocity()
 
+ALLOWANCE_FACTOR = 3.0
+"""Further allowance of a step, in units of the ideal motion's time: a real base is slower."""
 _REACH = 2.0
 """Odometry jumped if the robot moved more than this many times as fast as commanded."""
 _SLACK_M, _SLACK_RAD = 0.1, 0.15
@@ -97,9 +99,11 @@ class ExecutorConfig:
     )
     distance_tolerance: float = fixed(0.01, "A step this close is done [m].", low=0.001, high=0.2)
     angle_tolerance: float = fixed(0.015, "A turn this close is done [rad].", low=0.001, high=0.2)
-    allowance_base: float = fixed(2.0, "Time allowance of every step [s].", low=0.1, high=60.0)
-    allowance_factor: float = fixed(
-        3.0, "Further allowance, as a multiple of the ideal motion's time.", low=1.0, high=20.0
+    allowance_base: float = fixed(
+        2.0,
+        "Time allowance of every step, beside three times that of the ideal motion [s].",
+        low=0.1,
+        high=60.0,
     )
     progress_window: float = fixed(
         0.8, "Time over which the robot must make progress [s].", low=0.2, high=10.0
@@ -243,7 +247,7 @@ class StepExecutor:
         self._measure(pose)
         limits = self._limits()
         ideal = self._goal / limits.top + limits.top / limits.acceleration
-        self._deadline = now + c.allowance_base + c.allowance_factor * ideal
+        self._deadline = now + c.allowance_base + ALLOWANCE_FACTOR * ideal
         moves = action.kind in (Kind.FORWARD, Kind.TURN)
         self.outcome = Outcome.RUNNING if moves else Outcome.DONE
         return self.tick(now)

@@ -53,6 +53,8 @@ DEADLINE_LIMITS_S = (1.0, 86_400.0)
 MAX_INSTRUCTION = 500
 """Longest instruction [characters]."""
 
+RETRY_PAUSE_S = 0.5
+"""Pause after a failed answer, machine's time: an outage must not become a loop of requests."""
 OBSERVATION_S = 5.0
 """Longest wait for the first camera frame; later ones have ``refusal_timeout``."""
 PARSER_S = 2.0
@@ -113,9 +115,6 @@ class MissionConfig:
         "Wait for a model that cannot be reached, such as one that restarts, machine's time [s].",
         low=0.0,
         high=DEADLINE_LIMITS_S[1],
-    )
-    retry_pause: float = fixed(
-        0.5, "Pause after a failed answer, machine's time [s].", low=0.0, high=60.0
     )
     max_blocked: int = fixed(
         5, "Steps in a row without any motion before the mission ends.", low=1, high=1000
@@ -440,7 +439,7 @@ class Mission:
         if over:
             self.end(code, message)
             return
-        self._ask_after = wall + self.config.retry_pause
+        self._ask_after = wall + RETRY_PAUSE_S
         self._look_again(now, wall)
 
     def on_odometry(

@@ -14,6 +14,8 @@ from collab_llm_nodes.config import check_ranges, fixed
 from collab_llm_nodes.errors import ConfigError
 
 _USES = ("off", "optional", "required")
+_SLOW_SHARE = 0.3
+"""Share of the top speed left just before stop_distance, so that the stop there is short."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,6 @@ class ObstacleConfig:
         0.3, "Gap before the robot's front at which it stops [m].", low=0.05, high=5.0
     )
     slow_distance: float = fixed(0.9, "Gap from which it slows down [m].", low=0.05, high=10.0)
-    slow_share: float = fixed(
-        0.3, "Share of the top speed that is left at stop_distance.", low=0.05, high=1.0
-    )
     width: float = fixed(
         0.5, "Of the corridor ahead: the robot's, and some more [m].", low=0.1, high=5.0
     )
@@ -62,7 +61,7 @@ class ObstacleConfig:
         if gap >= self.slow_distance:
             return 1.0
         share = (gap - self.stop_distance) / (self.slow_distance - self.stop_distance)
-        return self.slow_share + (1.0 - self.slow_share) * share
+        return _SLOW_SHARE + (1.0 - _SLOW_SHARE) * share
 
 
 def gap_in_scan(

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.robot.executor import (
+    ALLOWANCE_FACTOR,
     ZERO,
     ExecutorConfig,
     Jumps,
@@ -171,7 +172,7 @@ class DelegatedSteps:
         if not turning:
             speed = max(c.least_linear_speed, min(speed, self.limit))
         ideal = abs(action.value) / speed + speed / acceleration
-        allowance = c.allowance_base + c.allowance_factor * ideal
+        allowance = c.allowance_base + ALLOWANCE_FACTOR * ideal
         self._deadline = now + allowance
         self.outcome = Outcome.RUNNING
         self._output.start(action, speed, allowance)

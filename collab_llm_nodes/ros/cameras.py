@@ -86,7 +86,10 @@ class CameraConfig:
         1.0, "No frame for this long is reported, machine's time [s].", low=0.05, high=600.0
     )
     open_timeout: float = setting(
-        5.0, "rtsp: longest time to open or read [s].", low=0.1, high=120.0
+        5.0,
+        "rtsp: longest time to open or read [s]. Raise it for a camera that wakes slowly.",
+        low=0.1,
+        high=120.0,
     )
     frame_id: str = setting("camera_optical", "Frame of sources that are no topics.")
     health: TopicLimits = TopicLimits(min_rate=1.0, max_age=0.5)

@@ -38,7 +38,8 @@ class BatchConfig:
     max_wait_s: float = setting(
         0.002,
         "A free model waits at most this long for more drafts to join a pass, and only while"
-        " sessions that took part in the last one, or are new, have not come back [s].",
+        " sessions that took part in the last one, or are new, have not come back [s]. Raise it for"
+        " fuller passes, lower it for shorter waits.",
         low=0.0,
         high=1.0,
     )
@@ -47,12 +48,17 @@ class BatchConfig:
     )
     evict_idle_s: float = setting(
         2.0,
-        "Time without a draft after which a session may lose its KV cache to a newcomer [s].",
+        "Time without a draft after which a session may lose its KV cache to a newcomer [s]."
+        " Raise it where robots pause longer between drafts and memory suffices for all.",
         low=0.0,
         high=3600.0,
     )
     slot_wait_s: float = setting(
-        2.0, "Longest wait of a newcomer for a KV cache [s].", low=0.0, high=3600.0
+        2.0,
+        "Longest wait of a newcomer for a KV cache [s]."
+        " Raise it where refusals are worse than waits.",
+        low=0.0,
+        high=3600.0,
     )
 
     def __post_init__(self) -> None:

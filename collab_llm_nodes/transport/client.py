@@ -23,7 +23,7 @@ from collab_llm_nodes.transport.background import background_loop, in_background
 from collab_llm_nodes.transport.connection import Connector
 from collab_llm_nodes.transport.credentials import channel_credentials, is_local, read_token
 from collab_llm_nodes.transport.heartbeat import CHECK, Heartbeat, HeartbeatConfig
-from collab_llm_nodes.transport.settings import ClientConfig
+from collab_llm_nodes.transport.settings import BACKOFF_S, ClientConfig
 
 log = logging.getLogger(__name__)
 
@@ -195,7 +195,7 @@ class Client:
     async def _keep_connected(self) -> None:
         """Connect, and reconnect after each loss, with back-off after failures."""
         link = self.server_config.link
-        pause = link.backoff_initial_s
+        pause = BACKOFF_S
         while True:
             try:
                 channel = await self.connector.connect(link.connect_deadline_s, self.rtt_s)
@@ -204,7 +204,7 @@ class Client:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, link.backoff_max_s)
                 continue
-            pause = link.backoff_initial_s
+            pause = BACKOFF_S
             self._connection.set_result(channel)
             try:
                 await self._look_after(channel)
@@ -283,7 +283,7 @@ class Client:
             self.on_change()
 
     async def _ask_until(self, method: str, request: bytes, deadline: float) -> bytes:
-        pause = self.server_config.link.backoff_initial_s
+        pause = BACKOFF_S
         while True:
             left = max(0.001, deadline - time.monotonic())
             try:

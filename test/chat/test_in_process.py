@@ -14,6 +14,7 @@ from tiny_models import tiny_model
 from waiting import wait_for
 
 from collab_llm_lab.reference import generate
+from collab_llm_nodes.chat import in_process
 from collab_llm_nodes.chat.base import ChatRequest, Finish, Reply, Usage
 from collab_llm_nodes.chat.batch import Batch, BatchConfig
 from collab_llm_nodes.chat.in_process import InProcessChat, InProcessConfig
@@ -176,8 +177,9 @@ def test_callers_that_come_and_go_leave_nothing_behind(chat: InProcessChat) -> N
     assert chat.health()["jobs"] == 0
 
 
-def test_too_many_requests_are_refused() -> None:
-    chat = InProcessChat(Engine(tiny_model("llama")), InProcessConfig(max_jobs=3))
+def test_too_many_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_process, "MAX_JOBS", 3)
+    chat = InProcessChat(Engine(tiny_model("llama")))
     try:
         with pytest.raises(Busy, match="at most 3"):
             chat.ask([question("go")] * 4, Control())

@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 from proxies import environment_proxy
 from waiting import wait_for
 
+from collab_llm_nodes.chat import remote, retries
 from collab_llm_nodes.chat.base import ChatRequest, Finish, Reply, Usage
 from collab_llm_nodes.chat.completions import read_completion, whole_characters
 from collab_llm_nodes.chat.remote import RemoteChat, RemoteConfig
@@ -50,7 +51,12 @@ from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Control
 
 KEY = "sk-secret-of-the-test"
-QUICK = RetryRules(backoff_initial_s=0.001, backoff_max_s=0.002)
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(retries, "BACKOFF_MAX_S", 0.002)
 
 
 def question(text: str = "stop?", **options: Any) -> ChatRequest:
@@ -58,7 +64,7 @@ def question(text: str = "stop?", **options: Any) -> ChatRequest:
 
 
 def config(server: FakeCompletions, **options: Any) -> RemoteConfig:
-    return RemoteConfig(server.url, "large", **{"token": KEY, "retries": QUICK, **options})
+    return RemoteConfig(server.url, "large", **{"token": KEY, **options})
 
 
 @contextmanager
@@ -216,8 +222,7 @@ def test_transient_failures_are_retried(fault: str) -> None:
 
 @pytest.mark.parametrize("fault", TRANSIENT)
 def test_attempts_are_limited(fault: str) -> None:
-    rules = RetryRules(max_attempts=3, backoff_initial_s=0.001, backoff_max_s=0.001)
-    result, server = ask([TRANSIENT[fault]], retries=rules)
+    result, server = ask([TRANSIENT[fault]], retries=RetryRules(max_attempts=3))
     assert isinstance(result, (Unavailable, ProtocolError))
     assert result.remedy
     assert len(server.seen) == result.attempts == 3
@@ -446,8 +451,11 @@ def test_seeds_have_31_bits(seed: int) -> None:
         (response(b"x" * 5000, 500), ProtocolError),
     ],
 )
-def test_refusals_are_not_retried(behaviour: Behaviour, kind: type[CollabError]) -> None:
-    result, server = ask([behaviour], max_reply_bytes=4096)
+def test_refusals_are_not_retried(
+    behaviour: Behaviour, kind: type[CollabError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_MAX_REPLY_BYTES", 4096)
+    result, server = ask([behaviour])
     assert type(result) is kind
     assert KEY not in str(result)
     assert len(server.seen) == 1
@@ -538,11 +546,12 @@ def test_an_endless_answer_ends_at_the_deadline(part: bytes) -> None:
         assert gone.wait(60)
 
 
-def test_a_request_that_was_never_sent_has_no_attempts() -> None:
+def test_a_request_that_was_never_sent_has_no_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "MAX_JOBS", 1)
     cancelled, late = Control(), Control(due=time.monotonic())
     cancelled.cancel()
     refused: list[CollabError] = []
-    with chatting([response(completion())], max_jobs=1) as (chat, server):
+    with chatting([response(completion())]) as (chat, server):
         for requests, control in (
             ([question()], cancelled),
             ([question()], late),
@@ -569,7 +578,7 @@ def test_a_boundless_answer_is_cut_off() -> None:
     gone = threading.Event()
     result, _ = ask([endless(b"x" * 65536, 0.0, gone)])
     assert isinstance(result, ProtocolError)
-    assert "max_reply_bytes" in str(result)
+    assert "more than 1048576 bytes" in str(result)
     assert gone.wait(60)
 
 
@@ -621,8 +630,9 @@ def test_requests_fail_alone() -> None:
     assert len(server.seen) == 2
 
 
-def test_too_many_requests_are_refused() -> None:
-    with chatting([response(completion())], max_jobs=2) as (chat, _):
+def test_too_many_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "MAX_JOBS", 2)
+    with chatting([response(completion())]) as (chat, _):
         with pytest.raises(Busy, match="at most 2"):
             chat.ask([question()] * 3, Control())
         assert len(chat.ask([question()] * 2, Control())) == 2
@@ -670,7 +680,7 @@ def test_a_proxy_of_the_environment_is_not_asked(
     with environment_proxy(monkeypatch, form) as proxy:
         result, server = ask([response(completion())])
         far = "http://model.invalid/v1"  # a name that only a proxy could reach
-        chat = RemoteChat(RemoteConfig(far, "large", token=KEY, unencrypted=True, retries=QUICK))
+        chat = RemoteChat(RemoteConfig(far, "large", token=KEY, unencrypted=True))
         (elsewhere,) = chat.ask([question()], Control())
         chat.close()
     assert replied(result).text == "yes"
@@ -733,7 +743,7 @@ def test_tls(certificates: Certificates) -> None:
         ({"token": "a", "token_file": "b"}, "token"),
         ({"parallel": 0}, "parallel"),
         ({"unknown": 1}, "unknown"),
-        ({"retries": {"backoff_initial_s": 2.0, "backoff_max_s": 1.0}}, "retries.backoff_max_s"),
+        ({"retries": {"max_attempts": 0}}, "retries.max_attempts"),
     ],
 )
 def test_wrong_settings_are_named(options: dict[str, Any], field: str) -> None:
@@ -776,13 +786,12 @@ def test_top_k_is_not_silently_dropped() -> None:
 
 @given(st.integers(1, 40), st.floats(0, 1, exclude_max=True), st.floats(0, 1e6))
 def test_pauses_grow_up_to_a_limit(failures: int, chance: float, asked: float) -> None:
-    rules = RetryRules(max_attempts=30, backoff_initial_s=0.5, backoff_max_s=20.0)
-    pause = rules.pause_s(failures, chance, asked)
+    pause = RetryRules(max_attempts=30).pause_s(failures, chance, asked)
     if failures >= 30:
         assert pause is None
     else:
         assert pause is not None
-        assert asked <= pause <= asked + min(20.0, 0.5 * 2 ** (failures - 1))
+        assert asked <= pause <= asked + min(0.002, 0.001 * 2 ** (failures - 1))
 
 
 NOW = 1_700_000_000.0

@@ -11,6 +11,7 @@ import pdf_files
 import pytest
 
 from collab_llm_nodes.errors import Cancelled, CollabError, ConfigError, InvalidInput
+from collab_llm_nodes.knowledge import pdf
 from collab_llm_nodes.knowledge.documents import Document, DocumentLimits, checked, decoded
 from collab_llm_nodes.knowledge.files import Folders, read_document
 from collab_llm_nodes.knowledge.pdf import Status, read_pdf
@@ -310,8 +311,10 @@ def test_a_pdf_that_takes_more_memory_than_allowed_is_refused() -> None:
         read_pdf("much", data, limits)
 
 
-def test_a_pdf_ends_at_its_deadline() -> None:
-    limits = DocumentLimits(pdf_cpu_s=60.0, pdf_deadline_s=0.3)
+def test_a_pdf_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pdf, "_START_S", 0.0)
+    monkeypatch.setattr(pdf, "_PATIENCE", 0.005)
+    limits = DocumentLimits(pdf_cpu_s=60.0)
     begun = time.monotonic()
     with pytest.raises(InvalidInput, match="too long"):
         read_pdf("slow", pdf_files.slow(2_000_000), limits)

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from collab_llm_nodes.errors import Busy, CollabError, ConfigError, InvalidInput, Unavailable
+from collab_llm_nodes.knowledge import store as store_module
 from collab_llm_nodes.knowledge.chunking import ChunkPlan, chunks
 from collab_llm_nodes.knowledge.documents import Document
 from collab_llm_nodes.knowledge.encoders import WordHashes
@@ -545,8 +546,9 @@ def test_a_reader_sees_the_old_state_until_all_of_the_new_one_is_there(tmp_path:
         assert seen == [[["pump"], ["pump"]], [["arm", "pump"], ["arm", "pump"]]]
 
 
-def test_a_second_writer_waits_for_a_time(tmp_path: Path) -> None:
-    with Store(tmp_path) as store, Store(tmp_path, StoreLimits(busy_s=0.05)) as other:
+def test_a_second_writer_waits_for_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "BUSY_S", 0.05)
+    with Store(tmp_path) as store, Store(tmp_path) as other:
 
         def write() -> None:
             with pytest.raises(Busy, match="another process"):

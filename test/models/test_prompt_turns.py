@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hostile_pictures import progressive_jpeg
 from tiny_models import VISION, scene, tiny_folder, tiny_model
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
@@ -155,3 +156,19 @@ def test_without_a_place_for_it_the_system_turn_joins_the_first_question(
     asked = Turn("user", f"{SYSTEM.content}\n\n{ASKED.content}")
     assert ids("go", SYSTEM, ASKED, ANSWERED) == ids("go", asked, ANSWERED)
     assert ids("go", ASKED, ANSWERED)
+
+
+@pytest.mark.parametrize(
+    ("pictures", "limits", "field"),
+    [
+        ((scene(0), scene(1)), PromptLimits(max_images=1), "images"),
+        ((scene(0),), PromptLimits(max_images=0), "images"),
+        ((progressive_jpeg(64, 5),), PromptLimits(max_scans=4), "images[0]"),
+    ],
+)
+def test_pictures_beyond_the_limits_are_refused(
+    pictures: tuple[bytes, ...], limits: PromptLimits, field: str
+) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        encode(Prompt("go", pictures), tiny_model("qwen2_vl"), limits)
+    assert refused.value.field == field

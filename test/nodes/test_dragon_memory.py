@@ -139,6 +139,19 @@ def test_the_last_of_two_sightings_is_told_word_for_word(ros_graph: Any, tmp_pat
     assert sum(name.startswith("last sighting ") for name in names) == 1
 
 
+def test_old_episodes_are_forgotten(ros_graph: Any, tmp_path: Path) -> None:
+    drive = Drive(ros_graph, tmp_path / "private", memory__episodes=1)
+    for number in (1, 2):
+        drive.follow("find the red ball")
+        drive.stand(float(number), 2.0)
+        drive.answer(str(number), BALL)
+        drive.follow("")
+        ros_graph.wait_for(lambda number=number: drive.served.server._written == number)
+    names = drive.served.index(DragonIndex.Request.LIST).names
+    ros_graph.do(drive.served.server.stop)
+    assert sum(map(is_episode, names)) == 1
+
+
 def test_the_episode_under_way_is_written_when_the_node_stops(drive: Drive) -> None:
     drive.stand(1.0, 2.0)
     drive.answer("a", BALL)

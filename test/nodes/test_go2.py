@@ -370,6 +370,13 @@ def test_two_drivers_do_not_move_the_robot_until_one_is_gone(graph: Any) -> None
     stage.wait(lambda: stage.server.velocity[0] > 0.35)
 
 
+def test_the_state_may_be_that_of_the_slow_topic(graph: Any) -> None:
+    driver = start(graph, Go2Driver, state_topic="/lf/sportmodestate", **PATIENT)
+    heard = [driver.count_subscribers(name) for name in ("/lf/sportmodestate", "/sportmodestate")]
+    graph.do(driver.stop)
+    assert heard == [1, 0]
+
+
 def test_a_driver_in_another_namespace_has_the_same_robot(graph: Any) -> None:
     stage = Stage(graph, {})
     stage.walks()

@@ -58,7 +58,6 @@ class Site:
             "pipeline.lanes": 4,
             "pipeline.link.silence_s": PATIENT.silence_s,
             "pipeline.link.connect_s": PATIENT.connect_s,
-            "pipeline.upkeep_s": 0.1,
             "planning.profile": str(lab),
             "planning.devices": ["robot", "laptop"],
             "planning.prompt_tokens": 64,

@@ -16,6 +16,7 @@ from collab_llm_nodes.knowledge.encoders import WordHashes
 from collab_llm_nodes.knowledge.store import Store, StoredDocument
 from collab_llm_nodes.protocols.dragon.generation import ModelSide
 from collab_llm_nodes.protocols.dragon.index import Index
+from collab_llm_nodes.robot import episodes
 from collab_llm_nodes.robot.episodes import EpisodeConfig, EpisodeLog, remember, store_of
 from collab_llm_nodes.robot.executor import Pose2D
 from collab_llm_nodes.robot.grammar import Code, Kind, ParsedAction
@@ -46,8 +47,11 @@ def test_times_are_those_of_the_zone() -> None:
     assert text_of(log).startswith("At 12:32 on 2026-11-23,")
 
 
-def test_episodes_end_by_age_by_length_and_with_the_robot() -> None:
-    log = EpisodeLog(EpisodeConfig(episode_s=60, sentences=3))
+def test_episodes_end_by_age_by_length_and_with_the_robot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(episodes, "_SENTENCES", 3)
+    log = EpisodeLog(EpisodeConfig(episode_s=60))
     log.said("one", Pose2D(), MORNING)
     assert log.take(MORNING + 59) is None
     first = log.take(MORNING + 60)
@@ -88,13 +92,16 @@ def test_a_long_text_is_cut_and_line_breaks_do_not_forge_sentences() -> None:
     assert len(line) < 300
 
 
-def test_the_robot_is_asked_where_the_ball_was(tmp_path: Path) -> None:
+def test_the_robot_is_asked_where_the_ball_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(episodes, "_SENTENCES", 2)
     engine, config = engine_of(), replace(config_of(documents=2), document_tokens=400)
     with Store(tmp_path) as store:
         side = ModelSide(engine, store, config)
         index = Index(store, side.layout, WordHashes(), config)
         index.add("manual", "The pump needs oil every week.")
-        log = EpisodeLog(EpisodeConfig(sentences=2))
+        log = EpisodeLog(EpisodeConfig())
         things = ("a red ball", "a lamp", "a box", "a cup", "a chair", "a dog")
         for number, thing in enumerate(things):
             log.said(f"{thing} is ahead", Pose2D(number), MORNING + number)

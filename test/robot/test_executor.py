@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from driving import INDOORS
@@ -238,7 +238,7 @@ def test_a_base_that_does_not_obey_is_blocked() -> None:
 
 
 def test_a_base_that_only_creeps_runs_out_of_time() -> None:
-    config = ExecutorConfig(progress_share=0.0, allowance_base=0.5, allowance_factor=1.0)
+    config = ExecutorConfig(progress_share=0.0, allowance_base=0.5)
     executor = StepExecutor(config)
     commands = drive(executor, parse("move forward 75 cm"), LaggingBase(lag=20.0))
     assert executor.outcome is Outcome.TIMEOUT
@@ -307,3 +307,32 @@ def test_a_new_step_forgets_the_last_one() -> None:
 def test_impossible_limits_are_refused() -> None:
     with pytest.raises(ConfigError, match="linear_speed"):
         ExecutorConfig(linear_speed=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "tolerance", "before"),
+    [
+        ("move forward 50 cm", {"distance_tolerance": 0.1}, Pose2D(0.41)),
+        ("turn left 45 degree", {"angle_tolerance": 0.2}, Pose2D(yaw=math.radians(45) - 0.19)),
+    ],
+)
+def test_a_step_within_its_tolerance_is_done(
+    text: str, tolerance: dict[str, float], before: Pose2D
+) -> None:
+    base = ExecutorConfig(progress_share=0.0)
+    for config, outcome in ((base, Outcome.RUNNING), (replace(base, **tolerance), Outcome.DONE)):
+        executor = StepExecutor(config)
+        executor.start(parse(text), Pose2D(), 10.0)
+        for part in range(1, 11):
+            pose = Pose2D(before.x * part / 10, 0.0, before.yaw * part / 10)
+            executor.on_odometry(pose, 10.0 + 0.3 * part)
+        assert executor.outcome is outcome
+
+
+def test_a_lower_gain_approaches_the_goal_more_slowly() -> None:
+    longest = []
+    for gain in (3.0, 0.5):
+        executor = StepExecutor(replace(INDOORS, approach_gain=gain))
+        longest.append(len(drive(executor, parse("move forward 50 cm"), LaggingBase())))
+        assert executor.outcome is Outcome.DONE
+    assert longest[1] > 1.3 * longest[0]

@@ -444,12 +444,13 @@ def test_the_guards_own_end_is_zero_and_forgets_all_but_the_emergency_stop() -> 
 # Obstacles.
 
 CORRIDOR = ObstacleConfig(
-    scan="optional", front=0.3, width=0.6, stop_distance=0.4, slow_distance=1.4, slow_share=0.25
+    scan="optional", front=0.3, width=0.6, stop_distance=0.4, slow_distance=1.4
 )
 
 
 @pytest.mark.parametrize(
-    ("gap", "expected"), [(0.0, 0.0), (0.4, 0.0), (0.41, 0.206), (0.9, 0.5), (1.4, 0.8), (9.0, 0.8)]
+    ("gap", "expected"),
+    [(0.0, 0.0), (0.4, 0.0), (0.41, 0.246), (0.9, 0.52), (1.4, 0.8), (9.0, 0.8)],
 )
 def test_the_way_ahead_limits_the_speed(gap: float, expected: float) -> None:
     robot = Robot(obstacle=CORRIDOR)

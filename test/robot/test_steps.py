@@ -15,7 +15,7 @@ from collab_llm_nodes.robot.grammar import ParsedAction, parse
 from collab_llm_nodes.robot.steps import DelegatedSteps
 
 DT = 0.05
-CONFIG = ExecutorConfig(linear_speed=0.5, allowance_base=2.0, allowance_factor=2.0)
+CONFIG = ExecutorConfig(linear_speed=0.5, allowance_base=2.0)
 
 
 class Output:
@@ -48,7 +48,7 @@ def test_a_step_is_handed_over_with_speed_and_time() -> None:
     steps, output = begun()
     action, speed, allowance = output.started[0]
     assert (action.value, speed) == (0.75, 0.5)
-    assert allowance == pytest.approx(2.0 + 2.0 * (0.75 / 0.5 + 0.5))
+    assert allowance == pytest.approx(2.0 + 3.0 * (0.75 / 0.5 + 0.5))
     steps.limit = 0.2
     steps.start(action, Pose2D(), 20.0, 0.5)
     assert output.started[1][1] == 0.2
@@ -88,7 +88,7 @@ def test_silent_odometry_time_and_cancel_take_the_step_back() -> None:
         now += DT
         steps.on_odometry(Pose2D(), now)
     assert (steps.outcome, output.cancelled) == (Outcome.TIMEOUT, 1)
-    assert now == pytest.approx(16.0, abs=0.1)
+    assert now == pytest.approx(18.0, abs=0.1)
     steps, output = begun()
     steps.cancel()
     assert (steps.outcome, output.cancelled) == (Outcome.CANCELLED, 1)

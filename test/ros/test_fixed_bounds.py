@@ -16,7 +16,7 @@ PRIVATE = ("dragon_server", "minion_server", "minions_server")
 HARMLESS = (
     # load, time and places
     *("health.", "deadline_s", "max_waiting", "remote_model.", "local_model.", "schedule.seed"),
-    *("schedule.hysteresis", "profiler.", "patience."),
+    "patience.",
     # what is read into a store or kept in it, and prices
     *("library.", "side.limits.", "side.documents.", "side.plan.", "memory.", "cost."),
     # what a request may set to anything

@@ -85,7 +85,6 @@ def parameters_of(folder: Path, port: int) -> dict[str, Any]:
         "side.retrieval.chunks": 2,
         "side.retrieval.temperature": 0.3,
         "cloud.address": f"127.0.0.1:{port}",
-        "profiler.offline_tokens": 0,
         "patience.patience_s": 60.0,
         "patience.silence_s": 30.0,
         "max_tokens": TOKENS,

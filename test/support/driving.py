@@ -18,7 +18,6 @@ CONFIG = MissionConfig(
     deadline=60.0,
     answer_timeout=3.0,
     retries=2,
-    retry_pause=0.5,
     max_blocked=2,
 )
 

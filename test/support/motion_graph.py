@@ -90,7 +90,6 @@ PATIENT = {
     "mission.executor.watchdog": 2.0,
     "mission.executor.progress_window": 5.0,
     "odometry_max_age": 5.0,
-    "mission.retry_pause": 0.0,
     "mission.retries": 1,
     "mission.executor.linear_speed": 1.0,
     "mission.executor.angular_speed": 2.0,

@@ -10,6 +10,6 @@ from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Open, Verdict
 GREEDY = SamplingConfig()
 PROMPT = Prompt("go to the red box")
 OPEN = Open(PROMPT.text, (), GREEDY, 24, "")
-PATIENT = LinkConfig(verdict_deadline_s=600, backoff_initial_s=0.1)
+PATIENT = LinkConfig(verdict_deadline_s=600)
 DRAFT = Draft(0, 0, (5, 6, 7, 8))
 VERDICT = Verdict(0, (5, 6, 9), 2, False, 0.01)

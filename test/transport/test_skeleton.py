@@ -344,3 +344,10 @@ def test_a_client_connects_again(serve: Serve, connect: Connect) -> None:
     client.close()
     with pytest.raises(Unavailable, match="closed"):
         client.shout(b"late")
+
+
+def test_a_client_limits_the_size_of_a_message(serve: Serve, connect: Connect) -> None:
+    client = connect(serve(), max_message_bytes=4096)
+    assert client.shout(b"a" * 4000) == b"A" * 4000
+    with pytest.raises(CollabError):
+        client.shout(b"a" * 5000)

@@ -19,7 +19,7 @@ from collab_llm_nodes.decoding.sampling import SparseDistribution
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.protocols.dragon.machine import AheadConfig, Law, Pass, SideMachine
 from collab_llm_nodes.protocols.dragon.messages import Message
-from collab_llm_nodes.protocols.dragon.profiler import UNKNOWN, Profiler, ProfilerConfig
+from collab_llm_nodes.protocols.dragon.profiler import UNKNOWN, Profiler
 from collab_llm_nodes.protocols.dragon.scheduler import ScheduleConfig, Scheduler
 
 Distributions = Callable[[Party, tuple[int, ...]], tuple[np.ndarray, float]]
@@ -200,7 +200,7 @@ def two_machines(
             party,
             law,
             Scheduler(schedule),
-            Profiler(ProfilerConfig(), acceptance=acceptance if party is Party.DEVICE else UNKNOWN),
+            Profiler(acceptance=acceptance if party is Party.DEVICE else UNKNOWN),
             vocab_size=vocab_size,
             eos=eos,
             max_tokens=max_tokens,

@@ -50,6 +50,7 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
 from collab_llm_nodes.protocols.edge_cloud.process import verifier_process, wait_for_verifier
 from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
+from collab_llm_nodes.transport.settings import BACKOFF_S
 from collab_llm_nodes.transport.wire import Failure
 
 DELAY_S = 0.02
@@ -346,7 +347,7 @@ def backoff_s(outage_s: float) -> float:
     Connection and session keep the same pauses, side by side.
     """
     config = ClientLinkConfig().link
-    pause, ended = config.backoff_initial_s, 0.0
+    pause, ended = BACKOFF_S, 0.0
     while ended + pause <= outage_s:
         ended += pause
         pause = min(2 * pause, config.backoff_max_s)

@@ -41,9 +41,7 @@ from collab_llm_nodes.protocols.minions.jobs import Dropped
 WORKER, TARGET = "text-worker", "text-target"
 PRICED_AS = "gpt-4o"
 """Prices of the paper's remote; the models here cost nothing."""
-_LIMITS = InProcessConfig(
-    BatchConfig(max_batch=64, prefill_tokens=1024, kept_tokens=1 << 16), max_jobs=1 << 16
-)
+_LIMITS = InProcessConfig(BatchConfig(max_batch=64, prefill_tokens=1024, kept_tokens=1 << 16))
 """Limits with which all windows of a log stay in memory, since its questions share them."""
 
 

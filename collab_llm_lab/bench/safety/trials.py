@@ -34,7 +34,6 @@ _PARAMETERS = {
     "navigator:rate": str(1.0 / CONTROL_PERIOD_S),
     "navigator:mission.executor.angular_speed": "0.3",
     "navigator:mission.settle": "0.0",
-    "navigator:mission.retry_pause": "0.05",
     "navigator:mission.check_thing": "false",  # the scripted model names none
 }
 

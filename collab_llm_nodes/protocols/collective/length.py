@@ -54,6 +54,9 @@ _LEAST_S = 1e-9
 _STEP = 1
 """Tokens that the printed rule changes s by."""
 
+_WINDOW = 8
+"""Verifications per measurement window: single passes vary, and a longer window reacts late."""
+
 _fixed = partial(setting, read_only=True)  # the machine is built once
 
 
@@ -69,13 +72,6 @@ class LengthConfig:
     )
     initial: int = _fixed(4, "Length to begin with [tokens].", low=0, high=LONGEST)
     longest: int = _fixed(12, "Longest length [tokens].", low=0, high=LONGEST)
-    decision_threshold: int = _fixed(
-        8,
-        "Verifications per measurement window. printed: half of them are from before the last"
-        " change.",
-        low=2,
-        high=1000,
-    )
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -167,7 +163,7 @@ class _Printed:
         self._config = config
         self.s = config.initial
         # With all draft models out of service, no draft has the current length for long.
-        self._costs: deque[float] = deque(maxlen=2 * config.decision_threshold)
+        self._costs: deque[float] = deque(maxlen=2 * _WINDOW)
         self._current = 0  # of the costs, how many are of drafts of the current length
 
     @property
@@ -179,13 +175,12 @@ class _Printed:
         self._costs.append(verification.llm_s / tokens)
         self._current += all(asked == self.s for asked in verification.asked)
         # Half of the samples are from before the change: the line spans the transition (Fig. 6).
-        threshold = self._config.decision_threshold
-        if len(self._costs) < threshold or self._current < (threshold + 1) // 2:
+        if len(self._costs) < _WINDOW or self._current < (_WINDOW + 1) // 2:
             return
         slope = float(np.polyfit(range(len(self._costs)), self._costs, 1)[0])
         step = -_STEP if slope > 0 else _STEP if slope < 0 else 0
         self.s = min(max(self.s + step, 0), self._config.longest)
-        while len(self._costs) > threshold // 2:
+        while len(self._costs) > _WINDOW // 2:
             self._costs.popleft()
         self._current = 0
 
@@ -212,7 +207,7 @@ class _Adaptive:
             self._acceptance.add(*each)
         self._judged += len(v.asked)
         self._window.append(v)
-        if len(self._window) < self._config.decision_threshold:
+        if len(self._window) < _WINDOW:
             return
         self._measure(self._window)
         self._window.clear()
@@ -262,7 +257,7 @@ class _Adaptive:
 
         def loss_s(s: int) -> float:
             # Without drafts, each verification leaves a token to be read when they come again.
-            left = 0.0 if s and best else unread / self._config.decision_threshold if s else 1.0
+            left = 0.0 if s and best else unread / _WINDOW if s else 1.0
             return times[s] + token_s * left - tokens[s] * times[best] / tokens[best]
 
         self.best = best = min(lengths, key=cost)

@@ -15,8 +15,18 @@ _fixed = partial(setting, read_only=True)  # the machine is built once
 class ScheduleConfig:
     """Batches, the pool between drafting and verification, and limits of memory."""
 
-    draft_batch: int = _fixed(16, "b_SSM: requests drafted side by side.", low=1, high=1024)
-    target_batch: int = _fixed(16, "b_LLM: requests verified in one pass.", low=1, high=1024)
+    draft_batch: int = _fixed(
+        16,
+        "b_SSM: requests drafted side by side. Lower it on a machine short of memory.",
+        low=1,
+        high=1024,
+    )
+    target_batch: int = _fixed(
+        16,
+        "b_LLM: requests verified in one pass. Raise it on a GPU, lower it for shorter waits.",
+        low=1,
+        high=1024,
+    )
     pool_high: int = _fixed(
         0,
         "Drafts waiting for the target at which drafting pauses; 0: target_batch, as in paper 002.",
@@ -34,7 +44,8 @@ class ScheduleConfig:
     )
     draft_timeout_s: float = _fixed(
         5.0,
-        "Silence after which a draft model is left out until it answers [s].",
+        "Silence after which a draft model is left out until it answers [s]."
+        " Raise it on a slow machine.",
         low=0.001,
         high=600.0,
     )

@@ -33,7 +33,7 @@ from collab_llm_nodes.protocols.dragon.link import DeviceLink, PatienceConfig, S
 from collab_llm_nodes.protocols.dragon.machine import AheadConfig, SideMachine
 from collab_llm_nodes.protocols.dragon.messages import Identity, Line, Message, Open, Opened
 from collab_llm_nodes.protocols.dragon.metrics import DragonMetrics
-from collab_llm_nodes.protocols.dragon.profiler import UNKNOWN, Profiler, ProfilerConfig
+from collab_llm_nodes.protocols.dragon.profiler import UNKNOWN, Profiler
 from collab_llm_nodes.protocols.dragon.scheduler import ScheduleConfig, Scheduler
 from collab_llm_nodes.protocols.dragon.side import Side, SideInfo
 
@@ -52,7 +52,6 @@ class Rules:
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     ahead: AheadConfig = field(default_factory=AheadConfig)
-    profiler: ProfilerConfig = field(default_factory=ProfilerConfig)
     patience: PatienceConfig = field(default_factory=PatienceConfig)
 
 
@@ -114,7 +113,7 @@ class DeviceAnswer:
             Party.DEVICE,
             law,
             Scheduler(rules.schedule),
-            Profiler(rules.profiler, rtt_s=rtt_s, acceptance=acceptance),
+            Profiler(rtt_s=rtt_s, acceptance=acceptance),
             vocab_size=info.vocab_size,
             eos=info.eos,
             max_tokens=question.max_tokens,

@@ -97,7 +97,7 @@ class Index:
         Raises:
             InvalidInput: the name is taken; or no text, too much of it, or another encoding.
             Unavailable: no room on the disk or within the limits of the store.
-            Busy: another process changes the store for longer than ``limits.busy_s``.
+            Busy: another process changes the store for longer than ``store.BUSY_S``.
         """
         limits = self._config.documents
         if len(content) > (limits.file_bytes if isinstance(content, bytes) else limits.characters):

@@ -15,6 +15,9 @@ from enum import Enum
 
 from collab_llm_nodes.config import ANY, check_ranges, setting
 
+_PAUSE_S = 0.05
+"""Pause before a lost stream is opened again: a refused connection must not be tried in a loop."""
+
 
 @dataclass(frozen=True)
 class PatienceConfig:
@@ -37,13 +40,11 @@ class PatienceConfig:
     )
     silence_s: float = setting(
         5.0,
-        "A stream on which the cloud owes a message for this long is opened again [s].",
+        "A stream on which the cloud owes a message for this long is opened again [s]. Raise it"
+        " for a cloud whose passes take seconds.",
         low=0.01,
         high=600.0,
         read_only=True,
-    )
-    pause_s: float = setting(
-        0.05, "Before a lost stream is opened again [s].", low=0.001, high=60.0, read_only=True
     )
     without_cloud: str = setting(
         "alone",
@@ -100,7 +101,7 @@ class DeviceLink:
         """Note that the stream has ended."""
         self.up = False
         self._missed_since = min(self._missed_since, now)
-        self._reopen_at = now + self._config.pause_s
+        self._reopen_at = now + _PAUSE_S
 
     def on_refused(self) -> None:
         """Note that the cloud refuses for good: do not try again."""

@@ -37,7 +37,7 @@ def serve(
     with ended_at_once():
         set_threads(config.model)
         side, _ = load_side(config.model, config.side)
-        line = measured(side, config.profiler)
+        line = measured(side)
         service = DragonService(config, side, Path(config.model.path).name, version, line)
         server = Server(service)
     freeze_startup_objects()

@@ -8,40 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.aggregation import Pair, Party
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.protocols.dragon.side import SideDecoder
 from collab_llm_nodes.protocols.means import Mean
 
-
-@dataclass(frozen=True)
-class ProfilerConfig:
-    """The weights of new observations."""
-
-    zeta: float = setting(
-        0.1,
-        "Weight of the newest pass in the slope of the decoding delay (zeta of paper 001).",
-        low=0.0,
-        high=1.0,
-    )
-    acceptance_weight: float = setting(
-        0.05, "Weight of the newest token in the acceptance rates.", low=0.001, high=1.0
-    )
-    link_weight: float = setting(
-        0.2, "Weight of the newest round trip in latency and bandwidth.", low=0.001, high=1.0
-    )
-
-    offline_tokens: int = setting(
-        8,
-        "Length of the dummy answer that is timed three times at the start, within the context;"
-        " 0: none, the first passes measure it [tokens].",
-        low=0,
-        high=4096,
-    )
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
+_ZETA = 0.1
+"""Weight of the newest pass in the slope of the decoding delay (zeta of paper 001)."""
+_ACCEPTANCE_WEIGHT = 0.05
+"""Weight of the newest token in the acceptance rates: the last twenty count most."""
+_LINK_WEIGHT = 0.2
+"""Weight of the newest round trip in latency and bandwidth: radio links change quickly."""
 
 
 @dataclass
@@ -192,18 +169,16 @@ class Profiler:
 
     def __init__(
         self,
-        config: ProfilerConfig,
         prompt_tokens: int = 0,
         rtt_s: float = 0.0,
         acceptance: Pair = UNKNOWN,
     ) -> None:
-        self._config = config
         self._decode: list[DecodeModel | None] = [None, None]  # until a side's first pass or line
         self._prompt_tokens = prompt_tokens
         self._told_rtt_s = rtt_s
-        kept = 1.0 / config.acceptance_weight
+        kept = 1.0 / _ACCEPTANCE_WEIGHT
         self._acceptance = [Mean(share, _SURE, kept) for share in acceptance]
-        self.link = LinkModel(config.link_weight)
+        self.link = LinkModel(_LINK_WEIGHT)
 
     def on_line(self, party: Party, line: tuple[float, float, float] | None) -> None:
         """Set the line that ``party`` has measured offline, if it has."""
@@ -216,7 +191,7 @@ class Profiler:
         if model is None:
             self._decode[party] = DecodeModel(k_c=seconds)
         elif seconds > 0:
-            model.observe(self._prompt_tokens + position, seconds, self._config.zeta)
+            model.observe(self._prompt_tokens + position, seconds, _ZETA)
 
     def on_judged(self, expected: Pair) -> None:
         """Add the expected acceptance of both sides' drafts at one position (Eq. 5)."""

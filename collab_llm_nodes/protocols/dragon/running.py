@@ -52,7 +52,7 @@ def start(config: DragonConfig, resources: Resources) -> Dragon:
         raise ConfigError("no model", field="model.path", remedy="name its folder or hub id")
     side, index = load_side(config.model, config.side)
     client = DragonClient(config.cloud) if config.use_cloud else None
-    return Dragon(side, client, config, measured(side, config.profiler), index)
+    return Dragon(side, client, config, measured(side), index)
 
 
 class Dragon:

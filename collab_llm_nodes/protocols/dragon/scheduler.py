@@ -72,6 +72,10 @@ def per_token_following(c: Pair, rtt: float, alpha: Pair) -> float:
     return total
 
 
+_HYSTERESIS = 0.05
+"""Share of the time per token that a change of sides must save: noise must not move them."""
+
+
 @dataclass(frozen=True)
 class ScheduleConfig:
     """The choice of the side that aggregates."""
@@ -85,12 +89,6 @@ class ScheduleConfig:
         " drafts counted that are made while waiting; random: for comparison.",
         choices=POLICIES,
         per_request=ranked(("cloud",), ("auto", "delta_z", "follow", "random"), ("device",)),
-    )
-    hysteresis: float = setting(
-        0.05,
-        "Policies delta_z and auto change sides for a gain above this share of the time per token.",
-        low=0.0,
-        high=10.0,
     )
     seed: int = setting(0, "Of policy random.")
 
@@ -150,7 +148,7 @@ class Scheduler:
         c, alpha, rtt = known.decode_s, known.acceptance, known.rtt_s
         gain = delta_z(c[now_at], c[other], rtt, alpha[now_at], alpha[other])
         present = per_token(c[now_at], c[other], rtt, alpha[other])
-        return other if gain > self._config.hysteresis * present else now_at
+        return other if gain > _HYSTERESIS * present else now_at
 
     def _by_all(
         self, now_at: Party, accepted: tuple[bool, bool], known: Estimates, fresh: bool
@@ -169,7 +167,7 @@ class Scheduler:
         follows = per_token_following(c, rtt, alpha) < _WORTH_FOLLOWING * min(static)
         if follows and (sum(accepted) == 1 or not fresh):
             return _follow(now_at, accepted)
-        return now_at.other if gain > self._config.hysteresis * static[now_at] else now_at
+        return now_at.other if gain > _HYSTERESIS * static[now_at] else now_at
 
 
 def _follow(now_at: Party, accepted: tuple[bool, bool]) -> Party:

@@ -40,7 +40,7 @@ from collab_llm_nodes.protocols.dragon.messages import (
     Opened,
     Target,
 )
-from collab_llm_nodes.protocols.dragon.profiler import Profiler, ProfilerConfig
+from collab_llm_nodes.protocols.dragon.profiler import Profiler
 from collab_llm_nodes.protocols.dragon.scheduler import ScheduleConfig, Scheduler
 from collab_llm_nodes.protocols.dragon.side import Side, SideInfo
 from collab_llm_nodes.serving.fair_thread import FairThread
@@ -76,7 +76,6 @@ class CloudServiceConfig(ServerConfig):
 
     address: str = setting("127.0.0.1:50552", "Listen here, host:port; port 0 takes a free one.")
     limits: Limits = field(default_factory=Limits)
-    profiler: ProfilerConfig = field(default_factory=ProfilerConfig)
     prefill_tokens: int = setting(
         256,
         "Tokens of a prompt that are read in one pass at most; between two passes, other answers"
@@ -247,7 +246,7 @@ class _Answer:
             Party.CLOUD,
             law,
             Scheduler(schedule),
-            Profiler(service.config.profiler, rtt_s=opened.rtt_s),
+            Profiler(rtt_s=opened.rtt_s),
             vocab_size=info.vocab_size,
             eos=info.eos,
             max_tokens=opened.max_tokens,

@@ -13,7 +13,6 @@ from collab_llm_nodes.protocols.dragon.client import CloudConfig
 from collab_llm_nodes.protocols.dragon.device import Rules
 from collab_llm_nodes.protocols.dragon.link import PatienceConfig
 from collab_llm_nodes.protocols.dragon.machine import AheadConfig
-from collab_llm_nodes.protocols.dragon.profiler import ProfilerConfig
 from collab_llm_nodes.protocols.dragon.scheduler import ScheduleConfig
 from collab_llm_nodes.protocols.dragon.service import CloudServiceConfig
 from collab_llm_nodes.protocols.dragon.side_settings import SideConfig
@@ -30,16 +29,24 @@ class DragonConfig:
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     ahead: AheadConfig = field(default_factory=AheadConfig)
-    profiler: ProfilerConfig = field(default_factory=ProfilerConfig)
     patience: PatienceConfig = field(default_factory=PatienceConfig)
     use_cloud: bool = setting(
         True, "Off: answer from the device's own documents only.", per_request=OFF
     )
     max_answers: int = setting(
-        2, "Answers at a time; they share the model, pass by pass.", low=1, high=64, read_only=True
+        2,
+        "Answers at a time; they share the model, pass by pass."
+        " Each takes the memory of its documents.",
+        low=1,
+        high=64,
+        read_only=True,
     )
     max_query_chars: int = setting(
-        8192, "Text of a question [character].", low=1, high=1 << 20, read_only=True
+        8192,
+        "Text of a question [character]. Raise it for questions that quote a text.",
+        low=1,
+        high=1 << 20,
+        read_only=True,
     )
     max_tokens: int = setting(
         128, "Length limit of an answer [tokens].", low=1, high=MAX_TOKENS, per_request=ANY
@@ -59,7 +66,7 @@ class DragonConfig:
             top_p=min(kept.top_p, sampling.top_p),
             max_support=min(kept.max_support, sampling.top_k or kept.max_support),
         )
-        return Rules(kept, self.schedule, self.ahead, self.profiler, self.patience)
+        return Rules(kept, self.schedule, self.ahead, self.patience)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,11 @@ class RelevanceConfig:
         per_request=ANY,
     )
     every: int = setting(
-        8, "Tokens between two scores, with `encoder`.", low=1, high=65536, per_request=ANY
+        8,
+        "Tokens between two scores, with `encoder`. Raise it where the encoder is slow.",
+        low=1,
+        high=65536,
+        per_request=ANY,
     )
     memory: float = setting(
         0.9,

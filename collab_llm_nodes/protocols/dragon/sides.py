@@ -11,12 +11,14 @@ from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.protocols.dragon.generation import ModelSide
 from collab_llm_nodes.protocols.dragon.index import Index
 from collab_llm_nodes.protocols.dragon.messages import Line
-from collab_llm_nodes.protocols.dragon.profiler import ProfilerConfig, measure_passes
+from collab_llm_nodes.protocols.dragon.profiler import measure_passes
 from collab_llm_nodes.protocols.dragon.side_settings import SideConfig
 
 log = logging.getLogger(__name__)
 
 _DUMMY = "How long does a pass take?"
+_OFFLINE_TOKENS = 8
+"""Length of the dummy answer that is timed at the start: enough for a line, and seconds at most."""
 
 
 def load_side(model: ModelConfig, config: SideConfig) -> tuple[ModelSide, Index | None]:
@@ -39,16 +41,14 @@ def load_side(model: ModelConfig, config: SideConfig) -> tuple[ModelSide, Index 
     return side, Index(store, side.layout, side.encoder, config, side.caches)
 
 
-def measured(side: ModelSide, config: ProfilerConfig) -> Line | None:
-    """Return the line of the side's passes (offline stage of section 5.2); None: not asked for.
+def measured(side: ModelSide) -> Line:
+    """Return the line of the side's passes (offline stage of section 5.2).
 
     The passes end where the context is full.
     """
-    if not config.offline_tokens:
-        return None
     decoder = side.decoder(_DUMMY, 2)
     try:
-        tokens = min(config.offline_tokens, decoder.room)
+        tokens = min(_OFFLINE_TOKENS, decoder.room)
         line = measure_passes(decoder, tokens, side.info.vocab_size)
     finally:
         decoder.close()

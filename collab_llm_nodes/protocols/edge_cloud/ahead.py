@@ -28,7 +28,11 @@ class AheadConfig:
         high=64,
     )
     min_probability: float = setting(
-        0.01, "Least probability of a predicted outcome to draft for.", low=0.0, high=1.0
+        0.01,
+        "Least probability of a predicted outcome to draft for."
+        " Raise it to save energy on the robot.",
+        low=0.0,
+        high=1.0,
     )
     push_window: int = setting(
         48,
@@ -38,7 +42,11 @@ class AheadConfig:
         high=64,
     )
     push_depth: int = setting(
-        3, "Rounds that drafts may be ahead of the one under verification.", low=1, high=8
+        3,
+        "Rounds that drafts may be ahead of the one under verification."
+        " Raise it for a slow link, lower it to save bytes.",
+        low=1,
+        high=8,
     )
 
     def __post_init__(self) -> None:

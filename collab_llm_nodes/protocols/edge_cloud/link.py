@@ -32,6 +32,7 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     ServerMessage,
     Verdict,
 )
+from collab_llm_nodes.transport import settings
 from collab_llm_nodes.transport.settings import RetryConfig
 from collab_llm_nodes.transport.wire import Failure
 
@@ -103,7 +104,7 @@ class SessionLink:
         self._ahead = PushedDrafts()
         self._deadline: float | None = None
         self._retry_at: float | None = None
-        self._backoff = config.backoff_initial_s
+        self._backoff = settings.BACKOFF_S
         self._last_error = ""
         self._replayed = False  # since the last verdict
         self.reconnects = 0
@@ -162,7 +163,7 @@ class SessionLink:
             return self._end(message)
         if self._phase is not _Phase.OPEN:
             return []
-        self._backoff = self._config.backoff_initial_s
+        self._backoff = settings.BACKOFF_S
         if isinstance(message, Opened):
             if self._outstanding is None:
                 self._deadline = None  # nothing is awaited until the next draft

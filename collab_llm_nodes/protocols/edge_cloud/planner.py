@@ -39,6 +39,8 @@ from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.protocols.means import Mean
 
 _LEARNING_RATE = 0.05
+_EXPLORE_SHARE = 0.01
+"""Share of the time spent on trying what seems slower: link, load and text may have changed."""
 _EVERY = 16  # answers before another mode than the chosen one is tried again, at least
 _SPREAD = 0.5  # standard deviation of the tokens of a round, over their mean: 0.3 to 0.6
 _ROUNDS = 256  # latest rounds, at most, that the acceptance is known by
@@ -188,19 +190,19 @@ class PlannerConfig:
     """Settings of the planner."""
 
     enabled: bool = setting(False, "Choose how to decode by measurement; else as configured.")
-    max_gamma: int = setting(8, "Longest draft to choose.", low=1, high=16)
+    max_gamma: int = setting(
+        8,
+        "Longest draft to choose. Lower it for a robot short of memory or time: its drafts for"
+        " many outcomes are as long.",
+        low=1,
+        high=16,
+    )
     min_gain: float = setting(
         0.03,
-        "Speculate only if it saves this share of the time, and more than by luck so far.",
+        "Speculate only if it saves this share of the time, and more than by luck so far. Raise it"
+        " where the robot's energy or the link's bytes cost more than time.",
         low=0.0,
         high=0.9,
-    )
-    explore_share: float = setting(
-        0.01,
-        "Share of the time to spend on trying what seems slower: link, load and text may have"
-        " changed.",
-        low=0.0,
-        high=0.5,
     )
 
     def __post_init__(self) -> None:
@@ -216,7 +218,7 @@ class Planner:
     """
 
     def __init__(self, config: PlannerConfig, gamma: int, depth: int) -> None:
-        self._trials = Trials[Mode](config.explore_share, _EVERY)
+        self._trials = Trials[Mode](_EXPLORE_SHARE, _EVERY)
         self.configure(config, gamma, depth)
         self._bias: dict[Mode, Mean] = {}  # of modes that were used: time taken over predicted
         self._bias_of_kind = {kind: Mean(1.0, weight=16) for kind in ("ar", "sd", "push_ahead")}
@@ -227,7 +229,6 @@ class Planner:
         self._config = config
         self._depth = depth
         self._first = Mode(gamma, ahead=True)
-        self._trials.share = config.explore_share
 
     def on_answer(self, mode: Mode, metrics: EdgeCloudMetrics) -> None:
         """Compare the rounds of a complete answer in ``mode`` with what was predicted."""

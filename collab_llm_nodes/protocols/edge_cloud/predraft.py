@@ -32,7 +32,8 @@ class PreDraftConfig:
     )
     queue: str = setting(
         "priority",
-        "Order in which outcomes are pre-drafted (paper 003, Table 7).",
+        "Order in which outcomes are pre-drafted (paper 003, Table 7)."
+        " fifo and random are for comparison.",
         choices=("priority", "fifo", "random"),
     )
 

@@ -47,7 +47,7 @@ class ExitConfig:
     )
     queue: str = setting(
         "priority",
-        "Order in which exits are sent (paper 003, Table 7, server side).",
+        "Order in which exits are sent (paper 003, Table 7, server side). fifo is for comparison.",
         choices=("priority", "fifo"),
     )
     min_lead_s: float = setting(

@@ -83,7 +83,12 @@ class LinkConfig:
         read_only=True,
     )
     max_message_bytes: int = setting(
-        64 << 20, "Largest message [byte].", low=4096, high=1 << 30, read_only=True
+        64 << 20,
+        "Largest message [byte]."
+        " Raise it, and the workers' limit, for prompts or vocabularies beyond it.",
+        low=4096,
+        high=1 << 30,
+        read_only=True,
     )
 
     def __post_init__(self) -> None:

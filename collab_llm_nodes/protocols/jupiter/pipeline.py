@@ -49,6 +49,8 @@ _DESCRIBE_S = 2.0  # for a missing worker, which is asked again later
 _ARRANGE_S = 600.0  # without a request: loading that is stuck fails much earlier (ProgressMonitor)
 _END_S = 5.0  # for the upkeep thread to end
 _EXCLUDED_S = 60.0
+_UPKEEP_S = 1.0
+"""Period at which an idle pipeline looks for returned and lost workers: a few bytes for each."""
 """Time for which a faulty worker is left out, unless it is restarted meanwhile."""
 
 Plan = Callable[[Sequence[str], WorkerInfo], Sequence[Placement]]
@@ -77,13 +79,6 @@ class PipelineConfig:
         5.0,
         "How long a request waits for a worker when all are lost [s].",
         low=0.1,
-        high=3600.0,
-        read_only=True,
-    )
-    upkeep_s: float = setting(
-        1.0,
-        "Period at which an idle pipeline looks for returned and lost workers [s]; 0: never.",
-        low=0.0,
         high=3600.0,
         read_only=True,
     )
@@ -161,8 +156,7 @@ class Pipeline:
         self._freed = threading.Condition()
         self._closed = threading.Event()
         self._upkeep = threading.Thread(target=self._keep_up, name="jupiter-upkeep", daemon=True)
-        if config.upkeep_s:
-            self._upkeep.start()
+        self._upkeep.start()
 
     def __enter__(self) -> Pipeline:
         return self
@@ -315,7 +309,7 @@ class Pipeline:
 
     def _keep_up(self) -> None:
         logged = ""
-        while not self._closed.wait(self.config.upkeep_s):
+        while not self._closed.wait(_UPKEEP_S):
             try:
                 self.renew()
             except CollabError as error:

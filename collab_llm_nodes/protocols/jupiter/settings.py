@@ -38,16 +38,17 @@ class PlanningConfig:
         read_only=True,
     )
     prompt_tokens: int = setting(
-        256, "Typical length of a prompt [tokens].", low=1, high=1 << 20, read_only=True
+        256,
+        "Typical length of a prompt [tokens]. The stages are planned for it.",
+        low=1,
+        high=1 << 20,
+        read_only=True,
     )
     answer_tokens: int = setting(
-        64, "Typical length of an answer [tokens].", low=0, high=1 << 20, read_only=True
-    )
-    accepted: float = setting(
-        2.0,
-        "Average number of tokens that a pass adds to a lane's answer.",
-        low=1.0,
-        high=65.0,
+        64,
+        "Typical length of an answer [tokens]. The longer, the more decoding counts in the plan.",
+        low=0,
+        high=1 << 20,
         read_only=True,
     )
 
@@ -155,6 +156,5 @@ class JupiterConfig:
             planning.prompt_tokens,
             planning.answer_tokens,
             self.pipeline.lanes,
-            accepted=planning.accepted,
             states=self.pipeline.states,
         )

@@ -25,7 +25,13 @@ class WorkerLimits(StreamLimits):
     max_waiting_bytes: int = setting(
         256 << 20, "Passes waiting to be computed, all together [byte].", low=4096, high=1 << 34
     )
-    max_lanes: int = setting(32, "Lanes, each with a KV cache.", low=1, high=1 << 16)
+    max_lanes: int = setting(
+        32,
+        "Lanes, each with a KV cache."
+        " At least those of every coordinator (pipeline.lanes); lower it where memory is short.",
+        low=1,
+        high=1 << 16,
+    )
     idle_s: float = setting(
         5.0, "Longest silence of a coordinator, which sends pings [s].", low=0.5
     )

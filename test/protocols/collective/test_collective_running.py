@@ -481,3 +481,10 @@ def test_the_protocol_is_found_by_its_name() -> None:
     answer = collective.run(request(0), ignore, in_time())
     collective.close()
     assert answer.tokens == alone(PROMPTS[0]), "without draft models the target goes on alone"
+
+
+def test_all_drafts_have_the_settings_of_drafts() -> None:
+    chosen = DraftsConfig(("a", "b"), "bfloat16", "cuda:1", threads=3)
+    assert chosen.models() == [
+        ModelConfig(path, "bfloat16", "cuda:1", threads=3) for path in ("a", "b")
+    ]

@@ -11,6 +11,7 @@ import pytest
 
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.protocols.collective import length
 from collab_llm_nodes.protocols.collective.length import (
     ADAPTIVE,
     FIXED,
@@ -425,9 +426,10 @@ def test_tokens_without_drafts_count_for_the_lengths_at_which_they_came() -> Non
     assert np.mean(lengths[-500:]) > 10
 
 
-def test_the_printed_rule_spans_the_transition() -> None:
+def test_the_printed_rule_spans_the_transition(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the line is from before the change."""
-    chosen = selector(LengthConfig(PRINTED, initial=6, decision_threshold=4))
+    monkeypatch.setattr(length, "_WINDOW", 4)
+    chosen = selector(LengthConfig(PRINTED, initial=6))
     falling = iter((2.0, 1.9, 1.8, 1.7))
     Stream(lambda s: next(falling)).run(chosen, 4)
     assert chosen.s == 7
@@ -435,8 +437,9 @@ def test_the_printed_rule_spans_the_transition() -> None:
     assert chosen.s == 6
 
 
-def test_the_printed_rule_stays_in_range() -> None:
-    config = LengthConfig(PRINTED, initial=11, decision_threshold=4)
+def test_the_printed_rule_stays_in_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(length, "_WINDOW", 4)
+    config = LengthConfig(PRINTED, initial=11)
     chosen = selector(config)
     falling = iter(np.linspace(2, 1, 40))
     assert Stream(lambda s: float(next(falling))).run(chosen, 40)[-1] == 12
@@ -459,7 +462,6 @@ def test_a_fixed_length_stays() -> None:
         ({"rule": "best"}, "rule"),
         ({"initial": -1}, "initial"),
         ({"initial": 9, "longest": 8}, "initial"),
-        ({"decision_threshold": 1}, "decision_threshold"),
         ({"s": 4}, "s"),
     ],
 )

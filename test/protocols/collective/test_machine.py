@@ -24,13 +24,20 @@ from collab_llm_nodes.errors import (
     ModelError,
 )
 from collab_llm_nodes.protocols.base import Source
+from collab_llm_nodes.protocols.collective import length as length_module
 from collab_llm_nodes.protocols.collective.length import FIXED, LengthConfig
 from collab_llm_nodes.protocols.collective.machine import RETRY_S, Job, Machine
 from collab_llm_nodes.protocols.collective.messages import Claim, Proposal
 from collab_llm_nodes.protocols.collective.requests import RequestState
 from collab_llm_nodes.protocols.collective.schedule import ScheduleConfig
 
-FAST = LengthConfig(decision_threshold=2)  # the length changes often
+ADAPTING = LengthConfig()
+
+
+@pytest.fixture(autouse=True)
+def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the length change often."""
+    monkeypatch.setattr(length_module, "_WINDOW", 2)
 
 
 def job(number: int, **fields: Any) -> Job:
@@ -39,7 +46,7 @@ def job(number: int, **fields: Any) -> Job:
 
 def make(
     models: int = 3,
-    length: LengthConfig = FAST,
+    length: LengthConfig = ADAPTING,
     weights: WeightsConfig | None = None,
     pipelined: bool = False,
     **schedule: Any,

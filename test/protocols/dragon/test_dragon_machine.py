@@ -24,7 +24,7 @@ from collab_llm_nodes.errors import InvalidInput, ProtocolError
 from collab_llm_nodes.protocols.base import Source
 from collab_llm_nodes.protocols.dragon.machine import AheadConfig, SideMachine
 from collab_llm_nodes.protocols.dragon.messages import Draft, Target
-from collab_llm_nodes.protocols.dragon.profiler import Profiler, ProfilerConfig
+from collab_llm_nodes.protocols.dragon.profiler import Profiler
 from collab_llm_nodes.protocols.dragon.scheduler import POLICIES, ScheduleConfig, Scheduler
 
 VOCAB, MOST = 6, 14
@@ -146,7 +146,7 @@ def test_no_schedule_changes_the_answer(
             CLOUD,
             own,
             Scheduler(schedule),
-            Profiler(ProfilerConfig()),
+            Profiler(),
             vocab_size=VOCAB,
             eos=EOS,
             max_tokens=MOST,

@@ -14,11 +14,11 @@ from collab_llm_lab.bench.dragon.simulation import (
 )
 from collab_llm_nodes.decoding.aggregation import Party
 from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.protocols.dragon import profiler as profiler_module
 from collab_llm_nodes.protocols.dragon.profiler import (
     DecodeModel,
     LinkModel,
     Profiler,
-    ProfilerConfig,
     measure_passes,
 )
 from collab_llm_nodes.protocols.dragon.scheduler import ScheduleConfig
@@ -98,7 +98,7 @@ def test_sides_that_may_judge_learn_the_delays_of_the_run_they_take_part_in() ->
 
 
 def test_the_side_that_has_not_decoded_is_unknown() -> None:
-    profiler = Profiler(ProfilerConfig(), rtt_s=0.2)
+    profiler = Profiler(rtt_s=0.2)
     profiler.on_line(Party.CLOUD, None)
     assert profiler.estimates(0) is None
     profiler.on_pass(Party.DEVICE, 0, 0.1)
@@ -115,7 +115,7 @@ def test_the_side_that_has_not_decoded_is_unknown() -> None:
 
 
 def test_a_line_that_was_measured_stands_from_the_beginning() -> None:
-    profiler = Profiler(ProfilerConfig())
+    profiler = Profiler()
     profiler.on_line(Party.DEVICE, DecodeModel.fitted([10, 20], [0.05, 0.06]).line)
     profiler.on_line(Party.CLOUD, (0.0, 1.0, 0.02))
     known = profiler.estimates(30)
@@ -136,9 +136,12 @@ def test_passes_are_measured_behind_the_prompt() -> None:
 
 
 @pytest.mark.parametrize(("weight", "newest"), [(0.001, 2.0), (1.0, 9.0)])
-def test_each_weight_is_that_of_the_newest_observation(weight: float, newest: float) -> None:
-    config = ProfilerConfig(zeta=weight, acceptance_weight=weight, link_weight=weight)
-    profiler = Profiler(config)
+def test_each_weight_is_that_of_the_newest_observation(
+    weight: float, newest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_ZETA", "_ACCEPTANCE_WEIGHT", "_LINK_WEIGHT"):
+        monkeypatch.setattr(profiler_module, name, weight)
+    profiler = Profiler()
     profiler.on_line(Party.CLOUD, (2.0, 1.0, 0.0))  # 2 s for each token read
     for _ in range(4000):
         profiler.on_judged((0.2, 0.2))

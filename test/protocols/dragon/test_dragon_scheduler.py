@@ -153,7 +153,7 @@ def test_equation_8_is_the_difference_of_equation_7(
 
 
 def test_delta_z_moves_for_a_gain_and_no_less() -> None:
-    scheduler = Scheduler(ScheduleConfig(aggregate_on="delta_z", hysteresis=0.05))
+    scheduler = Scheduler(ScheduleConfig(aggregate_on="delta_z"))
     better_there = Estimates((0.05, 0.05), 0.3, (0.9, 0.5))
     better_here = Estimates((0.05, 0.05), 0.3, (0.5, 0.9))
     alike = Estimates((0.05, 0.05), 0.3, (0.71, 0.70))

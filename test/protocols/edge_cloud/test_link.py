@@ -25,6 +25,7 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     Opened,
     Verdict,
 )
+from collab_llm_nodes.transport.settings import BACKOFF_S
 from collab_llm_nodes.transport.wire import Failure
 
 
@@ -50,8 +51,8 @@ def test_a_lost_stream_is_reopened_with_the_confirmed_tokens_and_the_outstanding
     second = Draft(1, 3, (1, 2))
     assert link.on_draft(second, 0.3) == [Send(second)]
     assert link.on_disconnected("reset", 0.4) == []
-    assert link.next_tick == pytest.approx(0.5)
-    assert link.on_tick(0.49) == []
+    assert link.next_tick == pytest.approx(0.45)
+    assert link.on_tick(0.44) == []
     assert link.on_tick(0.5) == [Connect(PATIENT.connect_deadline_s)]
     assert link.on_connected(0.6) == [
         Send(replace(OPEN, replay=(5, 6, 9), round=1)),
@@ -76,7 +77,7 @@ def test_a_stream_lost_between_rounds_is_made_again_by_the_next_draft_only() -> 
 
 
 def test_back_off_doubles_up_to_its_limit_and_starts_over_after_an_answer() -> None:
-    config = LinkConfig(verdict_deadline_s=600, backoff_initial_s=0.1, backoff_max_s=0.3)
+    config = LinkConfig(verdict_deadline_s=600, backoff_max_s=0.15)
     link = SessionLink(OPEN, config)
     link.start(0.0)
     now, pauses = 0.0, []
@@ -86,12 +87,12 @@ def test_back_off_doubles_up_to_its_limit_and_starts_over_after_an_answer() -> N
         pauses.append(link.next_tick - now)
         now = link.next_tick
         assert link.on_tick(now) == [Connect(config.connect_deadline_s)]
-    assert pauses == pytest.approx([0.1, 0.2, 0.3, 0.3])
+    assert pauses == pytest.approx([0.05, 0.1, 0.15, 0.15])
     link.on_connected(now)
     link.on_draft(DRAFT, now)
     link.on_message(Opened("s", 7), now)
     link.on_disconnected("reset", now)
-    assert link.next_tick == pytest.approx(now + 0.1)
+    assert link.next_tick == pytest.approx(now + 0.05)
     assert link.reconnects == 4
 
 
@@ -100,7 +101,7 @@ def test_a_refusal_and_the_end_of_its_stream_count_as_one_loss() -> None:
     link.on_draft(DRAFT, 0.0)
     link.on_message(Failure("UNAVAILABLE", "no room"), 1.0)
     link.on_disconnected("the verifier ended the stream", 1.01)
-    assert link.next_tick == pytest.approx(1.1)
+    assert link.next_tick == pytest.approx(1.05)
     assert link.on_tick(1.1) == [Connect(PATIENT.connect_deadline_s)]
 
 
@@ -128,7 +129,7 @@ def test_silence_on_an_open_stream_is_deadline_exceeded() -> None:
 
 
 def test_no_stream_before_the_deadline_is_unavailable_and_says_why() -> None:
-    link = SessionLink(OPEN, LinkConfig(verdict_deadline_s=1, backoff_initial_s=0.4))
+    link = SessionLink(OPEN, LinkConfig(verdict_deadline_s=1))
     link.start(0.0)
     link.on_disconnected("connection refused", 0.1)
     link.on_tick(0.5)
@@ -194,7 +195,7 @@ def test_an_evicted_session_is_opened_again_at_once_but_not_in_a_loop() -> None:
     assert link.on_message(evicted, 0.3) == [Connect(PATIENT.connect_deadline_s)]
     assert link.on_connected(0.3) == [Send(OPEN), Send(DRAFT)]
     assert link.on_message(evicted, 0.4) == []
-    assert link.next_tick == 0.4 + PATIENT.backoff_initial_s
+    assert link.next_tick == 0.4 + BACKOFF_S
     idle = opened_link()
     idle.on_message(Opened("s", 7), 0.1)
     assert idle.on_message(evicted, 0.3) == []
@@ -224,7 +225,7 @@ OPERATIONS = st.sampled_from(
 def test_whatever_happens_the_link_neither_hangs_nor_sends_without_a_stream(
     steps: list[tuple[str, float]],
 ) -> None:
-    config = LinkConfig(verdict_deadline_s=5.0, backoff_initial_s=0.1)
+    config = LinkConfig(verdict_deadline_s=5.0)
     link = SessionLink(OPEN, config)
     now, start, round_ = 0.0, 0, 0
     stream = False

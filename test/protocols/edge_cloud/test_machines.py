@@ -186,6 +186,24 @@ def test_the_verifier_sends_distinct_outcomes_in_order_of_confidence(
     assert queue.pop() is None
 
 
+def test_exits_may_be_sent_in_the_order_they_came() -> None:
+    queue = EarlyExitQueue(ExitConfig(queue="fifo"))
+    for token, confidence in ((1, 0.2), (2, 0.9), (3, 0.5)):
+        queue.push(exit_((token,), confidence))
+    assert [e.tokens for e in iter(queue.pop, None)] == [(1,), (2,), (3,)]
+
+
+@pytest.mark.parametrize(("rule", "expected"), [("joint", 0.4), ("max", 0.8)])
+def test_the_confidence_of_an_outcome(rule: str, expected: float) -> None:
+    session = VerifierSession(OPEN, eos=frozenset({0}), vocab_size=24, exits=ExitConfig(rule))
+    assert session.offer(Draft(0, 0, (5,)))
+    session.begin()
+    logits = torch.full((2, 24), -math.inf)
+    logits[0, 5], logits[0, 6] = math.log(0.8), math.log(0.2)
+    logits[1, 7], logits[1, 8], logits[1, 9] = (math.log(p) for p in (0.5, 0.3, 0.2))
+    assert session.preview(1, logits).confidence == pytest.approx(expected)
+
+
 def test_the_edge_client_takes_one_draft_per_round_and_one_verdict() -> None:
     client = EdgeClient(EdgeClientConfig(gamma=4, max_tokens=8))
     assert client.on_sent(DRAFT)
@@ -381,7 +399,7 @@ def test_the_verifier_refuses_a_replay_that_cannot_be() -> None:
     "build",
     [
         lambda: LinkConfig(verdict_deadline_s=0),
-        lambda: LinkConfig(backoff_initial_s=2, backoff_max_s=1),
+        lambda: LinkConfig(backoff_max_s=0.01),
         lambda: EdgeClientConfig(gamma=65),
         lambda: EdgeClientConfig(max_tokens=0),
         lambda: PreDraftConfig(queue="lifo"),

@@ -21,6 +21,7 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
 from collab_llm_nodes.models.prompt import encode as encode_for_model
+from collab_llm_nodes.protocols.edge_cloud import planner as planner_module
 from collab_llm_nodes.protocols.edge_cloud.ahead import MAX_AHEAD_ENTRIES, AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.client import DraftJob, EdgeClient, EdgeClientConfig
 from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter
@@ -190,6 +191,13 @@ def test_what_is_demanded_is_made_first_and_never_sent_twice() -> None:
     assert len(prefixes) == len(set(prefixes)) == 8
     bench.lookahead.demand((), replies.append)
     assert isinstance(replies[2], InvalidInput), "nothing comes of nothing"
+
+
+def test_pushes_are_no_deeper_than_allowed() -> None:
+    for depth in (1, 2, 3):
+        bench = Bench(push_window=48, push_depth=depth)
+        bench.work()
+        assert max(draft.round for draft in bench.sent) == depth
 
 
 def test_a_guess_that_cannot_be_continued_costs_only_itself() -> None:
@@ -380,16 +388,17 @@ def test_a_verifier_that_claims_to_take_no_time_is_left_to_decode_alone() -> Non
 
 @pytest.mark.parametrize("point", [(0.05, 0.025, 0.1, 0.3), (*GO2.values(), 0.6)])
 def test_what_seems_slower_is_tried_now_and_then_for_a_bounded_share_of_the_time(
-    point: tuple[float, float, float, float],
+    point: tuple[float, float, float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planner = Planner(PlannerConfig(enabled=True, explore_share=0.01), gamma=4, depth=1)
+    planner = Planner(PlannerConfig(enabled=True), gamma=4, depth=1)
     planner.profile = profile(*point)
     modes = [planner.choose() for _ in range(2000)]
     usual = max(set(modes), key=modes.count)
     seconds = [planner.seconds_per_token(mode) for mode in modes]
     assert set(modes) - {usual}, "never looked again"
     assert sum(seconds) <= 1.011 * len(modes) * planner.seconds_per_token(usual)
-    never = Planner(PlannerConfig(enabled=True, explore_share=0.0), gamma=4, depth=1)
+    monkeypatch.setattr(planner_module, "_EXPLORE_SHARE", 0.0)
+    never = Planner(PlannerConfig(enabled=True), gamma=4, depth=1)
     never.profile = planner.profile
     assert len({never.choose() for _ in range(500)}) == 1
 
@@ -471,8 +480,11 @@ def test_predictions_that_do_not_come_true_are_corrected() -> None:
     assert planner.round_seconds(Mode(0)) == before, "one round says nothing of later ones"
 
 
-def test_a_way_is_corrected_by_its_own_past_and_not_by_that_of_others() -> None:
-    planner = Planner(PlannerConfig(enabled=True, explore_share=0.0), gamma=4, depth=3)
+def test_a_way_is_corrected_by_its_own_past_and_not_by_that_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planner_module, "_EXPLORE_SHARE", 0.0)
+    planner = Planner(PlannerConfig(enabled=True), gamma=4, depth=3)
     p = planner.profile = profile(**GO2, alpha=0.6)
     usual, short = planner.choose(), Mode(2, ahead=True)
     assert usual.gamma > 2

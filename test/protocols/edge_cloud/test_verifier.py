@@ -53,7 +53,7 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     Verdict,
 )
 from collab_llm_nodes.serving.scheduler import BatchConfig
-from collab_llm_nodes.transport import streams
+from collab_llm_nodes.transport import settings, streams
 from collab_llm_nodes.transport.background import background_loop, within
 from collab_llm_nodes.transport.wire import Failure
 
@@ -275,7 +275,8 @@ def test_a_client_that_is_told_to_try_again_ends_its_stream_before(
     none_left = BatchConfig(evict_idle_s=60.0, slot_wait_s=0.0)
     server = serve(FakeEngine(1), limits=Limits(max_sessions=1), batch=none_left)
     opened_session(connect(server.port))
-    once = LinkConfig(verdict_deadline_s=600.0, backoff_initial_s=60.0, backoff_max_s=60.0)
+    monkeypatch.setattr(settings, "BACKOFF_S", 60.0)
+    once = LinkConfig(verdict_deadline_s=600.0, backoff_max_s=60.0)
     connect(server.port, link=once).open(OPEN, Inbox().put)
     verifier = server._server.service
     failures, code = "collab_llm_verifier_failures_total", {"code": Unavailable.code}
@@ -356,13 +357,15 @@ def test_a_client_that_vanishes_during_a_verification_stops_it(
 
 
 def test_a_full_verifier_says_so_and_takes_a_waiting_client_when_it_can(
-    serve: Serve, connect: Connect
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patience = BatchConfig(evict_idle_s=60.0, slot_wait_s=0.2)
     server = serve(FakeEngine(1), limits=Limits(max_sessions=1), batch=patience)
     holder, _ = opened_session(connect(server.port))
-    once = LinkConfig(verdict_deadline_s=2.0, backoff_initial_s=60.0, backoff_max_s=60.0)
-    impatient = refusal(connect(server.port, link=once), OPEN)
+    once = LinkConfig(verdict_deadline_s=2.0, backoff_max_s=60.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(settings, "BACKOFF_S", 60.0)
+        impatient = refusal(connect(server.port, link=once), OPEN)
     assert impatient.code == "UNAVAILABLE"
     assert "sessions are taken" in impatient.message
     inbox = Inbox()

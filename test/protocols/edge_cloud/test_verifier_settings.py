@@ -34,6 +34,7 @@ from collab_llm_nodes.errors import (
     ConfigError,
     Unauthenticated,
 )
+from collab_llm_nodes.protocols.edge_cloud import service as service_module
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, load_config
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import (
@@ -305,3 +306,13 @@ os.kill(os.getpid(), signal.SIGINT)
 def test_an_address_without_a_port_is_refused_before_grpc_guesses_one(address: str) -> None:
     with pytest.raises(ConfigError, match=r"host:port"):
         load_config("verifier_embedded.yaml", model="nav-target", address=address)
+
+
+def test_exits_are_scored_over_as_many_candidates_as_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(service_module, "load", lambda model: None)
+    monkeypatch.setattr(
+        service_module, "Engine", lambda loaded, candidates: made.append(candidates)
+    )
+    service_module.load_engine(VerifierConfig(exit_candidates=16))
+    assert made == [16]

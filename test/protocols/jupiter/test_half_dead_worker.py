@@ -167,7 +167,8 @@ def test_it_is_found_amid_a_handover() -> None:
 
 
 def test_it_is_left_out_for_a_while_and_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    with running(2, upkeep_s=0.0) as (handles, _, made, over):
+    monkeypatch.setattr(pipeline, "_UPKEEP_S", 3600.0)
+    with running(2) as (handles, _, made, over):
         frozen(handles[1], over)
         chain = made.chain(control().due)
         made.renew()

@@ -284,6 +284,18 @@ def test_logits_larger_than_a_message_are_not_computed() -> None:
         assert (failure.code, failure.field) == ("INVALID_INPUT", "steps.rows")
 
 
+def test_a_worker_has_limits_for_lanes_and_waiting_passes() -> None:
+    with workers(1, limits=WorkerLimits(max_lanes=2, max_waiting_bytes=4096)) as (handles, there):
+        info = handles[0].service.info
+        refused = refusal(there[0], [Load("me", "f", info.version, info.weights, 0, 4, 3)], "")
+        assert (refused.code, refused.field) == ("INVALID_CONFIG", "lanes")
+        load = Load("me", "g", info.version, info.weights, 2, 4, 2)
+        many = Step(0, 0, (1,) * 64, want=Want.VERDICT, rows=1)
+        states = pack(torch.zeros(64, info.width), "float32")
+        failure = _second_stage(there[0], load, Pass(0, (many,), states))
+        assert (failure.code, failure.field) == ("BUSY", "message")
+
+
 def _second_stage(address: str, load: Load, order: Pass) -> Failure:
     """Send ``order`` as the previous worker; return the failure that it or the coordinator gets."""
     loaded, over = threading.Event(), threading.Event()

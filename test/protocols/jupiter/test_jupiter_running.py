@@ -31,9 +31,11 @@ from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.processes import free_port
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
+from collab_llm_nodes.protocols.jupiter import pipeline
 from collab_llm_nodes.protocols.jupiter.arrangement import Arrangement
 from collab_llm_nodes.protocols.jupiter.chain import Chain
 from collab_llm_nodes.protocols.jupiter.lane import CachedPrefix
+from collab_llm_nodes.protocols.jupiter.link import LinkConfig
 from collab_llm_nodes.protocols.jupiter.messages import Step, WorkerInfo
 from collab_llm_nodes.protocols.jupiter.outline import OutlinePrompts, with_directive
 from collab_llm_nodes.protocols.jupiter.planner import PlannerConfig
@@ -308,12 +310,13 @@ def test_a_cancelled_answer_and_a_late_one_end() -> None:
 
 
 def test_stages_are_planned_with_the_profile_and_again_when_a_device_is_missing(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pipeline, "_UPKEEP_S", 3600.0)
     profile(1.0, 4.0).save(tmp_path / "lab.json")
     planning = PlanningConfig(str(tmp_path / "lab.json"), devices=("robot", "laptop"))
     with workers(2) as (handles, addresses):
-        config = served_config(addresses, planning, pipeline={"upkeep_s": 0.0})
+        config = served_config(addresses, planning)
         made = start(config, Resources())
         try:
             first = run(made, request(config))
@@ -464,9 +467,10 @@ def test_plans_and_profiles_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert refused(replace(served_config(here), model=ModelConfig())).field == "model.path"
 
 
-def test_workers_may_come_later() -> None:
+def test_workers_may_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "_UPKEEP_S", 0.1)
     address = f"127.0.0.1:{free_port()}"
-    config = served_config([address], start_s=0.0, pipeline={"upkeep_s": 0.1})
+    config = served_config([address], start_s=0.0)
     made = start(config, Resources())
     with ExitStack() as stack:
         stack.callback(made.close)
@@ -479,3 +483,13 @@ def test_workers_may_come_later() -> None:
         stack.enter_context(workers(1, address=address))
         wait_for(lambda: made.health()["stages"], WAIT_S)
         assert run(made, request(config)).tokens == tuple(alone(ids_of(QUESTION), 24))
+
+
+def test_a_link_passes_its_settings_on() -> None:
+    link = LinkConfig(
+        tls=True, tls_ca="ca", tls_cert="cert", tls_key="key", connect_s=3.0, max_message_bytes=5000
+    )
+    client = link.client("host:1")
+    assert (client.address, client.tls, client.tls_ca) == ("host:1", True, "ca")
+    assert (client.tls_cert, client.tls_key) == ("cert", "key")
+    assert (client.link.connect_deadline_s, client.max_message_bytes) == (3.0, 5000)

@@ -32,7 +32,7 @@ from collab_llm_lab.bench.link.proxy import LinkProxy
 from collab_llm_nodes.errors import Busy, ConfigError, ModelError, Unavailable
 from collab_llm_nodes.processes import free_port
 from collab_llm_nodes.protocols.base import Control
-from collab_llm_nodes.protocols.jupiter import worker
+from collab_llm_nodes.protocols.jupiter import pipeline, worker
 from collab_llm_nodes.protocols.jupiter.generation import answer
 from collab_llm_nodes.protocols.jupiter.lane import DecodeConfig, LaneAnswer
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig, StageLink
@@ -185,16 +185,22 @@ def test_lanes_are_rebuilt_with_the_prompt_that_they_share() -> None:
         assert [loss.device for loss in made.losses] == [addresses[2]]
 
 
+@pytest.fixture
+def no_upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "_UPKEEP_S", 3600.0)
+
+
 def end(handle: object) -> None:
     """Stop a worker of this process, in another thread: the caller serves it."""
     threading.Thread(target=handle.stop).start()  # type: ignore[attr-defined]
 
 
+@pytest.mark.usefixtures("no_upkeep")
 def test_a_worker_that_comes_back_is_used_when_no_request_is_under_way() -> None:
     ids = prompt(30)
     with workers(1) as (_, first), ExitStack() as stack:
         late = f"127.0.0.1:{free_port()}"
-        config = replace(config_of([*first, late], PATIENT), upkeep_s=0.0)
+        config = config_of([*first, late], PATIENT)
         made = stack.enter_context(Pipeline(config))
         assert_exact(made, ids, TOKENS)
         assert (used_by(made), made.missing) == ({*first}, [late])
@@ -209,10 +215,11 @@ def test_a_worker_that_comes_back_is_used_when_no_request_is_under_way() -> None
         assert_exact(made, ids, TOKENS)
 
 
+@pytest.mark.usefixtures("no_upkeep")
 def test_a_worker_that_comes_back_with_other_weights_is_not_used() -> None:
     with workers(1) as (_, first), ExitStack() as stack:
         late = f"127.0.0.1:{free_port()}"
-        config = replace(config_of([*first, late], PATIENT), upkeep_s=0.0)
+        config = config_of([*first, late], PATIENT)
         made = stack.enter_context(Pipeline(config))
         made.chain(control().due)
         other = replace(settings().model, path=str(folder(1)))
@@ -221,8 +228,9 @@ def test_a_worker_that_comes_back_with_other_weights_is_not_used() -> None:
         assert (used_by(made), made.missing) == ({*first}, [late])
 
 
+@pytest.mark.usefixtures("no_upkeep")
 def test_workers_are_looked_for_after_the_first_request_only() -> None:
-    with Pipeline(replace(config_of(["127.0.0.1:9"]), upkeep_s=0.0)) as made:
+    with Pipeline(config_of(["127.0.0.1:9"])) as made:
         made.renew()
         with pytest.raises(Unavailable):
             made.chain(time.monotonic())

@@ -27,6 +27,7 @@ from served_minions import (
 )
 
 from collab_llm_nodes.chat.base import ChatRequest, Control, Finish, Reply, Usage
+from collab_llm_nodes.chat.ledger import EnergyMeter
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import (
     Cancelled,
@@ -87,6 +88,16 @@ def test_minions_over_a_document() -> None:
     assert "cost_usd" not in values, "the price table does not have this remote"
     assert bed.remote.closed
     assert bed.local.closed
+
+
+@pytest.mark.parametrize("energy", [True, False])
+def test_energy_is_measured_where_it_is_asked_for(
+    energy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EnergyMeter, "joules", lambda meter: 3.0)
+    config = replace(CONFIG, cost=CostConfig(energy=energy))
+    with served(in_turn(HONEST, final("7 kg")), weigh, config) as bed:
+        assert ("energy_j" in figures(bed.ask())) == energy
 
 
 def test_the_choice_of_jobs_is_in_both_ledgers(tmp_path: Path) -> None:
@@ -388,6 +399,16 @@ def test_the_price_is_that_of_the_named_model() -> None:
     assert values["weighted_tokens"] == 1200 + 5 * 10
     with pytest.raises(ConfigError, match="no price"):
         Equipment(replace(config, cost=CostConfig(priced_as="gpt-4")), Resources())
+
+
+def test_prices_may_come_from_a_file_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    table = {"model": "mine", "as_of": "2026-11", "input_usd": 1.0, "output_usd": 2.0}
+    file.write_text(json.dumps({"prices": [table]}), encoding="utf-8")
+    cost = CostConfig(prices=str(file), priced_as="mine")
+    config = replace(CONFIG, way="remote_only", cost=cost)
+    with served(in_turn(Reply("7", Finish.STOP, Usage(1000, 0, 10))), weigh, config) as bed:
+        assert figures(bed.ask())["cost_usd"] == pytest.approx(1e-6 * (1000 + 2 * 10))
 
 
 def test_long_documents_are_searched_first_and_the_answer_is_partial() -> None:

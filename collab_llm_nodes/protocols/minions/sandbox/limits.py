@@ -26,16 +26,36 @@ class SandboxLimits:
     """Limits of one program, which ends with a fixed code where it exceeds one."""
 
     run_s: float = fixed(
-        2.0, "Computing time of a program, chunking functions excluded [s].", low=0.05, high=60.0
+        2.0,
+        "Computing time of a program, chunking functions excluded [s]. Raise it on a slow machine.",
+        low=0.05,
+        high=60.0,
     )
     wall_s: float = fixed(
-        10.0, "Wall time of a program, its start and all calls included [s].", low=0.1, high=300.0
+        10.0,
+        "Wall time of a program, its start and all calls included [s]. Raise it on a busy machine.",
+        low=0.1,
+        high=300.0,
     )
-    memory_mb: int = fixed(256, "Memory of the program's own values [MB].", low=16, high=8192)
+    memory_mb: int = fixed(
+        256,
+        "Memory of the program's own values [MB]. Raise it for documents of many MB.",
+        low=16,
+        high=8192,
+    )
     cut_s: float = fixed(
-        5.0, "Computing time of the chunking functions in a program [s].", low=0.05, high=60.0
+        5.0,
+        "Computing time of the chunking functions in a program [s]."
+        " Raise it for long documents on a slow machine.",
+        low=0.05,
+        high=60.0,
     )
-    jobs: int = fixed(2048, "Jobs of a program; further ones are left out.", low=1, high=100_000)
+    jobs: int = fixed(
+        2048,
+        "Jobs of a program; further ones are left out. Lower it to bound the time of an answer.",
+        low=1,
+        high=100_000,
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)
