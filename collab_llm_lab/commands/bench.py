@@ -35,6 +35,6 @@ COMMANDS = (
     bench_safety,
 )
 
-app = typer.Typer(no_args_is_help=True, help="Benchmarks; each writes JSON and a plot.")
+app = typer.Typer(no_args_is_help=True, help="Benchmarks; each can write JSON, most a plot.")
 for command in COMMANDS:
     app.command(command.__name__.removeprefix("bench_").replace("_", "-"))(command)

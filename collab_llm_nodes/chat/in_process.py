@@ -40,7 +40,7 @@ from collab_llm_nodes.models.turns import MAX_TURNS
 
 log = logging.getLogger(__name__)
 
-MAX_JOBS = 1 << 16
+MAX_JOBS = 1 << 14
 """Requests accepted at a time: eight times 4 answers of 2,048 jobs, MinionS' defaults."""
 _GRACE_S = 10.0
 """Grace period in which a running pass ends after the deadline."""

@@ -71,7 +71,7 @@ from collab_llm_nodes.transport.credentials import (
 
 log = logging.getLogger(__name__)
 
-MAX_JOBS = 1 << 16
+MAX_JOBS = 1 << 14
 """Requests accepted at a time: eight times 4 answers of 2,048 jobs, MinionS' defaults."""
 _MAX_REPLY_BYTES = 1 << 20
 """Longest response: the text of 65,536 tokens, the most a reply may have, with its JSON."""
@@ -94,7 +94,7 @@ _NO_CREDIT = re.compile(r"insufficient.(?:quota|balance|credit)|billing|payment"
 SYSTEM = "system"
 OPTIONAL = ("temperature", "top_p", "seed", SYSTEM)
 """Parts of a request that some servers refuse."""
-_MAX_CHARACTERS = 1 << 20
+_MAX_CHARACTERS = 1 << 21
 """Longest prompt; the server knows the context of its model and refuses less."""
 _LENGTH_FIELDS = ("max_completion_tokens", "max_tokens")
 _NOT_TAKEN = re.compile(

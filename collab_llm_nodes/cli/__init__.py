@@ -33,27 +33,31 @@ LABORATORY = ("bench", "check", "demo", "eval", "train")
 """Commands of the distribution ``collab_llm_lab``, which robots do without."""
 
 
-def _missing(context: typer.Context) -> None:
-    raise ConfigError(
-        f"{context.info_name} is a command of the laboratory, which is not installed",
-        field="command",
-        remedy="in the source tree: pip install . ./collab_llm_lab",
-    )
-
-
 def _add_laboratory(group: typer.Typer) -> None:
-    """Add what other distributions bring; name the laboratory where it is missing."""
-    if others := entry_points(group="collab_llm.commands"):
-        for other in others:
+    """Add the commands of other distributions; without the laboratory, its commands say so."""
+    reason = "is not installed"
+    try:
+        for other in (others := entry_points(group="collab_llm.commands")):
             other.load()(group)
-        return
+        if others:
+            return
+    except Exception as error:  # noqa: BLE001 - a broken laboratory must not stop a verifier
+        reason = f"cannot be loaded ({error})"
+
+    def missing(context: typer.Context) -> None:
+        raise ConfigError(
+            f"{context.info_name} is a command of the laboratory, which {reason}",
+            field="command",
+            remedy="in the source tree: make lab, or pip install . ./collab_llm_lab",
+        )
+
     for name in LABORATORY:
         group.command(
             name,
             hidden=True,
             context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
             add_help_option=False,
-        )(_missing)
+        )(missing)
 
 
 _add_laboratory(app)

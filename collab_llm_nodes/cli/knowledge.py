@@ -146,6 +146,7 @@ def embed(
     model = _encoder(encoder or "words")
     assert model is not None
     with Store(store, create=False) as opened:
+        model.encode(["words"])  # an encoder that fails must not cost the old vectors
         opened.forget_vectors()
         _embed(opened, model)
         write_json(json_file, {"version": opened.version, "encoder": opened.encoder})

@@ -1,8 +1,7 @@
 """The bridge between the ROS graph and the verifier in the cloud.
 
 One gRPC stream per session: drafts go up, early exits and verdicts come down. ``SessionLink`` in
-    the
-client handles deadlines, reconnection and replay; this node translates messages.
+the client handles deadlines, reconnection and replay; this node translates messages.
 """
 
 from __future__ import annotations

@@ -636,11 +636,14 @@ class Navigator(ManagedNode[NavigatorConfig]):
         run_.recall = SentGoal(self, self._memory, goal, partial(self._on_recalled, run_))
 
     def _on_recalled(self, run_: _Run, result: Generate.Result | None) -> None:
+        refused = run_.recall is not None and run_.recall.refused
         run_.recall = None
         if result is not None and result.status.code == StatusMsg.OK:
             run_.memory = answer_of(result.text)
         elif run_ is self._run:
-            cause = "its server lost the goal" if result is None else result.status.message
+            cause = "refused" if refused else "its server lost the goal"
+            if result is not None:
+                cause = result.status.message
             self.get_logger().warning(
                 f"the memory has no answer: {cause}", throttle_duration_sec=_LOG_S
             )

@@ -122,8 +122,8 @@ class MissionConfig:
     overlap: float = fixed(
         0.0,
         "Ask for the next answer when a step has this long left, instead of standing still for it"
-        " [s]; 0 = off: the picture is taken in motion, and the robot drives on while the model"
-        " thinks.",
+        " [s]; 0 = off. The picture is then taken in motion, and the robot drives on while the"
+        " model computes.",
         low=0.0,
         high=5.0,
     )

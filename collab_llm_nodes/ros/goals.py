@@ -100,7 +100,7 @@ class SentGoal:
         goal_id = UUID(uuid=list(uuid.uuid4().bytes))
         self._handle = ClientGoalHandle(client, goal_id, None)
         self._on_end = on_end
-        self.answered = self._asked = self._cancelled = self.refused = False
+        self.answered = self._asked = self._unwanted = self.refused = False
         self.status: int = GoalStatus.STATUS_UNKNOWN
         self._results: list[Future] = []
         self._node = node
@@ -109,7 +109,7 @@ class SentGoal:
 
     def cancel(self) -> None:
         """Have the server cancel the goal; ``on_end`` is still called."""
-        self._cancelled = True
+        self._unwanted = True
         self._handle.cancel_goal_async()
 
     def ask_again(self) -> None:
@@ -129,13 +129,15 @@ class SentGoal:
     def _on_answer(self, answer: Future) -> None:
         self.answered = True
         self.refused = not answer.result().accepted
+        if self._unwanted and not self.refused:  # the cancellation came before the goal
+            self._handle.cancel_goal_async()
         self._ask_once()
 
     def _ask_once(self) -> None:
         if not self._asked:
             self._asked = True
             self._node.destroy_timer(self._timer)
-            if self._cancelled:  # the cancellation may have overtaken the goal, and found nothing
+            if self._unwanted and not self.answered:  # the goal may have come after it
                 self._handle.cancel_goal_async()
             self._ask()
 
@@ -150,6 +152,7 @@ class SentGoal:
         response = ended.result()
         self.status = response.status
         known = response.status != GoalStatus.STATUS_UNKNOWN
-        if not known and not self.answered:  # should it still arrive, it is not wanted any more
+        self._unwanted = True  # should it still arrive
+        if not known and not self.answered:
             self._handle.cancel_goal_async()
         self._on_end(response.result if known else None)

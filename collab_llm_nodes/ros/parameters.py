@@ -27,7 +27,7 @@ _PRESET = "preset"
 def declare(node: Node, config_type: type[C]) -> C:
     """Declare one parameter per field of ``config_type`` and return the configured instance.
 
-    A nested dataclass becomes dotted names (``executor.max_speed``). Descriptors carry the field's
+    A nested dataclass becomes dotted names (``mission.executor.linear_speed``). Descriptors carry the field's
     documentation, range and read-only flag. Where the class has ``of_preset``, the parameter
     ``preset`` names the defaults of all others.
 

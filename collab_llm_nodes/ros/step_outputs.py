@@ -68,7 +68,6 @@ class Nav2Output:
         if not client.server_is_ready():
             self._end(Outcome.FAILED, "nav2's behaviors are not there: is behavior_server active?")
             return
-        self.outcome, self.message = Outcome.RUNNING, ""
         time_allowance = Duration(seconds=allowance).to_msg()
         if action.kind is Kind.FORWARD:
             goal = self._forward.Goal(speed=speed, time_allowance=time_allowance)
@@ -77,6 +76,7 @@ class Nav2Output:
             goal = self._turn.Goal(target_yaw=action.value, time_allowance=time_allowance)
         self._number = number = self._number + 1
         self._goals[number] = SentGoal(self._node, client, goal, partial(self._on_end, number))
+        self.outcome, self.message = Outcome.RUNNING, ""
 
     def cancel(self) -> None:
         """Cancel like ``StepOutput.cancel``, even a goal whose acceptance was lost."""

@@ -91,7 +91,7 @@ class StreamService(abc.ABC, Generic[M]):
 
     Attributes:
         name: for messages, logs, threads and metrics, such as "verifier".
-        full_name: gRPC's name, such as "collab_llm.v1.Verifier".
+        full_name: gRPC's name, such as "collab_llm.v2.Verifier".
         stream: name of the method with a bidirectional stream; empty: there is none.
         title: description for the log line of the start.
         max_unanswered_bytes: bytes that one client may send between two answers.

@@ -245,7 +245,9 @@ def _field(own: Any, hint: Any, declared: FieldDescriptor, rules: Rules) -> _Fie
         (hint,) = options
     write, read = _form(hint, declared, rules)
     default = own.default_factory() if own.default_factory is not MISSING else own.default
-    nested = is_dataclass(hint) or is_dataclass(next(iter(typing.get_args(hint)), None))
+    kinds = (hint, *typing.get_args(hint)[:1])
+    # The errors of a form name the field themselves.
+    nested = hint not in rules.forms and any(is_dataclass(kind) for kind in kinds)
     return _Field(own.name, write, read, default, nullable, declared.has_presence, nested)
 
 

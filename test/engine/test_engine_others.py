@@ -19,9 +19,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from collab_llm_lab import reference
 from collab_llm_lab.random_models import SPREAD, random_tokenizer
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.engine import attention, reference
+from collab_llm_nodes.engine import attention
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed
 from collab_llm_nodes.engine.stage import Stage

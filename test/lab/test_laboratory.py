@@ -32,6 +32,17 @@ def test_a_command_that_is_not_installed_names_the_remedy(words: list[str]) -> N
     assert "collab_llm_lab" in done.stderr
 
 
+def test_a_broken_laboratory_stops_no_verifier() -> None:
+    broken = PRODUCT_ALONE.replace(
+        'if found.group != "collab_llm.commands"', 'if found.group == "collab_llm.commands"'
+    )
+    for words, status in ((["verifier", "--help"], 0), (["bench", "engine"], 1)):
+        command = [sys.executable, "-c", broken, *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == status, done.stderr
+    assert "cannot be loaded" in " ".join(done.stderr.split())
+
+
 def test_the_product_s_own_commands_run_without_it() -> None:
     done = _run("--help")
     assert done.returncode == 0, done.stderr

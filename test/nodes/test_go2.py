@@ -737,7 +737,6 @@ def test_an_increment_that_meets_something_is_blocked(graph: Any) -> None:
         output="increments",
         mission__max_blocked=1,
         mission__executor__allowance_base=1.0,
-        mission__executor__allowance_factor=1.0,
     )
     chain.server.reach = 0.2
     result = chain.robot.navigate()

@@ -146,6 +146,8 @@ def test_a_goal_that_arrives_when_it_was_given_up_is_called_off(ros_graph: Any, 
         Mock(result=lambda: Mock(status=GoalStatus.STATUS_UNKNOWN), cancelled=lambda: False)
     )
     assert calls.mock_calls == [call.cancel_goal_async(), call(None)]
+    sent._on_answer(Mock(result=lambda: Mock(accepted=True)))
+    assert calls.mock_calls[2] == call.cancel_goal_async(), "it was accepted after all"
 
 
 def test_a_goal_is_forgotten_with_its_client(ros_graph: Any, soon: None) -> None:

@@ -17,7 +17,7 @@ from collab_llm_lab.bench.verifier import Replay, Tally
 from collab_llm_lab.bench.wire import Connection
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.config import from_mapping
-from collab_llm_nodes.decoding.aggregation import AggregationLaw, Party
+from collab_llm_nodes.decoding.aggregation import AggregationConfig, AggregationLaw, Party
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.knowledge.store import Store
 from collab_llm_nodes.models.loading import load
@@ -55,7 +55,13 @@ class CloudAnswer:
 def cloud_answer(side: Side, query: str, seed: int) -> CloudAnswer:
     """Return the answer of ``side`` to ``query``, written without a service."""
     opened = Open(
-        query, _TOKENS, identity_of(side.info), seed=seed, aggregate_on="device", max_ahead=1
+        query,
+        _TOKENS,
+        identity_of(side.info),
+        AggregationConfig(),
+        seed=seed,
+        aggregate_on="device",
+        max_ahead=1,
     )
     law = AggregationLaw(opened.law, side.info.vocab_size, opened.temperature, seed)
     decoder, drafts = side.decoder(query, _TOKENS), list[int]()

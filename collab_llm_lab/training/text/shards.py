@@ -198,7 +198,7 @@ class Makers:
                 raise CollabError(
                     f"{made} of {shards} shards, and no process makes more",
                     field="shards",
-                    remedy="give --processes of 1 or more",
+                    remedy="see their errors above, then run the same command again",
                 )
             working[0].join(0.5)
 

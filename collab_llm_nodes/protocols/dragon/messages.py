@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from collab_llm_nodes.decoding.aggregation import AggregationConfig, Pair, Party, SideDraft
 from collab_llm_nodes.errors import CollabError
@@ -87,7 +87,7 @@ class Open:
     query: str
     max_tokens: int
     identity: Identity
-    law: AggregationConfig = field(default_factory=AggregationConfig)
+    law: AggregationConfig
     temperature: float = 1.0
     seed: int = 0
     aggregate_on: str = "auto"

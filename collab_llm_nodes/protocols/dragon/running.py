@@ -158,11 +158,11 @@ def _not_found(question: str, *, verified: bool) -> NotFound:
     """Return the reason for an answer that has no words: no side had a sentence to quote."""
     names = [" ".join(name) for thing in Named(question).things for name in thing]
     found = f"names {quoted(', '.join(names))}" if names else "can be quoted"
-    so_far = (
+    message = (
         "no document {}" if verified else "no document on the robot {}, and the cloud took no part"
     )
     return NotFound(
-        so_far.format(found),
+        message.format(found),
         field="prompt",
         remedy="name the thing as the documents do, or add one about it",
     )

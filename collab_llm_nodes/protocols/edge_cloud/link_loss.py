@@ -83,7 +83,7 @@ def finish_alone(
     """Have the draft model complete the answer that ``client`` holds.
 
     Args:
-        next_token: the draft model's own token after an answer (``Drafter.alone``).
+        next_token: the draft model's own token after an answer (``Drafter.next_token``).
         check: called before each token; raises once the answer is cancelled or its time is over.
         on_tokens: called with each token.
 

@@ -46,12 +46,13 @@ log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.1  # between two rounds of Describe without any answer
 _DESCRIBE_S = 2.0  # for a missing worker, which is asked again later
+_ANSWER_S = 120.0  # for the first worker to answer, however long a request may take
 _ARRANGE_S = 600.0  # without a request: loading that is stuck fails much earlier (ProgressMonitor)
 _END_S = 5.0  # for the upkeep thread to end
 _EXCLUDED_S = 60.0
+"""Time for which a faulty worker is left out, unless it is restarted meanwhile."""
 _UPKEEP_S = 1.0
 """Period at which an idle pipeline looks for returned and lost workers: a few bytes for each."""
-"""Time for which a faulty worker is left out, unless it is restarted meanwhile."""
 
 Plan = Callable[[Sequence[str], WorkerInfo], Sequence[Placement]]
 """Returns the stages on the workers at these addresses, or on some of them, in order.
@@ -343,7 +344,8 @@ class Pipeline:
         if old is not None and isinstance(old.failed, WorkerLost):
             self._exclude(old.failed)
             lost.append((old.failed, old.failed_at))
-        answers_due = due if old is None else min(due, time.monotonic() + self.config.alone_s)
+        answer_s = _ANSWER_S if old is None else self.config.alone_s
+        answers_due = min(due, time.monotonic() + answer_s)
         while True:
             infos = self._ask_all(answers_due, check, lost[-1][0] if lost else None)
             info = _one_model(infos)

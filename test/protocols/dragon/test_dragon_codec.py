@@ -195,4 +195,4 @@ def test_what_cannot_be_sent_is_invalid_input() -> None:
     with pytest.raises(InvalidInput, match="cannot be sent"):
         codec.encode_device(Draft(0, 0, SideDraft(1, rounded, 0.0), 0.0, 0, 0.0))
     with pytest.raises(InvalidInput, match="cannot be sent"):
-        codec.encode_device(Open("\udc80", 1, IDENTITY))
+        codec.encode_device(Open("\udc80", 1, IDENTITY, AggregationConfig()))

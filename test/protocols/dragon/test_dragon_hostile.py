@@ -36,7 +36,7 @@ from collab_llm_nodes.transport.admission import Shares
 __all__ = ["ask", "connect", "serve"]  # fixtures
 ATTACKER = "127.0.0.66"
 CALL_S = 60.0
-OPEN = Open("where is it?", 24, identity_of(INFO), aggregate_on="device")
+OPEN = Open("where is it?", 24, identity_of(INFO), AggregationConfig(), aggregate_on="device")
 RULES = Rules(patience=PatienceConfig(patience_s=60.0, silence_s=20.0))
 Attack = Callable[[Connection, random.Random], Awaitable[None]]
 
@@ -68,7 +68,13 @@ async def garbage(connection: Connection, chance: random.Random) -> None:
 async def lies(connection: Connection, chance: random.Random) -> None:
     """Send well-formed messages that no machine could send: wrong order, epoch, or office."""
     call = connection.call(codec.ANSWER, CALL_S)
-    opened = Open("where?", 24, identity_of(INFO), aggregate_on=chance.choice(["device", "cloud"]))
+    opened = Open(
+        "where?",
+        24,
+        identity_of(INFO),
+        AggregationConfig(),
+        aggregate_on=chance.choice(["device", "cloud"]),
+    )
     await call.write(codec.encode_device(opened))
     for _ in range(6):
         position = chance.randrange(30)
@@ -105,12 +111,12 @@ async def idle(connection: Connection, chance: random.Random) -> None:
 async def strangers(connection: Connection, chance: random.Random) -> None:
     """Open answers with other vocabularies, endless queries, impossible laws."""
     for broken in (
-        Open("where?", 24, identity_of(INFO), max_ahead=4_000_000_000),
-        Open("where?" * 100_000, 24, identity_of(INFO)),
-        Open("where?", 4_000_000_000, identity_of(INFO)),
-        Open("where?", 24, identity_of(INFO), aggregate_on="nowhere"),
-        Open("where?", 24, identity_of(INFO), replay=(0,)),
-        Open("where?", 24, identity_of(INFO), replay=(VOCAB,)),
+        Open("where?", 24, identity_of(INFO), AggregationConfig(), max_ahead=4_000_000_000),
+        Open("where?" * 100_000, 24, identity_of(INFO), AggregationConfig()),
+        Open("where?", 4_000_000_000, identity_of(INFO), AggregationConfig()),
+        Open("where?", 24, identity_of(INFO), AggregationConfig(), aggregate_on="nowhere"),
+        Open("where?", 24, identity_of(INFO), AggregationConfig(), replay=(0,)),
+        Open("where?", 24, identity_of(INFO), AggregationConfig(), replay=(VOCAB,)),
     ):
         call = connection.call(codec.ANSWER, CALL_S)
         await call.write(codec.encode_device(broken))
