@@ -27,9 +27,9 @@ _PRESET = "preset"
 def declare(node: Node, config_type: type[C]) -> C:
     """Declare one parameter per field of ``config_type`` and return the configured instance.
 
-    A nested dataclass becomes dotted names (``mission.executor.linear_speed``). Descriptors carry the field's
-    documentation, range and read-only flag. Where the class has ``of_preset``, the parameter
-    ``preset`` names the defaults of all others.
+    A nested dataclass becomes dotted names (``mission.executor.linear_speed``). Descriptors carry
+    the field's documentation, range and read-only flag. Where the class has ``of_preset``, the
+    parameter ``preset`` names the defaults of all others.
 
     Raises:
         ConfigError: a value is out of its range, of the wrong type, or breaks ``__post_init__``.
