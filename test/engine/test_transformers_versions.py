@@ -18,7 +18,9 @@ sys.exit(pytest.main(sys.argv[2:]))
 """
 
 
-@pytest.mark.parametrize("version", ["oldest", "newest"])
+@pytest.mark.parametrize(
+    "version", ["oldest", pytest.param("newest", marks=pytest.mark.exhaustive)]
+)
 def test_models_that_see_run_with(version: str) -> None:
     """Feeds, exits, rollbacks and trees with pictures equal that version's own forward pass."""
     packages = Path(sys.prefix) / "transformers" / version

@@ -260,7 +260,7 @@ def test_a_pretrained_worker_is_shown_solved_examples() -> None:
     assert [reply.text for reply in said if isinstance(reply, Reply)] == [*parrot.says]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_a_run_that_was_ended_goes_on_with_the_answers_it_has(
     processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

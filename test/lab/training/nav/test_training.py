@@ -287,6 +287,7 @@ def test_exported_checkpoint_is_read_by_transformers(
     assert made["image_grid_thw"].tolist() == [[1, 6, 12]] * 3
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_as_if_never_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -146,6 +146,7 @@ def test_rows_hold_whole_documents_and_begin_with_one() -> None:
     assert oldest in found  # it does not wait for ever
 
 
+@pytest.mark.exhaustive
 def test_a_shard_follows_from_seed_and_number(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
