@@ -368,14 +368,14 @@ def test_streams_that_are_opened_first_and_speak_later_stay_within_the_allowance
     max_streams: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """8 MB may come at once, a megabyte on each of the eight streams that have a turn, and of the
-    eight refused ones that are read at a time: on a stalled machine some of those twice or thrice.
-    All streams together have 400 MB to send."""
+    eight refused ones that are read at a time."""
     heard: list[tuple[float, int]] = []  # when, bytes
     receive = StreamService._receive
 
     async def noted(service: StreamService[object], client: ClientSession[object]) -> bytes | None:
         data = await receive(service, client)
-        heard.append((time.monotonic(), len(data or b"")))
+        if not client.late:  # after a stall, gRPC holds the message of a stream that is just ended
+            heard.append((time.monotonic(), len(data or b"")))
         return data
 
     monkeypatch.setattr(StreamService, "_receive", noted)
@@ -384,7 +384,7 @@ def test_streams_that_are_opened_first_and_speak_later_stay_within_the_allowance
         attack = speak_late(f"127.0.0.1:{server.port}", 1.9, bytes(1_000_000))
         asyncio.run_coroutine_threadsafe(attack, background_loop()).result(WAIT_S)
     times, sizes = zip(*heard, strict=True)
-    assert sum(sizes) <= 48e6 + (max(times) - min(times)) * config.shares.bytes_per_s
+    assert sum(sizes) <= 24e6 + (max(times) - min(times)) * config.shares.bytes_per_s
 
 
 @pytest.mark.parametrize(
