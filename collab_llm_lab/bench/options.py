@@ -68,7 +68,7 @@ def measure_parts(
     succeeded: Callable[[Results], bool] = lambda results: bool(results["ok"]),
     **options: Any,
 ) -> NoReturn:
-    """As :func:`measure`, for a benchmark that writes its JSON with ``keep`` after each part."""
+    """Run a benchmark like :func:`measure`; it writes its JSON with ``keep`` after each part."""
     results = on_this_machine(run, console=console, keep=keep, **options)
     keep(results, done=True)
     raise typer.Exit(0 if succeeded(results) else 1)

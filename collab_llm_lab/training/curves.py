@@ -22,7 +22,7 @@ def read_curve(run: Path) -> list[dict[str, float]]:
 
 @dataclass(frozen=True)
 class Axes:
-    """What a picture of curves shows.
+    """Content of a picture of curves.
 
     Attributes:
         panels: title of the panel for each figure of the points.

@@ -15,7 +15,7 @@ from collab_llm_nodes.errors import ConfigError
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one model is trained: for a number of steps, a time, or until the first of both ends.
+    """Recipe for training one model: a number of steps, a time, or the shorter of both.
 
     With a time the schedule follows the clock, so that it ends exactly then on any machine; such a
     run cannot be repeated to the bit. Without one it depends on steps alone.

@@ -9,9 +9,26 @@ from typing import Protocol
 
 from collab_llm_nodes.config import check_max_tokens
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.errors import CollabError, InvalidInput
+from collab_llm_nodes.errors import Busy, CollabError, InvalidInput
 from collab_llm_nodes.models.thoughts import answer_of
 from collab_llm_nodes.models.turns import Turn
+
+MAX_JOBS = 1 << 14
+"""Requests that a chat model accepts at a time: two answers of MinionS' 4 times 2,048 jobs."""
+
+
+def check_jobs(held: int, more: int, most: int) -> None:
+    """Check that a model which answers ``held`` requests may accept ``more``.
+
+    Raises:
+        Busy: they would be above ``most``.
+    """
+    if held + more > most:
+        raise Busy(
+            f"{held} requests are being answered, {more} more are too many",
+            field="requests",
+            remedy=f"ask at most {most} at a time",
+        )
 
 
 class Finish(str, Enum):

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from collab_llm_nodes.chat.base import (
+    MAX_JOBS,
     ChatRequest,
     Control,
     Finish,
     OnResult,
     Reply,
     Usage,
+    check_jobs,
     ignore_result,
 )
 from collab_llm_nodes.chat.batch import Batch, BatchConfig, Ended, Job
@@ -27,7 +29,6 @@ from collab_llm_nodes.chat.quoting import Quoting
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import (
-    Busy,
     Cancelled,
     CollabError,
     DeadlineExceeded,
@@ -40,8 +41,6 @@ from collab_llm_nodes.models.turns import MAX_TURNS
 
 log = logging.getLogger(__name__)
 
-MAX_JOBS = 1 << 14
-"""Requests accepted at a time: eight times 4 answers of 2,048 jobs, MinionS' defaults."""
 _GRACE_S = 10.0
 """Grace period in which a running pass ends after the deadline."""
 
@@ -159,12 +158,7 @@ class InProcessChat:
         with self._lock:
             if self._closing:
                 raise _closed()
-            if self._jobs + jobs > MAX_JOBS:
-                raise Busy(
-                    f"{self._jobs} requests are being answered, {jobs} more are too many",
-                    field="requests",
-                    remedy=f"ask at most {MAX_JOBS} at a time",
-                )
+            check_jobs(self._jobs, jobs, MAX_JOBS)
             self._jobs += jobs
 
     def _encode(self, request: ChatRequest, index: int, call: _Call) -> None:

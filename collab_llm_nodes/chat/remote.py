@@ -27,12 +27,14 @@ import httpx2
 import openai
 
 from collab_llm_nodes.chat.base import (
+    MAX_JOBS,
     ChatRequest,
     Control,
     Finish,
     OnResult,
     Reply,
     Usage,
+    check_jobs,
     ignore_result,
 )
 from collab_llm_nodes.chat.completions import (
@@ -47,7 +49,6 @@ from collab_llm_nodes.chat.completions import (
 from collab_llm_nodes.chat.retries import RetryRules, asked_pause_s
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import (
-    Busy,
     Cancelled,
     CollabError,
     ConfigError,
@@ -71,8 +72,6 @@ from collab_llm_nodes.transport.credentials import (
 
 log = logging.getLogger(__name__)
 
-MAX_JOBS = 1 << 14
-"""Requests accepted at a time: eight times 4 answers of 2,048 jobs, MinionS' defaults."""
 _MAX_REPLY_BYTES = 1 << 20
 """Longest response: the text of 65,536 tokens, the most a reply may have, with its JSON."""
 _CONNECT_S = 5.0
@@ -262,12 +261,7 @@ class RemoteChat:
         with self._lock:
             if self._closing:
                 raise _closed()
-            if self._jobs + len(requests) > MAX_JOBS:
-                raise Busy(
-                    f"{self._jobs} requests are being answered, {len(requests)} more are too many",
-                    field="requests",
-                    remedy=f"ask at most {MAX_JOBS} at a time",
-                )
+            check_jobs(self._jobs, len(requests), MAX_JOBS)
             self._jobs += len(requests)
             attempts = [_Attempts() for _ in requests]
             answers = asyncio.run_coroutine_threadsafe(

@@ -54,7 +54,7 @@ _END_S = 1.0
 
 
 class Holder(Protocol):
-    """What :class:`Places` needs to know of a connection."""
+    """A connection, as far as :class:`Places` needs to know it."""
 
     @property
     def network(self) -> str: ...

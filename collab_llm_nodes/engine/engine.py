@@ -171,7 +171,7 @@ class Engine:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of ``tokens`` without special ones."""
-        return str(self.loaded.tokenizer.decode(list(tokens), skip_special_tokens=True))
+        return self.loaded.decode(tokens)
 
     def close(self) -> None:
         """Take the exits off the model, which others may go on using."""

@@ -6,6 +6,7 @@ so that several can share a pass.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collab_llm_nodes.engine.engine import Engine
 
 
-class CachedSession:
+class CachedSession(abc.ABC):
     """A trunk and a tree in a cache: the common part of sessions of whole models and of stages."""
 
     def __init__(self, cache: Any) -> None:
@@ -96,9 +97,9 @@ class CachedSession:
         self._check_open()
         return self._cache.fork(self.length, self.columns)
 
+    @abc.abstractmethod
     def _begin(self, feed: Any) -> Chunk:
         """Turn a (checked) feed into the backend's chunk; nodes are added to the tree."""
-        raise NotImplementedError
 
     def _chunk(
         self, new: int, keep: int, parents: Sequence[int] | None, positions: int | Tensor

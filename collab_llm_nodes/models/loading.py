@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -142,6 +142,10 @@ class LoadedModel:
     def vocabulary(self) -> str:
         """Hash of these tokens."""
         return vocabulary_hash(self.tokenizer, self.vocab_size)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of ``tokens`` without special ones."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     @property
     def device(self) -> torch.device:

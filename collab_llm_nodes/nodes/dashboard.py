@@ -76,6 +76,7 @@ from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.convert import code_of, figures_from
 from collab_llm_nodes.ros.goals import SentGoal, action_client
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
+from collab_llm_nodes.ros.motion_inputs import yaw_of
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import CAMERA, COMMAND, REQUESTS, RESULT, STATE
 from collab_llm_nodes.transport.credentials import read_token
@@ -248,8 +249,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
     @guarded
     def _on_odometry(self, msg: Odometry) -> None:
         p, q = msg.pose.pose.position, msg.pose.pose.orientation
-        yaw = math.atan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z))
-        self._view.on_pose(Pose(p.x, p.y, yaw), wall())
+        self._view.on_pose(Pose(p.x, p.y, yaw_of(q.w, q.x, q.y, q.z)), wall())
 
     @guarded
     def _on_draft(self, msg: Draft) -> None:

@@ -42,7 +42,7 @@ from collab_llm_nodes.robot.go2.sport import (
 from collab_llm_nodes.ros.clock import STEADY, set_period, wall
 from collab_llm_nodes.ros.health import Level, TopicLimits
 from collab_llm_nodes.ros.managed_node import ManagedNode
-from collab_llm_nodes.ros.motion_inputs import twist_of
+from collab_llm_nodes.ros.motion_inputs import twist_of, yaw_of
 from collab_llm_nodes.ros.peers import DRIVER, Peers
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import BUTTON, CAMERA, COMMAND, RESULT, STATE
@@ -59,7 +59,6 @@ from collab_llm_nodes.ros.unitree import (
     request_topic,
     sport_state,
     vendor,
-    yaw_of,
 )
 
 _TICK_S, _REST_TICK_S = 0.02, 0.1
@@ -299,7 +298,7 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
     @_stopping
     def _on_state(self, msg: Any) -> None:
         now, c = wall(), self.config
-        yaw = yaw_of(msg.imu_state.quaternion)
+        yaw = yaw_of(*map(float, msg.imu_state.quaternion))  # in the order w, x, y, z
         ahead, left = float(msg.velocity[0]), float(msg.velocity[1])
         if c.velocity_frame == "odom":
             ahead, left = _rotated(ahead, left, -yaw)

@@ -47,6 +47,11 @@ def quaternion_of(yaw: float) -> Quaternion:
     return Quaternion(z=math.sin(yaw / 2), w=math.cos(yaw / 2))
 
 
+def yaw_of(w: float, x: float, y: float, z: float) -> float:
+    """Return the heading [rad] of a quaternion."""
+    return math.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
+
+
 def seconds_of(stamp: TimeMsg, field: str = "header.stamp") -> float:
     """Return ``stamp`` [s]. Raises InvalidInput: it is negative, which no clock shows."""
     if stamp.sec < 0:
@@ -67,8 +72,7 @@ def pose_from(msg: Odometry) -> Pose2D:
             field="odom.pose.pose.orientation",
             remedy="of length 1: check the odometry source",
         )
-    yaw = math.atan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z))
-    return Pose2D(p.x, p.y, yaw)
+    return Pose2D(p.x, p.y, yaw_of(q.w, q.x, q.y, q.z))
 
 
 def action_from(msg: NavigationAction) -> ParsedAction:

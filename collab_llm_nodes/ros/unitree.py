@@ -122,9 +122,3 @@ def sport_state(msg: Any) -> SportState:
     """Return the fields of the vendor's message that matter for motion."""
     speed = math.hypot(float(msg.velocity[0]), float(msg.velocity[1]))
     return SportState(msg.error_code, msg.mode, speed, float(msg.yaw_speed))
-
-
-def yaw_of(wxyz: Any) -> float:
-    """Return the heading [rad] of the vendor's quaternion, whose order is w, x, y, z."""
-    w, x, y, z = map(float, wxyz)
-    return math.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))

@@ -15,16 +15,18 @@ Messages of a peer are checked here before anyone else sees them, by the ``check
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from enum import IntEnum
 from types import NoneType
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
+from collab_llm_nodes.decoding.sampling import SparseDistribution
 from collab_llm_nodes.errors import (
     BY_CODE,
     CollabError,
@@ -215,6 +217,31 @@ def at_most(count: int, limit: int, field: str, unit: str = "") -> None:
     if count > limit:
         what = f"{count} {unit}".strip()
         raise InvalidInput(f"{what} are too many", field=field, remedy=f"at most {limit}")
+
+
+def pack_distribution(q: SparseDistribution) -> tuple[list[int], bytes]:
+    """Return the gaps between the ids of ``q``, and its probabilities in half precision.
+
+    Raises:
+        ValueError: half precision does not hold the probabilities exactly.
+    """
+    half = q.probs.astype("<f2")
+    if not np.array_equal(half.astype(np.float32), q.probs):
+        raise ValueError("probabilities must be exact in half precision; make them by to_wire")
+    return np.diff(q.ids, prepend=0).tolist(), half.tobytes()
+
+
+def unpack_distribution(gaps: Sequence[int], probs: bytes, field: str) -> SparseDistribution:
+    """Return the distribution of one gap and two bytes for each entry.
+
+    Raises:
+        InvalidInput: the entries are none of a distribution; for ``field`` if an id is too large.
+    """
+    ids = np.cumsum(np.array(gaps, dtype=np.int64))
+    if ids[-1] > np.iinfo(np.int32).max:
+        raise InvalidInput(f"token id {ids[-1]} is too large", field=field, remedy=UPDATE)
+    values = np.frombuffer(probs, dtype="<f2").astype(np.float32)
+    return SparseDistribution(ids.astype(np.int32), values)
 
 
 def _serialise(message: Any, write: Callable[[Any], Any]) -> bytes:

@@ -62,7 +62,7 @@ def rounds(right: np.ndarray, s: int) -> Iterator[int]:
 def test_drafts_of_one_length_predict_others_where_passages_are_easy_and_hard(
     drafted: int,
 ) -> None:
-    """By place in the draft, drafts of 9 tokens would predict 8 % less for 5 than they yield."""
+    """Counts by place in the draft would give 8 % too few tokens for 5 from drafts of 9."""
     right = passages(np.random.default_rng(0), 20_000)
     known, run = Acceptance(), 0
     for accepted in rounds(right, drafted):

@@ -1,4 +1,4 @@
-"""What sends an attack: one sender for clients with a token, and a coroutine for each stranger's.
+"""Senders of attacks: one for clients with a token, and a coroutine for each stranger's attack.
 
 Each goes on until the server ends its connection, and is then called again. Sending is paced: an
 attacker shares the cores of the server here, and what it computes must not become what is measured.

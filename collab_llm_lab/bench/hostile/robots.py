@@ -46,7 +46,7 @@ Converse = Callable[[Connection, Any], Conversation]
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where and how to reach the server.
+    """Address and credentials of the server.
 
     Attributes:
         address: host:port.

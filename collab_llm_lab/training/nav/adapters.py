@@ -32,7 +32,7 @@ class AdapterConfig:
     initial: str = ""
     """Folder of adapters to begin with, whose exits are kept; none: identities."""
     reworded: float = 0.0
-    """The same as in ``TrainConfig``."""
+    """Share of the questions in other trained words, as in ``TrainConfig``."""
     recipe: Recipe = Recipe(24, 2e-3, steps=1_500, warmup=0, decay=0.0, beta2=0.999)
     seed: int = 1
 

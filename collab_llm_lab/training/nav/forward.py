@@ -24,7 +24,7 @@ PATCH, MERGE = 14, 2
 GRID = (HEIGHT_PX // PATCH, WIDTH // PATCH)
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
-"""Of the colour channels, as Qwen2-VL normalises pictures."""
+"""Means and deviations of the colour channels with which Qwen2-VL normalises pictures."""
 LONGEST_TEXT = 96
 """Question and answer tokens that fit."""
 

@@ -99,7 +99,7 @@ def pack(world: World) -> Situation:
 _SITUATIONS: Mapping[str, Callable[[World], Situation]] = {
     draw.__name__: draw for draw in (clean, replace, cook, robot, hang, assemble, repot, pack)
 }
-"""How the situations of each family of ``instructions.txt`` are drawn."""
+"""Functions that draw the situations of each family of ``instructions.txt``."""
 _WORDS = (
     *(text for name, row in _MATERIALS.items() for text in (name, *row[:2])),
     *_PADDING.values(),

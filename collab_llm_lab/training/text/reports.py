@@ -176,7 +176,7 @@ def deliveries(world: World) -> Figures:
 _FIGURES: Mapping[str, Callable[[World], Figures]] = {
     draw.__name__: draw for draw in (stock, cost, patrol, energy, service, deliveries)
 }
-"""How the data of each kind of report is drawn."""
+"""Functions that draw the data of each kind of report."""
 
 
 GRAMMAR = Grammar()

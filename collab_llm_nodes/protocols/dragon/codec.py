@@ -9,11 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from collab_llm_nodes.config import MAX_TOKENS
 from collab_llm_nodes.decoding.aggregation import AggregationConfig, Party, SideDraft
-from collab_llm_nodes.decoding.sampling import SparseDistribution
 from collab_llm_nodes.errors import InvalidInput, ProtocolError
 from collab_llm_nodes.protocols.dragon import dragon_pb2 as pb
 from collab_llm_nodes.protocols.dragon.messages import (
@@ -25,7 +22,16 @@ from collab_llm_nodes.protocols.dragon.messages import (
     Opened,
     Target,
 )
-from collab_llm_nodes.transport.wire import UPDATE, Codec, Failure, MessageCodec, Rules, at_most
+from collab_llm_nodes.transport.wire import (
+    UPDATE,
+    Codec,
+    Failure,
+    MessageCodec,
+    Rules,
+    at_most,
+    pack_distribution,
+    unpack_distribution,
+)
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Dragon"].full_name
 ANSWER = f"/{SERVICE}/Answer"
@@ -74,15 +80,13 @@ def _check_line(m: Any) -> None:
 
 def _write_draft(m: Draft) -> Any:
     kept = m.draft.kept
-    half = kept.probs.astype("<f2")
-    if not np.array_equal(half.astype(np.float32), kept.probs):
-        raise ValueError("probabilities must be exact in half precision; make them by to_wire")
+    gaps, probs = pack_distribution(kept)
     return pb.Draft(
         position=m.position,
         epoch=m.epoch,
         index=int(kept.ids.searchsorted(m.draft.token)),
-        gaps=np.diff(kept.ids, prepend=0).tolist(),
-        probs=half.tobytes(),
+        gaps=gaps,
+        probs=probs,
         log_weight=m.draft.log_weight,
         decode_us=_us(m.decode_s),
         known=m.known,
@@ -98,12 +102,8 @@ def _read_draft(m: Any) -> Draft:
             field="gaps",
             remedy=f"1 to {MAX_SUPPORT} ids, two bytes and one of the ids",
         )
-    ids = np.cumsum(np.array(m.gaps, dtype=np.int64))
-    if ids[-1] > np.iinfo(np.int32).max:
-        raise InvalidInput(f"token id {ids[-1]} is too large", field="gaps", remedy=UPDATE)
-    values = np.frombuffer(m.probs, dtype="<f2").astype(np.float32)
-    kept = SparseDistribution(ids.astype(np.int32), values)
-    draft = SideDraft(int(ids[m.index]), kept, m.log_weight)
+    kept = unpack_distribution(m.gaps, m.probs, "gaps")
+    draft = SideDraft(int(kept.ids[m.index]), kept, m.log_weight)
     return Draft(m.position, m.epoch, draft, m.decode_us / 1e6, m.known, m.held_us / 1e6)
 
 

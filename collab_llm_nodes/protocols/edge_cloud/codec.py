@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
-
-import numpy as np
 
 from collab_llm_nodes.config import MAX_TOKENS
 from collab_llm_nodes.decoding.sampling import SparseDistribution
@@ -28,7 +27,16 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     ServerMessage,
     Verdict,
 )
-from collab_llm_nodes.transport.wire import UPDATE, Codec, Failure, MessageCodec, Rules, at_most
+from collab_llm_nodes.transport.wire import (
+    UPDATE,
+    Codec,
+    Failure,
+    MessageCodec,
+    Rules,
+    at_most,
+    pack_distribution,
+    unpack_distribution,
+)
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Verifier"].full_name
 SESSION = f"/{SERVICE}/Session"
@@ -52,13 +60,12 @@ def _check_draft(m: Any) -> None:
 
 
 def _write_distributions(probs: Sequence[SparseDistribution]) -> Any:
-    half = [q.probs.astype("<f2") for q in probs]
-    for q, h in zip(probs, half, strict=True):
-        if not np.array_equal(h.astype(np.float32), q.probs):
-            raise ValueError("probabilities must be exact in half precision; make them by to_wire")
-    gaps = [gap for q in probs for gap in np.diff(q.ids, prepend=0).tolist()]
-    packed = b"".join(h.tobytes() for h in half)
-    return pb.Distributions(sizes=[len(q.ids) for q in probs], gaps=gaps, probs=packed)
+    packed = [pack_distribution(q) for q in probs]
+    return pb.Distributions(
+        sizes=[len(gaps) for gaps, _ in packed],
+        gaps=[gap for gaps, _ in packed for gap in gaps],
+        probs=b"".join(half for _, half in packed),
+    )
 
 
 def _read_distributions(m: Any) -> tuple[SparseDistribution, ...]:
@@ -75,17 +82,12 @@ def _read_distributions(m: Any) -> tuple[SparseDistribution, ...]:
             field="probs",
             remedy=UPDATE,
         )
-    gaps = np.array(m.gaps, dtype=np.int64)
-    values = np.frombuffer(m.probs, dtype="<f2").astype(np.float32)
-    out = []
-    end = 0
-    for size in sizes:
-        part = slice(end, end := end + size)
-        ids = np.cumsum(gaps[part])
-        if ids[-1] > np.iinfo(np.int32).max:
-            raise InvalidInput(f"token id {ids[-1]} is too large", field="probs.ids", remedy=UPDATE)
-        out.append(SparseDistribution(ids.astype(np.int32), values[part]))
-    return tuple(out)
+    gaps = list(m.gaps)
+    ends = [*accumulate(sizes)]
+    return tuple(
+        unpack_distribution(gaps[end - n : end], m.probs[2 * (end - n) : 2 * end], "probs.ids")
+        for n, end in zip(sizes, ends, strict=True)
+    )
 
 
 def _check_exit(m: Any) -> None:

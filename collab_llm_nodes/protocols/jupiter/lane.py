@@ -43,7 +43,7 @@ def never_stop(tokens: Sequence[int]) -> bool:
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    """How answers are decoded.
+    """Settings of the decoding of an answer.
 
     Attributes:
         lengths: divides a prompt into the sub-sequences of the pipeline.

@@ -136,7 +136,7 @@ class StagedEngine:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of ``tokens`` without special ones."""
-        return str(self.loaded.tokenizer.decode(list(tokens), skip_special_tokens=True))
+        return self.loaded.decode(tokens)
 
     def close(self) -> None:
         """Release the workers."""

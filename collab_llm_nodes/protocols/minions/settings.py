@@ -204,4 +204,4 @@ for its table 1, so these are the defaults."""
 CHAT_PRESETS: Mapping[str, MinionConfig] = {
     name: MinionConfig(style=name, local=preset.local) for name, preset in PRESETS.items()
 }
-"""The same for Minion."""
+"""The presets of Minion."""

@@ -1,4 +1,4 @@
-"""What the machine measures of each verification, for the speculation length to learn from."""
+"""Measurements of each verification, from which the speculation length is learnt."""
 
 from __future__ import annotations
 
