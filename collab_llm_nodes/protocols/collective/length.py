@@ -23,12 +23,11 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import numpy as np
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import check_ranges, fixed
 from collab_llm_nodes.decoding.draft_length import Acceptance, Trials
 from collab_llm_nodes.errors import ConfigError
 
@@ -57,21 +56,19 @@ _STEP = 1
 _WINDOW = 8
 """Verifications per measurement window: single passes vary, and a longer window reacts late."""
 
-_fixed = partial(setting, read_only=True)  # the machine is built once
-
 
 @dataclass(frozen=True)
 class LengthConfig:
     """The speculation length and the rule that adapts it."""
 
-    rule: str = _fixed(
+    rule: str = fixed(
         ADAPTIVE,
         "adaptive: the length with the least predicted time per token; printed: the paper's linear"
         " fit; fixed: stay at initial.",
         choices=(ADAPTIVE, PRINTED, FIXED),
     )
-    initial: int = _fixed(4, "Length to begin with [tokens].", low=0, high=LONGEST)
-    longest: int = _fixed(12, "Longest length [tokens].", low=0, high=LONGEST)
+    initial: int = fixed(4, "Length to begin with [tokens].", low=0, high=LONGEST)
+    longest: int = fixed(12, "Longest length [tokens].", low=0, high=LONGEST)
 
     def __post_init__(self) -> None:
         check_ranges(self)
