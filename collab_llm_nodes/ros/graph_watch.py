@@ -15,16 +15,12 @@ LOOK_S = 0.5
 class GraphWatch(ABC):
     """What a node reads from the graph every ``LOOK_S``. All methods belong to the node's thread.
 
-    A class says by ``source`` where faults come from, and by ``alarm`` and ``relief`` what is
-    logged when there is trouble, and when it is over.
-
     Attributes:
+        source: where faults come from, for the diagnostics.
         trouble: why the robot must not move, in words; or "".
     """
 
     source: ClassVar[str]
-    alarm: ClassVar[str]
-    relief: ClassVar[str]
 
     def __init__(self, node: ManagedNode[Any]) -> None:
         self._node = node
@@ -38,16 +34,9 @@ class GraphWatch(ABC):
         except Exception as error:  # noqa: BLE001 without the graph the robot must not move
             self._node.note_fault(error, self.source)
             trouble = f"the graph cannot be read: {type(error).__name__}: {error}"
-        if trouble == self.trouble:
-            return
-        self.trouble = trouble
-        log = self._node.get_logger()
-        if trouble:
-            log.error(
-                f"the robot does not move, {self.alarm}: {trouble}", throttle_duration_sec=1.0
-            )
-        else:
-            log.info(self.relief, throttle_duration_sec=1.0)
+        if trouble != self.trouble:
+            self.trouble = trouble
+            self._report()
 
     def close(self) -> None:
         """Look no more; safe to call twice."""
@@ -56,3 +45,7 @@ class GraphWatch(ABC):
     @abstractmethod
     def _read(self) -> str:
         """Read the graph; return the trouble that it shows, or ""."""
+
+    @abstractmethod
+    def _report(self) -> None:
+        """Log that the trouble has changed. Not done here: rclpy throttles each line of code."""

@@ -93,8 +93,6 @@ class Peers(GraphWatch):
     """
 
     source = "peers"
-    alarm = "its nodes were started twice"
-    relief = "one guard and one driver at most again"
 
     def __init__(
         self,
@@ -190,6 +188,16 @@ class Peers(GraphWatch):
                 Bool, peer.topic, partial(self._on_peer, peer), STATE, **_NO_PARAMETERS
             )
         return self._doubled()
+
+    def _report(self) -> None:
+        log = self._node.get_logger()
+        if self.trouble:
+            log.error(
+                f"the robot does not move, its nodes were started twice: {self.trouble}",
+                throttle_duration_sec=1.0,
+            )
+        else:
+            log.info("one guard and one driver at most again", throttle_duration_sec=1.0)
 
     def _others(self) -> set[Peer]:
         others = set()

@@ -71,8 +71,6 @@ class Strangers(GraphWatch):
     """
 
     source = "strangers"
-    alarm = "a motion topic has a foreign publisher"
-    relief = "the motion topics have no foreign publisher any more"
 
     def __init__(
         self,
@@ -85,13 +83,19 @@ class Strangers(GraphWatch):
         self.publishers: dict[str, str] = {}
         self._seen: Counter[tuple[str, str]] = Counter()
 
-    def look(self) -> None:
-        """Read who publishes now; report a change."""
-        before = self.trouble
-        super().look()
-        if self.trouble != before:
-            self._on_change()
-            self._node.report_health()
+    def _report(self) -> None:
+        log = self._node.get_logger()
+        if self.trouble:
+            log.error(
+                f"the robot does not move, a motion topic has a foreign publisher: {self.trouble}",
+                throttle_duration_sec=1.0,
+            )
+        else:
+            log.info(
+                "the motion topics have no foreign publisher any more", throttle_duration_sec=1.0
+            )
+        self._on_change()
+        self._node.report_health()
 
     def _read(self) -> str:
         """Return the foreign publishers that count by now, in words."""

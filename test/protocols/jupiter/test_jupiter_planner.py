@@ -284,7 +284,7 @@ def test_a_plan_is_for_requests_of_the_configured_lengths() -> None:
 
     typical = predicted(16, 8)
     assert predicted(48, 8).prefill_s > typical.prefill_s
-    assert predicted(16, 80).decode_s > 5 * typical.decode_s > 0.0
+    assert predicted(16, 80).decode_s > 2 * typical.decode_s > 0.0
 
 
 def test_a_slow_device_is_left_out() -> None:
