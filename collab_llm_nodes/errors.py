@@ -202,5 +202,12 @@ def translate_errors(
         raise kind(f"{message}: {why[:_LIBRARY_TEXT]}", field=field, remedy=remedy) from error
 
 
+def as_collab_error(error: Exception) -> CollabError:
+    """Return ``error`` itself, or a ModelError with its text."""
+    if isinstance(error, CollabError):
+        return error
+    return ModelError(_described(error), remedy="see the log")
+
+
 def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Write docs/parameters.md: every parameter of every node, from the configurations in the code.
+"""Write docs/parameters.md: every parameter of every node and server, from the code's dataclasses.
 
 The dataclasses are the one place where parameters are described; run this after editing one
 (``make docs``). A test compares.
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from collab_llm_nodes.protocols import registry
+from collab_llm_nodes.protocols.dragon.settings import DragonCloudConfig
 from collab_llm_nodes.protocols.edge_cloud.settings import VerifierConfig
 from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerConfig
 from collab_llm_nodes.ros.managed_node import CommonConfig, ManagedNode
@@ -33,6 +34,12 @@ WORKER = """## The stage worker's file
 
 What `collab-llm jupiter-worker --config FILE` reads, YAML. There is also `token`, and `next.token`,
 but token files are better. [jupiter.md](jupiter.md) tells how to run workers.
+"""
+
+CLOUD = """## The file of DRAGON's cloud side
+
+What `collab-llm dragon-cloud --config FILE` reads, YAML. There is also `token`, but a `token_file`
+is better. [dragon.md](dragon.md) tells how to run it.
 """
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -147,6 +154,7 @@ def page() -> str:
         out += [*_section([group], {g: t for g, t in titles.items() if g is not group}), ""]
     out += [VERIFIER, *table(VerifierConfig), ""]
     out += [WORKER, *table(WorkerConfig), ""]
+    out += [CLOUD, *table(DragonCloudConfig), ""]
     return "\n".join(out)
 
 

@@ -30,7 +30,7 @@ from collab_llm_nodes.decoding.rejection import own_token
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distributions_of
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
-from collab_llm_nodes.errors import Cancelled, CollabError, ModelError
+from collab_llm_nodes.errors import Cancelled, CollabError, ModelError, as_collab_error
 from collab_llm_nodes.models.prompt import EncodedPrompt
 
 
@@ -227,7 +227,7 @@ class Batch:
             raise
         except Exception as error:  # noqa: BLE001 - such as no memory: ends the jobs of this pass
             results = [error] * len(feeds)
-        return [r if isinstance(r, Tensor) else _typed(r) for r in results]
+        return [r if isinstance(r, Tensor) else as_collab_error(r) for r in results]
 
     def _have_read(self, job: Job) -> None:
         """Move ``job`` to decoding after its prompt, and queue its followers."""
@@ -287,9 +287,3 @@ def _close(job: Job) -> None:
     if job._session is not None:
         job._session.close()
         job._session = None
-
-
-def _typed(error: Exception) -> CollabError:
-    if isinstance(error, CollabError):
-        return error
-    return ModelError(f"{type(error).__name__}: {error}", remedy="see the log")

@@ -11,10 +11,15 @@ import typer
 
 from collab_llm_nodes.cli.options import JsonOption, writable
 from collab_llm_nodes.cli.output import console, fail, requiring_ros, write_json
+from collab_llm_nodes.durable import replacing
 from collab_llm_nodes.errors import CollabError, ConfigError
 
 app = typer.Typer()
 bag_app = typer.Typer(help="Read bags.", no_args_is_help=True)
+
+NamespaceOption = Annotated[
+    str | None, typer.Option("--namespace", help="Of the robot, if there are several.")
+]
 
 
 @app.command()
@@ -95,9 +100,7 @@ def replay(
     speed: Annotated[
         float, typer.Option(help="Times the recorded pace at most; 0 = no limit.", min=0.0)
     ] = 0.0,
-    namespace: Annotated[
-        str | None, typer.Option(help="Of the robot, if the bag holds several.")
-    ] = None,
+    namespace: NamespaceOption = None,
     json_file: JsonOption = None,
 ) -> None:
     """Ask what was asked in a recorded drive again and compare, action by action.
@@ -171,9 +174,7 @@ def log(
     days: Annotated[
         float, typer.Option(help="Only of the last so many days; 0 = all.", min=0.0)
     ] = 0.0,
-    namespace: Annotated[
-        str | None, typer.Option(help="Of the robot, if the bags hold several.")
-    ] = None,
+    namespace: NamespaceOption = None,
     json_file: JsonOption = None,
 ) -> None:
     """Write what bags hold in words: questions, sightings, decisions, actions, times and places."""
@@ -181,13 +182,11 @@ def log(
 
     known = [Place.read(place) for place in places or ()]
     bags = bags_in(folder)
-    building = out.with_name(f"{out.name}.part")
-    building.unlink(missing_ok=True)
-    building.touch(0o600)  # the words are private
-    with building.open("w", encoding="utf-8") as file:
-        since = int(1e9 * (time.time() - 86400 * days)) if days else 0
-        lines, left_out = write_log(bags, file, namespace=namespace, places=known, since=since)
-    building.replace(out)
+    with replacing(out) as part:
+        part.touch(0o600)  # the words are private
+        with part.open("w", encoding="utf-8") as file:
+            since = int(1e9 * (time.time() - 86400 * days)) if days else 0
+            lines, left_out = write_log(bags, file, namespace=namespace, places=known, since=since)
     for why in left_out:
         console.print(f"left out: {why}", highlight=False)
     console.print(f"wrote {out}: {lines} lines about {len(bags) - len(left_out)} bags")

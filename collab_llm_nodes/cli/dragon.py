@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from collab_llm_nodes.assets import version
-from collab_llm_nodes.cli.options import writable
+from collab_llm_nodes.cli.options import AddressOption, ConfigOption, ListeningOption, ModelOption
 from collab_llm_nodes.cli.output import port_writer, starting
 
 app = typer.Typer()
@@ -16,19 +15,13 @@ app = typer.Typer()
 
 @app.command("dragon-cloud")
 def dragon_cloud(
-    config: Annotated[
-        Path | None,
-        typer.Option(help="YAML with its settings: a file, or the name of a shipped one."),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Model: directory or hub id.")] = None,
+    config: ConfigOption = None,
+    model: ModelOption = None,
     store: Annotated[
         str | None, typer.Option(help="Folder of its documents (collab-llm knowledge add).")
     ] = None,
-    address: Annotated[str | None, typer.Option(help="host:port to listen on.")] = None,
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", help="Write address, port and model here.", callback=writable),
-    ] = None,
+    address: AddressOption = None,
+    json_file: ListeningOption = None,
 ) -> None:
     """Serve DRAGON's cloud side: a model with public documents. Ends cleanly on SIGTERM."""
     from collab_llm_nodes.transport.logs import set_up_logging

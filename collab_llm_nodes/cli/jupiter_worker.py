@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from collab_llm_nodes.cli.options import writable
+from collab_llm_nodes.cli.options import AddressOption, ConfigOption, ListeningOption, ModelOption
 from collab_llm_nodes.cli.output import port_writer, starting
 
 app = typer.Typer()
@@ -18,12 +17,9 @@ app = typer.Typer()
 
 @app.command("jupiter-worker")
 def jupiter_worker(
-    config: Annotated[
-        Path | None,
-        typer.Option(help="YAML with its settings: a file, or the name of a shipped one."),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Model: directory or hub id.")] = None,
-    address: Annotated[str | None, typer.Option(help="host:port to listen on.")] = None,
+    config: ConfigOption = None,
+    model: ModelOption = None,
+    address: AddressOption = None,
     cores: Annotated[
         str, typer.Option(help="Run on these processor cores only, such as 0 or 0,1.")
     ] = "",
@@ -31,10 +27,7 @@ def jupiter_worker(
         float,
         typer.Option(help="Emulate a slower device: factor on the time of a pass.", min=1),
     ] = 1.0,
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", help="Write address, port and model here.", callback=writable),
-    ] = None,
+    json_file: ListeningOption = None,
 ) -> None:
     """Hold some layers of a model for a coordinator of the protocol jupiter. Ends on SIGTERM."""
     from collab_llm_nodes.transport.logs import set_up_logging

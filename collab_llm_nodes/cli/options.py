@@ -56,6 +56,16 @@ def picture(*suffixes: str) -> Callable[[Path | None], Path | None]:
     return check
 
 
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", help="YAML with its settings: a file, or the name of a shipped one."),
+]
+ModelOption = Annotated[str | None, typer.Option("--model", help="Model: directory or hub id.")]
+AddressOption = Annotated[str | None, typer.Option("--address", help="host:port to listen on.")]
+ListeningOption = Annotated[
+    Path | None,
+    typer.Option("--json", help="Write address, port and model here.", callback=writable),
+]
 PlotOption = Annotated[
     Path | None,
     typer.Option("--plot", help="Write the plot here.", callback=picture(".png", ".svg", ".pdf")),

@@ -16,6 +16,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
+from collab_llm_nodes.durable import replacing
 from collab_llm_nodes.ending import ended_at_once
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, printable
 
@@ -71,9 +72,8 @@ def write_json(file: Path | None, results: dict[str, Any], *, report: bool = Tru
         if file.exists():  # perhaps a device
             file.write_text(text, encoding="utf-8")
         else:  # atomically: a script may wait for it to appear
-            building = file.with_name(f"{file.name}.part")
-            building.write_text(text, encoding="utf-8")
-            building.replace(file)
+            with replacing(file) as part:
+                part.write_text(text, encoding="utf-8")
     except OSError as error:
         fail(
             InvalidInput(str(error), field="--json", remedy="make room, or name another file"),

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from collab_llm_nodes.cli.options import ComputeOption, writable
+from collab_llm_nodes.cli.options import (
+    AddressOption,
+    ComputeOption,
+    ConfigOption,
+    ListeningOption,
+    ModelOption,
+)
 from collab_llm_nodes.cli.output import port_writer, starting
 
 app = typer.Typer()
@@ -17,12 +22,9 @@ app = typer.Typer()
 
 @app.command()
 def verifier(
-    config: Annotated[
-        Path | None,
-        typer.Option(help="YAML with its settings: a file, or the name of a shipped one."),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Target model: directory or hub id.")] = None,
-    address: Annotated[str | None, typer.Option(help="host:port to listen on.")] = None,
+    config: ConfigOption = None,
+    model: ModelOption = None,
+    address: AddressOption = None,
     emulated_compute_s: ComputeOption = 0.0,
     ray: Annotated[
         bool, typer.Option("--ray", help="Several replicas, by Ray Serve (docs/cloud.md).")
@@ -30,10 +32,7 @@ def verifier(
     replicas: Annotated[
         int | None, typer.Option(help="Replicas, with --ray.", min=1, max=1024)
     ] = None,
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", help="Write address, port and model here.", callback=writable),
-    ] = None,
+    json_file: ListeningOption = None,
 ) -> None:
     """Serve the target model (cloud side). Ends cleanly on SIGTERM.
 

@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from collab_llm_nodes.dashboard.view import Answer, Direction, Found, Health, Pose, Reading, Word
+from collab_llm_nodes.dashboard.view import Answer, Direction, Found, Health, Reading, Word
+from collab_llm_nodes.robot.executor import Pose2D
 
 STAGES = {
     "draft": ("drafting", "#74b816"),
@@ -50,7 +51,7 @@ def direction_svg(direction: Direction | None) -> str:
     )
 
 
-def path_svg(path: Sequence[tuple[float, float]], pose: Pose | None) -> str:
+def path_svg(path: Sequence[tuple[float, float]], pose: Pose2D | None) -> str:
     """The path by odometry, where the odometry frame's x axis points up; with a grid."""
     points = [*path, *([(pose.x, pose.y)] if pose is not None else [])] or [(0.0, 0.0)]
     xs, ys = [-y for _, y in points], [-x for x, _ in points]  # of the picture: right, down

@@ -178,12 +178,8 @@ class _Page:
 
     def _build_instruction(self) -> None:
         with ui.element("div").classes("panel"):
-            self._wish = (
-                ui.input("Instruction", placeholder="find the red ball")
-                .classes("wide")
-                .props(f"maxlength={MAX_INSTRUCTION} data-id=instruction")
-                .on("keydown.enter", self._send)
-            )
+            self._wish = _input("Instruction", "find the red ball", "instruction")
+            self._wish.on("keydown.enter", self._send)
             with ui.row():
                 ui.button("Go", on_click=self._send).props("data-id=go")
                 self._cancel = ui.button("Cancel", on_click=self._give_up)
@@ -214,17 +210,9 @@ class _Page:
         self._reading = ui.element("div").classes("panel").props("data-id=reading")
         with self._reading:
             _heading("Question about documents")
-            self._about = (
-                ui.input("Question", placeholder="which battery was changed in March?")
-                .classes("wide")
-                .props(f"maxlength={MAX_INSTRUCTION} data-id=about")
-                .on("keydown.enter", self._ask_documents)
-            )
-            self._files = (
-                ui.input("Files on the robot", placeholder="manual.pdf, log.md")
-                .classes("wide")
-                .props(f"maxlength={MAX_INSTRUCTION} data-id=files")
-            )
+            self._about = _input("Question", "which battery was changed in March?", "about")
+            self._about.on("keydown.enter", self._ask_documents)
+            self._files = _input("Files on the robot", "manual.pdf, log.md", "files")
             self._pasted = (
                 ui.textarea("A text")
                 .classes("wide")
@@ -245,12 +233,8 @@ class _Page:
         self._recall = ui.element("div").classes("panel").props("data-id=recall")
         with self._recall:
             _heading("The robot's memory")
-            self._query = (
-                ui.input("Question", placeholder="where did I last see the red ball?")
-                .classes("wide")
-                .props(f"maxlength={MAX_INSTRUCTION} data-id=question")
-                .on("keydown.enter", self._ask)
-            )
+            self._query = _input("Question", "where did I last see the red ball?", "question")
+            self._query.on("keydown.enter", self._ask)
             self._recalled = ui.label().classes("quiet")
             self._recollection = ui.html("").classes("answer").props("data-id=recollection")
             self._recall_error = ui.label().classes("error")
@@ -436,6 +420,12 @@ class _Page:
 
 def _heading(text: str) -> None:
     ui.html(text, tag="h2")
+
+
+def _input(label: str, example: str, name: str) -> ui.input:
+    """Return a line for a text as long as an instruction; ``name`` is its ``data-id``."""
+    made = ui.input(label, placeholder=example)
+    return made.classes("wide").props(f"maxlength={MAX_INSTRUCTION} data-id={name}")
 
 
 # Words.

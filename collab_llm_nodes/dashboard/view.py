@@ -16,6 +16,7 @@ from enum import IntEnum
 from collab_llm_nodes.dashboard.stages import Stages
 from collab_llm_nodes.protocols.edge_cloud.client import Source
 from collab_llm_nodes.protocols.minions.metrics import by_round
+from collab_llm_nodes.robot.executor import Pose2D
 from collab_llm_nodes.robot.guard import REASONS
 
 ANSWERS = 60
@@ -203,15 +204,6 @@ class Word:
 
 
 @dataclass(frozen=True)
-class Pose:
-    """Pose of the robot in the odometry frame [m, rad]."""
-
-    x: float = 0.0
-    y: float = 0.0
-    yaw: float = 0.0
-
-
-@dataclass(frozen=True)
 class Action:
     """Action that was read from an answer; see ``msg/NavigationAction``.
 
@@ -350,7 +342,7 @@ class Snapshot:
     goal: Goal = field(default_factory=Goal)
     pending: str = ""
     """The instruction that waits for somebody to confirm it."""
-    pose: Pose | None = None
+    pose: Pose2D | None = None
     """None before the first, and while odometry is silent."""
     pose_age: float | None = None
     """[s] since the last pose came; None before the first."""
@@ -440,8 +432,8 @@ class View:
         self.remembers = self.reads = False
         self._stages: Stages | None = None
         self._action: Action | None = None
-        self._action_from = Pose()
-        self._pose: Pose | None = None
+        self._action_from = Pose2D()
+        self._pose: Pose2D | None = None
         self._pose_at = 0.0
         self._path = Path()
         self._link: tuple[Link, float] | None = None
@@ -555,9 +547,9 @@ class View:
         reason = action.reason if usable(action.value) else "a distance or angle that is no number"
         value = action.value if usable(action.value) else 0.0
         self._action = replace(action, value=value, reason=reason[:TEXT])
-        self._action_from = self._pose or Pose()
+        self._action_from = self._pose or Pose2D()
 
-    def on_pose(self, pose: Pose, now: float) -> None:
+    def on_pose(self, pose: Pose2D, now: float) -> None:
         """Add a pose to the path."""
         if not usable(pose.x, pose.y, pose.yaw):
             return

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from collab_llm_nodes.durable import replacing
 from collab_llm_nodes.errors import InvalidInput, ModelError
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.prompt import EncodedPrompt, check_encoded
@@ -82,10 +81,8 @@ class SavedSession:
         }
         target = Path(file)
         try:
-            with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as place:
-                whole = Path(place) / "session"
-                save_file(tensors, whole, facts)
-                os.replace(whole, target)
+            with replacing(target) as part:
+                save_file(tensors, part, facts)
         except (OSError, SafetensorError) as error:
             raise InvalidInput(
                 f"cannot write {target}: {error}", field="file", remedy="give a writable folder"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, pairwise
 
 from collab_llm_nodes.config import check_ranges, setting
@@ -183,8 +184,8 @@ def _title(content: str, at: int) -> str:
     return _rest(content, at).strip().rstrip("#").rstrip()[:_MAX_TITLE]
 
 
-def _by_paragraph(content: str, plan: ChunkPlan) -> Iterator[_Piece]:
-    cuts = (gap.end() for gap in _BLANK_LINES.finditer(content))
+def _by_mark(mark: re.Pattern[str], content: str, plan: ChunkPlan) -> Iterator[_Piece]:
+    cuts = (found.end() for found in mark.finditer(content))
     for start, end in _packed(cuts, len(content), plan.characters):
         yield start, end, ""
 
@@ -201,12 +202,6 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
     if cuts[-1] < len(text):
         cuts.append(len(text))
     return list(pairwise(cuts))
-
-
-def _by_sentence(content: str, plan: ChunkPlan) -> Iterator[_Piece]:
-    cuts = (mark.end() for mark in _SENTENCE_END.finditer(content))
-    for start, end in _packed(cuts, len(content), plan.characters):
-        yield start, end, ""
 
 
 def _by_code(content: str, plan: ChunkPlan) -> Iterator[_Piece]:
@@ -230,7 +225,7 @@ _PIECES: dict[str, Callable[[str, ChunkPlan], Iterator[_Piece]]] = {
     "window": _by_window,
     "page": _by_page,
     "section": _by_section,
-    "paragraph": _by_paragraph,
-    "sentence": _by_sentence,
+    "paragraph": partial(_by_mark, _BLANK_LINES),
+    "sentence": partial(_by_mark, _SENTENCE_END),
     "code": _by_code,
 }

@@ -18,7 +18,6 @@ import logging
 import os
 import sqlite3
 import stat
-import tempfile
 import threading
 import time
 import uuid
@@ -26,6 +25,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from collab_llm_nodes.durable import replacing, sync_folder
 from collab_llm_nodes.errors import (
     Busy,
     CollabError,
@@ -173,15 +173,11 @@ class Database:
             Unavailable: it cannot be written.
         """
         try:
-            with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as place:
-                part = Path(place) / _FILE
+            with replacing(target) as part:
                 part.touch(0o600)
                 with self._held(self._read_lock), self._typed_errors():
                     self._reader.execute("VACUUM INTO ?", (str(part),))
-                with part.open("rb") as written:
-                    os.fsync(written.fileno())
-                os.replace(part, target)
-            _keep_entries(target.parent)
+            sync_folder(target.parent)
         except OSError as error:
             raise Unavailable(
                 f"cannot write {target}: {error}", field="file", remedy="give a writable folder"
@@ -349,7 +345,7 @@ def _check_folder(folder: Path, create: bool) -> None:
         )
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _keep_entries(folder.parent)
+        sync_folder(folder.parent)
         # Before SQLite, whose log gets the mode of its database. Not opened: closing it again
         # would drop the locks that other threads hold on it.
         with contextlib.suppress(FileExistsError):
@@ -361,12 +357,3 @@ def _check_folder(folder: Path, create: bool) -> None:
         ) from error
     if mode & (stat.S_IRGRP | stat.S_IROTH):  # of an earlier release, or shared on purpose
         log.warning("others can read the store in %s: chmod -R go= it", folder)
-
-
-def _keep_entries(folder: Path) -> None:
-    """fsync the folder, so that a new name in it survives a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -10,15 +10,14 @@ import contextlib
 import os
 import re
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from collab_llm_nodes.durable import BUILDING, replacing
 from collab_llm_nodes.errors import CollabError, InvalidInput, Unavailable
 
 _SUFFIX = ".safetensors"
-_BUILDING = ".building-"
 _ABANDONED_S = 3600.0
 """A file that has been under construction for longer was left by a process that is gone."""
 _MODEL = re.compile(r"[0-9a-f]{8,64}")
@@ -69,8 +68,7 @@ class KvFiles:
         """
         file = self._file(chunk, model)
         try:
-            with tempfile.TemporaryDirectory(dir=self._folder, prefix=_BUILDING) as place:
-                part = Path(place) / file.name
+            with replacing(file) as part:
                 write(part)
                 part.chmod(0o600)  # as the documents whose keys and values these are
                 if (size := part.stat().st_size) > self.most_bytes:
@@ -80,9 +78,6 @@ class KvFiles:
                         remedy=f"raise it above {self.most_bytes}, or use smaller chunks",
                     )
                 self._make_room(size)
-                with part.open("rb") as written:
-                    os.fsync(written.fileno())  # a whole name never stands for half a file
-                os.replace(part, file)
         except OSError as error:
             raise _unusable(error) from error
         return file
@@ -100,7 +95,7 @@ class KvFiles:
         for file, chunk in self._files():
             if chunk not in kept:
                 _unlink(file)
-        for place in self._folder.glob(f"{_BUILDING}*"):
+        for place in self._folder.glob(f"{BUILDING}*"):
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - place.stat().st_mtime > _ABANDONED_S:
                     shutil.rmtree(place, ignore_errors=True)

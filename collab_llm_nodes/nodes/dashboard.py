@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from action_msgs.srv import CancelGoal
 from diagnostic_msgs.msg import DiagnosticArray
 from nav_msgs.msg import Odometry
 from rclpy.parameter import Parameter
@@ -61,7 +60,6 @@ from collab_llm_nodes.dashboard.view import (
     Goal,
     Link,
     Motion,
-    Pose,
     Reading,
     Recall,
     Snapshot,
@@ -71,10 +69,11 @@ from collab_llm_nodes.dashboard.view import (
     usable,
 )
 from collab_llm_nodes.errors import CollabError, ConfigError
+from collab_llm_nodes.robot.executor import Pose2D
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
 from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.convert import code_of, figures_from
-from collab_llm_nodes.ros.goals import SentGoal, action_client
+from collab_llm_nodes.ros.goals import ALL_GOALS, SentGoal, action_client, cancel_client
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
 from collab_llm_nodes.ros.motion_inputs import yaw_of
 from collab_llm_nodes.ros.program import run
@@ -194,8 +193,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
             protocol: action_client(self, Generate, f"{protocol}/generate")
             for protocol in (_MEMORY, _DOCUMENTS)
         }
-        # Cancels goals of others as well; only the sender of a goal has its handle.
-        self._cancels = self.create_client(CancelGoal, "navigate/_action/cancel_goal")
+        self._cancels = cancel_client(self, "navigate")
         self._heard = [
             self.create_subscription(kind, topic, callback, qos)
             for kind, topic, callback, qos in (
@@ -249,7 +247,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
     @guarded
     def _on_odometry(self, msg: Odometry) -> None:
         p, q = msg.pose.pose.position, msg.pose.pose.orientation
-        self._view.on_pose(Pose(p.x, p.y, yaw_of(q.w, q.x, q.y, q.z)), wall())
+        self._view.on_pose(Pose2D(p.x, p.y, yaw_of(q.w, q.x, q.y, q.z)), wall())
 
     @guarded
     def _on_draft(self, msg: Draft) -> None:
@@ -401,12 +399,10 @@ class Dashboard(ManagedNode[DashboardConfig]):
             self._view.goal = replace(goal, state="running", step=message.feedback.step)
 
     def _on_end(self, number: int, result: Navigate.Result | None) -> None:
-        if number != self._goals:
+        if number != self._goals or self._sent is None:
             return
-        if result is None and self._sent is not None and self._sent.refused:
-            error = "the navigator refused it; its log says why"
-        elif result is None:
-            error = "the navigator does not know of it"
+        if result is None:
+            error = f"the navigator {self._sent.loss}; see its log"
         elif result.status.code == StatusMsg.OK:
             error = ""
         else:
@@ -462,15 +458,16 @@ class Dashboard(ManagedNode[DashboardConfig]):
     ) -> None:
         """Show why there is no answer."""
         sent = self._asked.pop(protocol, None)
+        if sent is None:
+            return
         if result is None:
-            refused = sent is not None and sent.refused
-            fail(f"{protocol}_server {'refused it' if refused else 'does not know of it'}")
+            fail(f"{protocol}_server {sent.loss}")
         elif result.status.code != StatusMsg.OK:
             fail(f"{code_of(result.status)}: {result.status.message}")
 
     def _give_up(self) -> None:
         if self._cancels.service_is_ready():
-            asked = self._cancels.call_async(CancelGoal.Request())  # no goal named: all
+            asked = self._cancels.call_async(ALL_GOALS)
             asked.add_done_callback(partial(self._on_cancelled, self._goals))
             if self._sent is not None and self._view.goal.state in ("sent", "running"):
                 self._sent.cancel()  # it may be on its way yet
@@ -482,7 +479,7 @@ class Dashboard(ManagedNode[DashboardConfig]):
             return
         goal = replace(self._view.goal, followed="")
         if goal.state == "cancelling":
-            goal = replace(goal, state="ended", error="the navigator does not know of it")
+            goal = replace(goal, state="ended", error="the navigator does not have the goal")
         self._view.goal = goal
 
     def _ask_reset(self, answer: Future[tuple[bool, str]]) -> None:

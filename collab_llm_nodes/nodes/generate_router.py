@@ -37,6 +37,7 @@ from collab_llm_nodes.ros.goals import (
     action_server,
     ask_for_life,
     drop_contents,
+    end_goal,
 )
 from collab_llm_nodes.ros.health import Level
 from collab_llm_nodes.ros.managed_node import ManagedNode
@@ -181,18 +182,13 @@ class _Passage:
 
     def on_end(self, result: Any | None) -> None:
         """Take the server's result; None: it refused the goal, or has lost it."""
+        assert self.sent is not None
         if result is not None:
             self.end(result)
             return
-        field, remedy = f"{self.server.protocol}/generate", "see the log of its server"
-        if self.sent is None or not self.sent.answered:  # it may never have arrived
-            self.end(
-                Unavailable("it does not have the goal", field=field, remedy="send the goal again")
-            )
-        elif self.sent.refused:
-            self.end(Unavailable("it refused the goal", field=field, remedy=remedy))
-        else:
-            self.end(Unavailable("it was restarted during the goal", field=field, remedy=remedy))
+        remedy = "see the log of its server" if self.sent.answered else "send the goal again"
+        field = f"{self.server.protocol}/generate"
+        self.end(Unavailable(f"it {self.sent.loss}", field=field, remedy=remedy))
 
 
 class GenerateRouter(ManagedNode[GenerateRouterConfig]):
@@ -310,10 +306,7 @@ class GenerateRouter(ManagedNode[GenerateRouterConfig]):
                 last.text,
                 last.metrics,
             )
-        if goal.is_cancel_requested:
-            goal.canceled()
-        else:
-            goal.abort()
+        end_goal(goal, succeeded=False)
         return result
 
     def _on_cancel(self, goal: ServerGoalHandle) -> CancelResponse:

@@ -48,7 +48,6 @@ from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import BUTTON, CAMERA, COMMAND, RESULT, STATE
 from collab_llm_nodes.ros.strangers import (
     GO2_TOPICS,
-    LOOK_S,
     MOTION_TOPICS,
     NAMELESS,
     Strangers,
@@ -149,11 +148,10 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
         guards = {topic: MOTION_TOPICS[topic] for topic in ("cmd_vel", "motion_state")}
         topics = {**guards, **GO2_TOPICS, self.config.state_topic: NAMELESS}
         self._strangers = Strangers(self, topics, self._on_graph)
-        self._looks = self.create_timer(LOOK_S, self._read_graph, clock=STEADY)
 
     def stop(self) -> None:
         super().stop()
-        self.destroy_timer(self._looks)
+        self._strangers.close()
         self._peers.close()
 
     def destroy_node(self) -> None:
@@ -272,10 +270,6 @@ class Go2Driver(ManagedNode[Go2DriverConfig]):
         if pressed and not before and self.active:
             self._send(self._go2.begin(wall()))
         self._peers.publish(pressed)
-
-    def _read_graph(self) -> None:
-        self._peers.look()
-        self._strangers.look()
 
     def _on_graph(self) -> None:
         if self.active:

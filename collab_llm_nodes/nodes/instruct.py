@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import rclpy
-from action_msgs.srv import CancelGoal
 from rcl_interfaces.srv import GetParameters
 from rclpy.action import ActionClient
 from rclpy.executors import SingleThreadedExecutor
@@ -38,7 +37,7 @@ from collab_llm.msg import LinkState, Status
 from collab_llm_nodes.errors import ConfigError, printable
 from collab_llm_nodes.robot.stop_words import asks_to_stop
 from collab_llm_nodes.ros.clock import STEADY
-from collab_llm_nodes.ros.goals import SentGoal, action_client
+from collab_llm_nodes.ros.goals import ALL_GOALS, SentGoal, action_client, cancel_client
 from collab_llm_nodes.ros.program import (
     argument_parser,
     command_for,
@@ -273,12 +272,12 @@ def instruct(instruction: str, *, confirm: bool = False) -> int:
 def stop(**node_arguments: Any) -> int:
     """Cancel any instruction: return 0 confirmed by the navigator, 1 not, 2 no navigator."""
     with _spinnable(**node_arguments) as (node, executor):
-        cancels = node.create_client(CancelGoal, "navigate/_action/cancel_goal")
+        cancels = cancel_client(node, "navigate")
         if not cancels.wait_for_service(NAVIGATOR_DEADLINE_S):
             print("UNAVAILABLE: no navigator; the emergency stop needs none", file=sys.stderr)
             return 2
         for _ in range(round(CANCEL_DEADLINE_S)):  # an answer may get lost, see goals.py
-            asked = cancels.call_async(CancelGoal.Request())  # no goal named: all
+            asked = cancels.call_async(ALL_GOALS)
             executor.spin_until_future_complete(asked, 1.0)
             if asked.done():
                 count = len(asked.result().goals_canceling)

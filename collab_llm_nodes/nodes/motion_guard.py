@@ -50,7 +50,7 @@ from collab_llm_nodes.ros.motion_inputs import (
 from collab_llm_nodes.ros.peers import GUARD, Peers
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import BUTTON, CAMERA, COMMAND, REQUESTS, RESULT, STATE
-from collab_llm_nodes.ros.strangers import LOOK_S, MOTION_TOPICS, Strangers
+from collab_llm_nodes.ros.strangers import MOTION_TOPICS, Strangers
 
 _REST = (0.02, 0.05)
 """Odometry's velocities of a robot at rest are below these [m/s, rad/s]."""
@@ -142,11 +142,10 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
         self._strangers = Strangers(self, MOTION_TOPICS, self._on_graph)
         self._peers = Peers(self, GUARD, self._on_stop_of_peer, self._on_graph)
         self._peers.publish(bool(pressed))
-        self._looks = self.create_timer(LOOK_S, self._read_graph, clock=STEADY)
 
     def stop(self) -> None:
         super().stop()
-        self.destroy_timer(self._looks)
+        self._strangers.close()
         self._peers.close()
         self._latch.close()
 
@@ -340,10 +339,6 @@ class MotionGuard(ManagedNode[MotionGuardConfig]):
             self._report(before)
         else:
             self._publish_state()
-
-    def _read_graph(self) -> None:
-        self._peers.look()
-        self._strangers.look()
 
     def _on_graph(self) -> None:
         self._guard.on_peers(self._peers.trouble, self._peers.unconfirmed, wall())

@@ -636,14 +636,11 @@ class Navigator(ManagedNode[NavigatorConfig]):
         run_.recall = SentGoal(self, self._memory, goal, partial(self._on_recalled, run_))
 
     def _on_recalled(self, run_: _Run, result: Generate.Result | None) -> None:
-        refused = run_.recall is not None and run_.recall.refused
-        run_.recall = None
+        recall, run_.recall = run_.recall, None
         if result is not None and result.status.code == StatusMsg.OK:
             run_.memory = answer_of(result.text)
-        elif run_ is self._run:
-            cause = "refused" if refused else "its server lost the goal"
-            if result is not None:
-                cause = result.status.message
+        elif run_ is self._run and recall is not None:
+            cause = result.status.message if result is not None else f"its server {recall.loss}"
             self.get_logger().warning(
                 f"the memory has no answer: {cause}", throttle_duration_sec=_LOG_S
             )
@@ -692,8 +689,8 @@ class Navigator(ManagedNode[NavigatorConfig]):
             return
         run_.generation = None
         if result is None:
-            why = "refused: its log says why" if generation.refused else "was restarted"
-            self._fail(run_, "UNAVAILABLE", f"the server of {self.config.answer.action} {why}")
+            server = f"the server of {self.config.answer.action}"
+            self._fail(run_, "UNAVAILABLE", f"{server} {generation.loss}: see its log")
         elif result.status.code == StatusMsg.OK and generation.status == _SUCCEEDED:
             run_.metrics = result.metrics
             self._add_text(run_, result.session_id, result.text)

@@ -34,7 +34,7 @@ from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
 from collab_llm_nodes.ros.motion_inputs import quaternion_of, twist_of
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import COMMAND, REQUESTS, STATE
-from collab_llm_nodes.ros.strangers import LOOK_S, MOTION_TOPICS, Strangers
+from collab_llm_nodes.ros.strangers import MOTION_TOPICS, Strangers
 from collab_llm_nodes.sim.renderer import Renderer, to_jpeg
 from collab_llm_nodes.sim.robot import Base
 from collab_llm_nodes.sim.rooms import Pose, Room, make_room
@@ -89,11 +89,10 @@ class SimGo2(ManagedNode[SimConfig]):
         self._jpeg = b""
         owners = {"cmd_vel": MOTION_TOPICS["cmd_vel"]}
         self._strangers = Strangers(self, owners, self._on_strangers)
-        self._looks = self.create_timer(LOOK_S, self._strangers.look, clock=STEADY)
 
     def stop(self) -> None:
         super().stop()
-        self.destroy_timer(self._looks)
+        self._strangers.close()
 
     # Lifecycle.
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from collab_llm_nodes.durable import sync_folder
 from collab_llm_nodes.errors import ConfigError
 
 UNREADABLE = "an unknown source: the file that names it cannot be read"
@@ -109,29 +110,20 @@ class Latch:
             file.write(source)
             file.flush()
             os.fsync(file.fileno())  # a power cut may follow
-        _sync_folder(folder)
+        sync_folder(folder)
 
     def _remove(self) -> None:
         assert self._file is not None
         self._prepare()  # a missing folder is no success
         with contextlib.suppress(FileNotFoundError):
             self._file.unlink()
-            _sync_folder(self._file.parent)
+            sync_folder(self._file.parent)
 
     def _folder(self) -> Path:
         assert self._file is not None
         folder = self._file.parent
         folder.mkdir(parents=True, exist_ok=True)
         return folder
-
-
-def _sync_folder(folder: Path) -> None:
-    """fsync the folder, so that the change survives a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _absolute(folder: str) -> Path:

@@ -112,8 +112,7 @@ class GraphClient:
                 self.wait(lambda: ended, _CANCEL_S, "the cancellation")
             raise
         if ended[0] is None:
-            refused = "refused it" if sent[0].refused else "was restarted"
-            words = f"no {what}: {type(goal).__qualname__}: the server {refused}"
+            words = f"no {what}: {type(goal).__qualname__}: the server {sent[0].loss}"
             raise Unavailable(words, remedy="see the log of the node")
         return ended[0]
 

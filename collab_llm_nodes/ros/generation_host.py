@@ -69,7 +69,7 @@ from collab_llm_nodes.ros.convert import (
     sampling_from,
     status_of,
 )
-from collab_llm_nodes.ros.goals import action_server, drop_contents
+from collab_llm_nodes.ros.goals import action_server, drop_contents, end_goal
 from collab_llm_nodes.ros.health import AnswerLimits, Answers, Level, Status
 from collab_llm_nodes.ros.managed_node import ManagedNode
 from collab_llm_nodes.ros.qos import REQUESTS, RESULT
@@ -296,12 +296,7 @@ class GenerationHost:
             drop_contents(goal.request)
             await self._hold_back(error)
         drop_contents(goal.request)
-        if result.status.code == result.status.OK:
-            goal.succeed()
-        elif goal.is_cancel_requested:
-            goal.canceled()
-        else:
-            goal.abort()
+        end_goal(goal, succeeded=result.status.code == result.status.OK)
         return result
 
     def _on_cancel(self, goal: ServerGoalHandle) -> CancelResponse:

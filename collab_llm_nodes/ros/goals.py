@@ -13,9 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 from action_msgs.msg import GoalStatus
+from action_msgs.srv import CancelGoal
 from rclpy.action import ActionClient, ActionServer, CancelResponse
 from rclpy.action.client import ClientGoalHandle
 from rclpy.action.server import ServerGoalHandle
+from rclpy.client import Client
 from rclpy.node import Node
 from rclpy.task import Future
 from unique_identifier_msgs.msg import UUID
@@ -31,6 +33,8 @@ RESULT_S = 15
 """Time for which a server keeps a goal that is over, so that its caller can request the result [s].
 rclpy's default is 15 minutes; and announcing a goal leaks memory in proportion to the goals that
 are kept."""
+ALL_GOALS = CancelGoal.Request()
+"""Names no goal, and so has a server cancel every goal."""
 _SERVICES = {f"{name}_service_qos_profile": REQUESTS for name in ("goal", "result", "cancel")}
 
 
@@ -60,9 +64,27 @@ def action_server(
     )
 
 
+def cancel_client(node: Node, name: str) -> Client:
+    """Return a client of the service that cancels goals of the action ``name``, whoever sent them.
+
+    Only the sender of a goal has its handle; ``ALL_GOALS`` needs none.
+    """
+    return node.create_client(CancelGoal, f"{name}/_action/cancel_goal")
+
+
 def drop_contents(goal: Generate.Goal) -> None:
     """Free the pictures and documents of a goal that is over: rclpy keeps it for ``RESULT_S``."""
     goal.images, goal.document_contents = [], []
+
+
+def end_goal(goal: ServerGoalHandle, *, succeeded: bool) -> None:
+    """End ``goal``: as succeeded, else as cancelled if that was requested, else as aborted."""
+    if succeeded:
+        goal.succeed()
+    elif goal.is_cancel_requested:
+        goal.canceled()
+    else:
+        goal.abort()
 
 
 def ask_for_life(client: ActionClient) -> Future:
@@ -79,8 +101,7 @@ class SentGoal:
     """One goal that was sent, until its end. Belongs to the thread that spins ``node``.
 
     Args:
-        on_end: called with the result; None: the server refused the goal (``refused``) or does not
-            know it, such as one that was restarted.
+        on_end: called with the result; None: there will be none, for the reason ``loss``.
         on_feedback: called with feedback messages.
 
     Attributes:
@@ -106,6 +127,13 @@ class SentGoal:
         self._node = node
         self._timer = node.create_timer(ANSWER_S, self._ask_once, clock=STEADY)
         client.send_goal_async(goal, on_feedback, goal_id).add_done_callback(self._on_answer)
+
+    @property
+    def loss(self) -> str:
+        """Return why there is no result, in words that follow the name of the server."""
+        if self.refused:
+            return "refused the goal"
+        return "was restarted during the goal" if self.answered else "does not have the goal"
 
     def cancel(self) -> None:
         """Have the server cancel the goal; ``on_end`` is still called."""

@@ -25,6 +25,7 @@ from std_msgs.msg import Bool
 
 from collab_llm_nodes.robot.host_lock import HostLock
 from collab_llm_nodes.ros.clock import STEADY, wall
+from collab_llm_nodes.ros.graph_watch import GraphWatch
 from collab_llm_nodes.ros.managed_node import ManagedNode
 from collab_llm_nodes.ros.qos import STATE
 
@@ -78,10 +79,10 @@ class Peer:
         return f"{self.kind} of process {self.process}{'' if self.here else ' elsewhere'}"
 
 
-class Peers:
+class Peers(GraphWatch):
     """The other guards and drivers of a robot, as one of them sees them.
 
-    All methods belong to the node's thread; call ``look`` every ``strangers.LOOK_S``.
+    There is trouble if there are two of a kind.
 
     Args:
         node: the guard or driver.
@@ -89,10 +90,9 @@ class Peers:
         stop: called when another guard is stopped, in any lifecycle state.
         on_change: called when ``trouble`` or ``unconfirmed`` has changed.
         elsewhere: returns peers of this kind that move the robot from another namespace.
-
-    Attributes:
-        trouble: why the robot must not move, in words: a second one of a kind; or "".
     """
+
+    source = "peers"
 
     def __init__(
         self,
@@ -102,9 +102,9 @@ class Peers:
         on_change: Callable[[], None],
         elsewhere: Callable[[], list[str]] = list,
     ) -> None:
-        self._node, self._kind = node, kind
+        super().__init__(node)
+        self._kind = kind
         self._stop, self._on_change, self._elsewhere = stop, on_change, elsewhere
-        self.trouble = ""
         self._place = _place()
         own = f"emergency_stop/_{kind}_{self._place}_{os.getpid()}_{next(_numbers)}"
         self._publisher = node.create_publisher(Bool, own, STATE, **_NO_PARAMETERS)
@@ -158,38 +158,16 @@ class Peers:
 
     def look(self) -> None:
         """Read which peers there are now."""
-        if self._closed:
-            return
-        try:
-            others = self._others()
-            for peer in self._heard.keys() - others:
-                self._node.destroy_subscription(self._heard.pop(peer))
-                self._stopped.discard(peer)
-            for peer in others - self._heard.keys():
-                self._heard[peer] = self._node.create_subscription(
-                    Bool, peer.topic, partial(self._on_peer, peer), STATE, **_NO_PARAMETERS
-                )
-            trouble = self._doubled()
-        except Exception as error:  # noqa: BLE001 without the graph the robot must not move
-            self._node.note_fault(error, "peers")
-            trouble = f"the graph cannot be read: {type(error).__name__}: {error}"
-        if trouble and not self.trouble:
-            self._node.get_logger().error(
-                f"the robot does not move, its nodes were started twice: {trouble}",
-                throttle_duration_sec=1.0,
-            )
-        elif self.trouble and not trouble:
-            self._node.get_logger().info(
-                "one guard and one driver at most again", throttle_duration_sec=1.0
-            )
-        self.trouble = trouble
-        self._settle()
+        if not self._closed:
+            super().look()
+            self._settle()
 
     def close(self) -> None:
         """Stop being a peer; safe to call twice."""
         if self._closed:
             return
         self._closed = True
+        super().close()
         self._lock.release()
         self._node.destroy_timer(self._waits)
         self._node.destroy_publisher(self._publisher)
@@ -199,6 +177,27 @@ class Peers:
         for over, _ in self._waiting:
             over.set_result(None)
         self._waiting.clear()
+
+    def _read(self) -> str:
+        others = self._others()
+        for peer in self._heard.keys() - others:
+            self._node.destroy_subscription(self._heard.pop(peer))
+            self._stopped.discard(peer)
+        for peer in others - self._heard.keys():
+            self._heard[peer] = self._node.create_subscription(
+                Bool, peer.topic, partial(self._on_peer, peer), STATE, **_NO_PARAMETERS
+            )
+        return self._doubled()
+
+    def _report(self) -> None:
+        log = self._node.get_logger()
+        if self.trouble:
+            log.error(
+                f"the robot does not move, its nodes were started twice: {self.trouble}",
+                throttle_duration_sec=1.0,
+            )
+        else:
+            log.info("one guard and one driver at most again", throttle_duration_sec=1.0)
 
     def _others(self) -> set[Peer]:
         others = set()

@@ -94,7 +94,7 @@ class Nav2Output:
         goal = self._goals.pop(number)
         if self.outcome is Outcome.RUNNING and number == self._number:
             if result is None:
-                self._end(Outcome.FAILED, f"nav2 {'refused' if goal.refused else 'lost'} the step")
+                self._end(Outcome.FAILED, f"nav2 {goal.loss}")
             else:
                 outcome = _outcome(goal.status, result)
                 self._end(outcome, "" if outcome is Outcome.DONE else _words(result))

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from collab_llm_nodes.ros.graph_watch import GraphWatch
 from collab_llm_nodes.ros.managed_node import ManagedNode
 from collab_llm_nodes.ros.unitree import request_topic, response_topic
 
@@ -52,15 +53,13 @@ GO2_TOPICS: Mapping[str, tuple[str, ...]] = {
 }
 """Topics of the Go2 and their owners, except its state, whose topic is a parameter."""
 
-LOOK_S = 0.5
-"""Period at which guard and driver read the graph: foreign publishers, and ``Peers``."""
 _LOOKS, _NAMELESS_LOOKS = 2, 10
 """Looks in a row before a publisher counts as foreign; the graph shows its topic before its name.
 """
 
 
-class Strangers:
-    """Foreign publishers, as the node sees them; call ``look`` every ``LOOK_S``.
+class Strangers(GraphWatch):
+    """Foreign publishers, as the node sees them.
 
     Args:
         owners: topics, each with the names of the nodes that may publish it. A single other node
@@ -68,9 +67,10 @@ class Strangers:
         on_change: called when ``trouble`` has changed.
 
     Attributes:
-        trouble: topics and their foreign publishers, in words; or "".
         publishers: nodes that publish each of the topics.
     """
+
+    source = "strangers"
 
     def __init__(
         self,
@@ -78,34 +78,26 @@ class Strangers:
         owners: Mapping[str, Collection[str]],
         on_change: Callable[[], None],
     ) -> None:
-        self._node, self._owners, self._on_change = node, owners, on_change
-        self.trouble = ""
+        super().__init__(node)
+        self._owners, self._on_change = owners, on_change
         self.publishers: dict[str, str] = {}
         self._seen: Counter[tuple[str, str]] = Counter()
 
-    def look(self) -> None:
-        """Read who publishes now."""
-        try:
-            trouble = self._found()
-        except Exception as error:  # noqa: BLE001 without the graph the robot must not move
-            self._node.note_fault(error, "strangers")
-            trouble = f"the graph cannot be read: {type(error).__name__}: {error}"
-        if trouble == self.trouble:
-            return
-        self.trouble = trouble
-        if trouble:
-            self._node.get_logger().error(
-                f"the robot does not move, a motion topic has a foreign publisher: {trouble}",
+    def _report(self) -> None:
+        log = self._node.get_logger()
+        if self.trouble:
+            log.error(
+                f"the robot does not move, a motion topic has a foreign publisher: {self.trouble}",
                 throttle_duration_sec=1.0,
             )
         else:
-            self._node.get_logger().info(
+            log.info(
                 "the motion topics have no foreign publisher any more", throttle_duration_sec=1.0
             )
         self._on_change()
         self._node.report_health()
 
-    def _found(self) -> str:
+    def _read(self) -> str:
         """Return the foreign publishers that count by now, in words."""
         present, resolve = set[tuple[str, str]](), self._node.resolve_topic_name
         for topic, owners in self._owners.items():

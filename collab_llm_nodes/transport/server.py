@@ -3,7 +3,7 @@
 ``streams.py`` serves the streams that this module carries.
 
     with ServerHandle(service): ...                       # beside the caller's other work
-    asyncio.run(run_until_signal(Server(service), ...))   # in a process of its own
+    serve_until_signal(config, lambda: service)           # in a process of its own
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from grpc._cython import cygrpc
 from grpc.aio import _server as grpc_server
 from grpc_health.v1 import health, health_pb2
 
-from collab_llm_nodes.ending import EndRequest, end_now, end_within
+from collab_llm_nodes.ending import EndRequest, end_now, end_within, ended_at_once
 from collab_llm_nodes.errors import (
     Busy,
     CollabError,
@@ -33,6 +33,7 @@ from collab_llm_nodes.errors import (
     Unauthenticated,
     Unavailable,
 )
+from collab_llm_nodes.processes import freeze_startup_objects
 from collab_llm_nodes.transport.admission import Peer, share_of
 from collab_llm_nodes.transport.background import background_loop
 from collab_llm_nodes.transport.credentials import is_local, server_credentials
@@ -310,6 +311,32 @@ class ServerHandle(Generic[S]):
 
     def _run(self, job: Coroutine[Any, Any, object], extra_s: float = 0.0) -> None:
         asyncio.run_coroutine_threadsafe(job, background_loop()).result(_START_S + extra_s)
+
+
+def serve_until_signal(
+    config: ServerConfig,
+    make_service: Callable[[], StreamService[Any]],
+    on_listening: Callable[[int], None],
+) -> None:
+    """Make a service, and serve until SIGTERM or SIGINT; then drain. Call it in the main thread.
+
+    While the service is made both signals end the process at once. When this returns they are
+    ignored, and the process should end.
+
+    Args:
+        make_service: may load a model.
+        on_listening: called with the port once clients can connect.
+
+    Raises:
+        ConfigError: the address is in use, or a file cannot be read.
+        CollabError: the service failed; a supervisor should restart the process.
+    """
+    for name in ("address", "metrics_address"):
+        check_port_free(getattr(config, name), name)  # a model takes minutes to load
+    with ended_at_once():
+        server = Server(make_service())
+    freeze_startup_objects()
+    asyncio.run(run_until_signal(server, config.drain_s, on_listening))
 
 
 async def run_until_signal(

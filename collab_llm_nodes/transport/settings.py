@@ -98,25 +98,37 @@ class RetryConfig:
         check_ranges(self)
 
 
-@dataclass(frozen=True)
-class ClientConfig:
-    """Address of a server, TLS and time limits. File names are PEM files.
+@dataclass(frozen=True, kw_only=True)
+class ClientCredentials:
+    """TLS and the token of a client. File names are PEM files."""
 
-    Read when the connection is made, hence read-only as parameters: a new value needs a new node.
-    """
-
-    address: str = setting("127.0.0.1:50551", "Server, host:port.", read_only=True)
     tls: bool = setting(False, "Encrypt, and check the server's certificate.", read_only=True)
     tls_ca: str = setting(
         "", "Certificate authority of the server; empty: the system's.", read_only=True
     )
     tls_cert: str = setting("", "Own certificate, for a server that asks for one.", read_only=True)
     tls_key: str = setting("", "Key of tls_cert.", read_only=True)
+    token: str = field(default="", repr=False, metadata={"secret": True})
+    token_file: str = setting("", "File that holds the bearer token.", read_only=True)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        check_paired(self.tls_cert, self.tls_key, self.token, self.token_file)
+        if (self.tls_ca or self.tls_cert) and not self.tls:
+            raise ConfigError("certificates need tls: true", field="tls")
+
+
+@dataclass(frozen=True)
+class ClientConfig(ClientCredentials):
+    """Address of a server, TLS and time limits. File names are PEM files.
+
+    Read when the connection is made, hence read-only as parameters: a new value needs a new node.
+    """
+
+    address: str = setting("127.0.0.1:50551", "Server, host:port.", read_only=True)
     tls_server_name: str = setting(
         "", "Name in the server's certificate if not the host's.", read_only=True
     )
-    token: str = field(default="", repr=False, metadata={"secret": True})
-    token_file: str = setting("", "File that holds the bearer token.", read_only=True)
     proxy: str = setting(
         "",
         "HTTP proxy to the server, http://host:port; not used for servers on this machine. Empty:"
@@ -139,13 +151,10 @@ class ClientConfig:
     link: RetryConfig = field(default_factory=RetryConfig)
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        super().__post_init__()
         if not self.address.startswith("unix:"):
             check_address("address", self.address)
-        check_paired(self.tls_cert, self.tls_key, self.token, self.token_file)
         check_proxy(self.proxy)
-        if (self.tls_ca or self.tls_cert) and not self.tls:
-            raise ConfigError("certificates need tls: true", field="tls")
 
 
 C = TypeVar("C", bound=ServerConfig)

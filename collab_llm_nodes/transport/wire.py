@@ -9,7 +9,7 @@ A service declares its messages once in a ``.proto`` file and once as frozen dat
 - a fixed64 holds a number modulo 2**64, which is how seeds are used.
 
 Messages of a peer are checked here before anyone else sees them, by the ``checks`` of the service's
-:class:`Rules`.
+:class:`WireRules`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Rules:
+class WireRules:
     """The peculiarities of a service's messages.
 
     Attributes:
@@ -90,7 +90,7 @@ class Rules:
     refusal: type[CollabError] = InvalidInput
 
 
-PLAIN = Rules()
+PLAIN = WireRules()
 """The rules of messages without peculiarities."""
 
 
@@ -114,7 +114,7 @@ class MessageCodec(Generic[M]):
         made: the generated class, with the same fields.
     """
 
-    def __init__(self, kind: Callable[..., M], made: Any, rules: Rules = PLAIN) -> None:
+    def __init__(self, kind: Callable[..., M], made: Any, rules: WireRules = PLAIN) -> None:
         self._kind, self._made, self._rules = kind, made, rules
         self._check = rules.checks.get(kind, lambda parsed: None)
         hints = typing.get_type_hints(kind)
@@ -170,7 +170,7 @@ class Codec(Generic[M]):
         kinds: the dataclasses, each named as its message. A :class:`Failure` may be among them.
     """
 
-    def __init__(self, envelope: Any, *kinds: Any, rules: Rules = PLAIN) -> None:
+    def __init__(self, envelope: Any, *kinds: Any, rules: WireRules = PLAIN) -> None:
         self._envelope = envelope
         self._writers: dict[type, tuple[str, Callable[[Any], Any]]] = {}
         self._readers: dict[str | None, Callable[[Any], M]] = {}
@@ -265,7 +265,7 @@ def _parse(made: Any, data: bytes) -> Any:
         ) from error
 
 
-def _field(own: Any, hint: Any, declared: FieldDescriptor, rules: Rules) -> _Field:
+def _field(own: Any, hint: Any, declared: FieldDescriptor, rules: WireRules) -> _Field:
     options = [option for option in typing.get_args(hint) if option is not NoneType]
     nullable = NoneType in typing.get_args(hint)
     if nullable:
@@ -290,7 +290,7 @@ def _value(field: _Field, parsed: Any) -> Any:
     return None if field.nullable and not field.has_presence and not value else value
 
 
-def _form(hint: Any, declared: FieldDescriptor, rules: Rules) -> Form:
+def _form(hint: Any, declared: FieldDescriptor, rules: WireRules) -> Form:
     """Return the form of values of type ``hint`` in the field ``declared``."""
     if hint in rules.forms:
         return rules.forms[hint]
@@ -311,7 +311,7 @@ def _form(hint: Any, declared: FieldDescriptor, rules: Rules) -> Form:
     return _same, _same
 
 
-def _message_form(kind: Any, declared: FieldDescriptor, rules: Rules) -> Form:
+def _message_form(kind: Any, declared: FieldDescriptor, rules: WireRules) -> Form:
     if kind in rules.forms:
         return rules.forms[kind]
     codec: MessageCodec[Any] = MessageCodec(kind, GetMessageClass(declared.message_type), rules)

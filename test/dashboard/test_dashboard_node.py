@@ -320,7 +320,7 @@ def test_a_goal_that_is_refused_has_not_arrived(graph: Any) -> None:
     graph.wait_for(node._navigate.server_is_ready, 30.0)
     node.instruct("find the cone")
     graph.wait_for(lambda: node.shown().goal.state == "ended", 30.0)
-    assert node.shown().goal.error == "the navigator refused it; its log says why"
+    assert node.shown().goal.error == "the navigator refused the goal; see its log"
 
 
 @pytest.mark.ros

@@ -29,12 +29,12 @@ from collab_llm_nodes.dashboard.view import (
     Link,
     Motion,
     Path,
-    Pose,
     Reading,
     View,
     direction,
     words,
 )
+from collab_llm_nodes.robot.executor import Pose2D
 
 
 def test_words_are_the_text_again_by_token() -> None:
@@ -98,20 +98,20 @@ def test_a_direction_is_where_a_pinhole_camera_sees_it() -> None:
 
 def test_the_direction_follows_the_turn() -> None:
     view = View(math.radians(90))
-    view.on_pose(Pose(yaw=3.0), 0.0)
+    view.on_pose(Pose2D(yaw=3.0), 0.0)
     assert view.snapshot(0.0).direction is None
     view.on_action(Action(kind="turn", value=1.0))
     begun = view.snapshot(0.0)
     assert begun.direction is not None
     assert begun.direction.angle == pytest.approx(1.0)
     assert begun.done == 0.0
-    view.on_pose(Pose(yaw=3.5 - 2 * math.pi), 0.0)  # across the seam of the angles
+    view.on_pose(Pose2D(yaw=3.5 - 2 * math.pi), 0.0)  # across the seam of the angles
     half = view.snapshot(0.0)
     assert half.direction is not None
     assert half.direction.angle == pytest.approx(0.5)
     assert half.done == pytest.approx(0.5)
     view.on_action(Action(kind="forward", value=0.5))
-    view.on_pose(Pose(x=0.25, yaw=-2.8), 0.0)
+    view.on_pose(Pose2D(x=0.25, yaw=-2.8), 0.0)
     ahead = view.snapshot(0.0)
     assert ahead.direction is not None
     assert ahead.direction.x == 0.5
@@ -144,9 +144,9 @@ def test_the_path_keeps_its_length_and_its_end() -> None:
 
 def test_odometry_that_is_no_number_is_not_drawn() -> None:
     view = View(1.0)
-    view.on_pose(Pose(1.0, 2.0), 0.0)
-    view.on_pose(Pose(math.nan, 2.0), 0.0)
-    assert view.snapshot(0.0).pose == Pose(1.0, 2.0)
+    view.on_pose(Pose2D(1.0, 2.0), 0.0)
+    view.on_pose(Pose2D(math.nan, 2.0), 0.0)
+    assert view.snapshot(0.0).pose == Pose2D(1.0, 2.0)
     assert "nan" not in drawing.path_svg(view.snapshot(0.0).path, view.snapshot(0.0).pose)
 
 
@@ -156,8 +156,8 @@ NO_FIGURES = [math.nan, math.inf, -math.inf, 1e300]
 @pytest.mark.parametrize("bad", NO_FIGURES)
 def test_what_is_no_number_is_neither_shown_nor_computed_with(bad: float) -> None:
     view = View(1.0)
-    view.on_pose(Pose(1.0, 2.0), 0.0)
-    for pose in (Pose(bad, 2.0), Pose(1.0, bad), Pose(1.0, 2.0, bad)):
+    view.on_pose(Pose2D(1.0, 2.0), 0.0)
+    for pose in (Pose2D(bad, 2.0), Pose2D(1.0, bad), Pose2D(1.0, 2.0, bad)):
         view.on_pose(pose, 0.0)
     for kind in ("forward", "turn"):
         view.on_action(Action(kind=kind, value=bad))
@@ -169,7 +169,7 @@ def test_what_is_no_number_is_neither_shown_nor_computed_with(bad: float) -> Non
     view.on_answer(Answer(text="x", final=True, figures=figures))
     view.on_reading(Reading(figures={"sent_bytes": 1.0, "jobs.1": 2.0, "cost_usd": bad}))
     shown = view.snapshot(0.0)
-    assert shown.pose == Pose(1.0, 2.0)
+    assert shown.pose == Pose2D(1.0, 2.0)
     assert shown.action is not None
     assert "no number" in shown.action.reason
     assert shown.link.rtt_s == 0.0
@@ -183,7 +183,7 @@ def test_what_is_no_number_is_neither_shown_nor_computed_with(bad: float) -> Non
 
 def test_no_figure_outlives_what_it_was_measured_on() -> None:
     view = View(1.0)
-    view.on_pose(Pose(1.0, 2.0), now=0.0)
+    view.on_pose(Pose2D(1.0, 2.0), now=0.0)
     view.on_link(Link("UP", rtt_s=0.02, sessions=2), now=0.0)
     assert view.snapshot(0.0).link.rtt_s == 0.02
     view.on_link(Link("CONNECTING", rtt_s=0.02), now=1.0)
@@ -211,7 +211,7 @@ def test_reasons_without_words_are_told_by_their_names() -> None:
 
 def test_the_robot_points_where_it_goes() -> None:
     """The odometry frame's x is up in the picture, y is left."""
-    drawn = drawing.path_svg([(0.0, 0.0), (1.0, 2.0)], Pose(1.0, 2.0, math.pi / 2))
+    drawn = drawing.path_svg([(0.0, 0.0), (1.0, 2.0)], Pose2D(1.0, 2.0, math.pi / 2))
     assert "translate(-2.000 -1.000) rotate(-90.0)" in drawn
     assert "0.00,0.00 -2.00,-1.00" in drawn.replace("-0.00", "0.00")
 

@@ -223,6 +223,11 @@ def test_what_is_no_encoder_is_refused(tmp_path: Path) -> None:
             TextEncoder(TextEncoderConfig(path=path))
 
 
+def test_an_encoder_runs_on_its_device(folder: Path) -> None:
+    with pytest.raises(ModelError, match="no_device"):
+        TextEncoder(TextEncoderConfig(path=str(folder), device="no_device"))
+
+
 def test_words_decide_and_case_does_not() -> None:
     one, same, other = WordHashes().encode(["Battery low!", "low: battery", "doors open"])
     assert one @ same == pytest.approx(1)

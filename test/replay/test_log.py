@@ -98,7 +98,7 @@ def test_the_command_writes_document_and_report(tmp_path: Path) -> None:
     told = json.loads(report.read_text())
     assert (told["bags"], told["left_out"]) == (2, [])
     assert out.read_text().count("\n- ") == told["lines"]
-    assert not (tmp_path / "log.md.part").exists()
+    assert {file.name for file in tmp_path.iterdir()} == {"log.md", "report.json"}
     assert out.stat().st_mode & 0o777 == 0o600, "it tells what was asked and answered"
 
 

@@ -103,7 +103,7 @@ def test_a_goal_that_is_refused_has_an_end(ros_graph: Any) -> None:
     scene = Scene(ros_graph, ActionClient, GoalResponse.REJECT)
     ros_graph.wait_for(lambda: scene.ended)
     assert scene.ended == [None]
-    assert scene.sent.refused
+    assert scene.sent.loss == "refused the goal"
     assert not scene.followed
 
 
@@ -146,8 +146,10 @@ def test_a_goal_that_arrives_when_it_was_given_up_is_called_off(ros_graph: Any, 
         Mock(result=lambda: Mock(status=GoalStatus.STATUS_UNKNOWN), cancelled=lambda: False)
     )
     assert calls.mock_calls == [call.cancel_goal_async(), call(None)]
+    assert sent.loss == "does not have the goal"
     sent._on_answer(Mock(result=lambda: Mock(accepted=True)))
     assert calls.mock_calls[2] == call.cancel_goal_async(), "it was accepted after all"
+    assert sent.loss == "was restarted during the goal"
 
 
 def test_a_goal_is_forgotten_with_its_client(ros_graph: Any, soon: None) -> None:

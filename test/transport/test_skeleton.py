@@ -28,7 +28,7 @@ from collab_llm_nodes.errors import (
     Unauthenticated,
     Unavailable,
 )
-from collab_llm_nodes.transport import streams
+from collab_llm_nodes.transport import server, streams
 from collab_llm_nodes.transport.background import within
 from collab_llm_nodes.transport.client import Client
 from collab_llm_nodes.transport.heartbeat import CHECK
@@ -137,6 +137,21 @@ def test_another_protocol_is_served(serve: Serve, connect: Connect) -> None:
     assert client.talk(b"one", b"two", b"bye") == [b"one", b"two", b"bye"]
     wait_for(lambda: client.connection_state == ("UP", None))
     wait_for(lambda: server.sessions == 0)
+
+
+def test_a_process_drains_for_the_time_of_its_configuration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drained = []
+
+    async def run_until_signal(_: Any, drain_s: float, on_listening: Any) -> None:
+        drained.append(drain_s)
+
+    monkeypatch.setattr(server, "run_until_signal", run_until_signal)
+    monkeypatch.setattr(server, "freeze_startup_objects", lambda: None)
+    config = ServerConfig(address="127.0.0.1:0", drain_s=3.5)
+    server.serve_until_signal(config, lambda: Echo(config), print)
+    assert drained == [3.5]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])

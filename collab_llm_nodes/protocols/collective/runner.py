@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from collab_llm_nodes.errors import CollabError, Unavailable
+from collab_llm_nodes.errors import CollabError, Unavailable, as_collab_error
 from collab_llm_nodes.protocols.collective.machine import (
     AnswerUpdate,
     Ended,
@@ -37,7 +37,6 @@ from collab_llm_nodes.protocols.collective.workers import (
     Inline,
     InThread,
     Proposed,
-    as_collab_error,
 )
 
 Event = Callable[[float], None]

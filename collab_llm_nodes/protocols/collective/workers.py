@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from collab_llm_nodes.errors import CollabError, ModelError, Unavailable
+from collab_llm_nodes.errors import CollabError, ModelError, Unavailable, as_collab_error
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.protocols.collective.messages import Draw, Proposal
 from collab_llm_nodes.protocols.collective.models import Drafts
@@ -384,10 +384,3 @@ class DraftProcess:
     @property
     def _names(self) -> str:
         return ", ".join(map(str, self.models))
-
-
-def as_collab_error(error: Exception) -> CollabError:
-    """Return ``error`` itself, or a ModelError with its text."""
-    if isinstance(error, CollabError):
-        return error
-    return ModelError(f"{type(error).__name__}: {error}", remedy="see the log")

@@ -27,7 +27,7 @@ from collab_llm_nodes.transport.wire import (
     Codec,
     Failure,
     MessageCodec,
-    Rules,
+    WireRules,
     at_most,
     pack_distribution,
     unpack_distribution,
@@ -144,7 +144,7 @@ def _us(seconds: float) -> int:
     return min(_MOST_US, max(0, round(1e6 * seconds)))
 
 
-_RULES = Rules(
+_RULES = WireRules(
     {Open: _check_open, Opened: _check_line},
     {Draft: (_write_draft, _read_draft), Target: (_write_target, _read_target)},
 )

@@ -2,47 +2,41 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from collab_llm_nodes.ending import ended_at_once
 from collab_llm_nodes.models.threads import set_threads
-from collab_llm_nodes.processes import Process, freeze_startup_objects, run_process
+from collab_llm_nodes.processes import Process, run_process
 from collab_llm_nodes.protocols.dragon.client import DragonClient
 from collab_llm_nodes.protocols.dragon.service import DragonService
 from collab_llm_nodes.protocols.dragon.settings import DragonCloudConfig
 from collab_llm_nodes.protocols.dragon.sides import load_side, measured
-from collab_llm_nodes.transport.server import Server, check_port_free, run_until_signal
+from collab_llm_nodes.transport.server import serve_until_signal
 
 
 def serve(
     config: DragonCloudConfig, version: str, on_listening: Callable[[int], None] = lambda port: None
 ) -> None:
-    """Load model and documents and serve until SIGTERM or SIGINT; then drain. In the main thread.
+    """Load model and documents and serve like ``serve_until_signal``.
 
     Args:
         version: of this package.
-        on_listening: called with the port once devices can connect.
 
     Raises:
         ModelError: the model cannot be loaded.
-        ConfigError: the address is in use, or a file cannot be read.
-        CollabError: the compute thread failed; a supervisor must restart the process.
     """
-    for name in ("address", "metrics_address"):
-        check_port_free(getattr(config, name), name)  # a model takes minutes to load
-    with ended_at_once():
-        set_threads(config.model)
-        side, _ = load_side(config.model, config.side)
-        line = measured(side)
-        service = DragonService(config, side, Path(config.model.path).name, version, line)
-        server = Server(service)
-    freeze_startup_objects()
-    asyncio.run(run_until_signal(server, config.drain_s, on_listening))
-    side.close()
+    with contextlib.ExitStack() as stack:
+
+        def make_service() -> DragonService:
+            set_threads(config.model)
+            side, _ = load_side(config.model, config.side)
+            stack.callback(side.close)
+            name = Path(config.model.path).name
+            return DragonService(config, side, name, version, measured(side))
+
+        serve_until_signal(config, make_service, on_listening)
 
 
 def cloud_process(config: Path) -> contextlib.AbstractContextManager[Process]:

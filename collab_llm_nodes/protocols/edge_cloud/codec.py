@@ -32,7 +32,7 @@ from collab_llm_nodes.transport.wire import (
     Codec,
     Failure,
     MessageCodec,
-    Rules,
+    WireRules,
     at_most,
     pack_distribution,
     unpack_distribution,
@@ -121,12 +121,12 @@ def _check_figures(*figures: float) -> None:
 _CLIENT: Codec[ClientMessage] = Codec(
     pb.ClientMessage,
     *(Open, Draft, Close),
-    rules=Rules(
+    rules=WireRules(
         {Open: _check_open, Draft: _check_draft},
         {tuple[SparseDistribution, ...]: (_write_distributions, _read_distributions)},
     ),
 )
-_SERVER_RULES = Rules({EarlyExit: _check_exit, Verdict: _check_verdict}, refusal=ProtocolError)
+_SERVER_RULES = WireRules({EarlyExit: _check_exit, Verdict: _check_verdict}, refusal=ProtocolError)
 _SERVER: Codec[ServerMessage] = Codec(
     pb.ServerMessage, *(Opened, EarlyExit, Verdict, Failure), rules=_SERVER_RULES
 )

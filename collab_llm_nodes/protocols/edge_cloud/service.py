@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
-from collab_llm_nodes.ending import ended_at_once
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.interface import ServingEngine
 from collab_llm_nodes.models.loading import load
 from collab_llm_nodes.models.prompt import PromptLimits, encode
 from collab_llm_nodes.models.threads import set_threads
-from collab_llm_nodes.processes import freeze_startup_objects
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.settings import VerifierConfig, load_config
 from collab_llm_nodes.protocols.edge_cloud.verifier import Encode, Verifier
 from collab_llm_nodes.protocols.jupiter.staged_engine import StagedEngine
-from collab_llm_nodes.transport.server import (
-    Server,
-    ServerHandle,
-    check_port_free,
-    run_until_signal,
-)
+from collab_llm_nodes.transport.server import ServerHandle, serve_until_signal
 
 __all__ = ["VerifierConfig", "load_config", "make_verifier", "serve", "start_server"]
 
@@ -41,25 +33,12 @@ def start_server(
 
 
 def serve(config: VerifierConfig, on_listening: Callable[[int], None] = lambda port: None) -> None:
-    """Load the model and serve until SIGTERM or SIGINT; then drain. Call it in the main thread.
-
-    While the model loads both signals end the process at once. When this returns they are ignored,
-    and the process should end.
-
-    Args:
-        on_listening: called with the port once clients can connect.
+    """Load the model and serve like ``serve_until_signal``.
 
     Raises:
         ModelError: the model cannot be loaded.
-        ConfigError: the address is in use, or a file cannot be read.
-        CollabError: the service can compute nothing any more; a supervisor should restart it.
     """
-    for name in ("address", "metrics_address"):
-        check_port_free(getattr(config, name), name)  # a model takes minutes to load
-    with ended_at_once():
-        server = Server(make_verifier(config))
-    freeze_startup_objects()
-    asyncio.run(run_until_signal(server, config.drain_s, on_listening))
+    serve_until_signal(config, lambda: make_verifier(config), on_listening)
 
 
 def make_verifier(config: VerifierConfig) -> Verifier:

@@ -28,7 +28,7 @@ from collab_llm_nodes.protocols.jupiter.messages import (
     Want,
     WorkerInfo,
 )
-from collab_llm_nodes.transport.wire import UPDATE, Codec, Failure, MessageCodec, Rules, at_most
+from collab_llm_nodes.transport.wire import UPDATE, Codec, Failure, MessageCodec, WireRules, at_most
 from collab_llm_nodes.transport.wire_pb2 import DescribeRequest
 
 SERVICE = pb.DESCRIPTOR.services_by_name["StageWorker"].full_name
@@ -121,7 +121,7 @@ def _check_names(m: Any, *names: str) -> None:
         at_most(len(getattr(m, name)), _MAX_NAME, name)
 
 
-_RULES = Rules(
+_RULES = WireRules(
     {
         Load: _check_load,
         Connect: lambda m: _check_names(m, "address"),

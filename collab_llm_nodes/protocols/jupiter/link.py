@@ -11,12 +11,12 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields
 
 import grpc
 import grpc.aio
 
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import setting
 from collab_llm_nodes.errors import (
     CollabError,
     DeadlineExceeded,
@@ -37,7 +37,7 @@ from collab_llm_nodes.protocols.jupiter.monitors import SilenceMonitor
 from collab_llm_nodes.transport.client import call_metadata
 from collab_llm_nodes.transport.connection import Connector
 from collab_llm_nodes.transport.credentials import channel_credentials
-from collab_llm_nodes.transport.settings import ClientConfig
+from collab_llm_nodes.transport.settings import ClientConfig, ClientCredentials, RetryConfig
 from collab_llm_nodes.transport.wire import Failure
 
 log = logging.getLogger(__name__)
@@ -53,17 +53,9 @@ _MESSAGE_S = 60.0
 
 
 @dataclass(frozen=True)
-class LinkConfig:
-    """Settings of a link to a worker. File names are PEM files."""
+class LinkConfig(ClientCredentials):
+    """Settings of a link to a worker, which is the server. File names are PEM files."""
 
-    tls: bool = setting(False, "Encrypt, and check the worker's certificate.", read_only=True)
-    tls_ca: str = setting(
-        "", "Certificate authority of the workers; empty: the system's.", read_only=True
-    )
-    tls_cert: str = setting("", "Own certificate, for workers that require one.", read_only=True)
-    tls_key: str = setting("", "Key of tls_cert.", read_only=True)
-    token: str = field(default="", repr=False, metadata={"secret": True})
-    token_file: str = setting("", "File that holds the token.", read_only=True)
     connect_s: float = setting(
         2.0, "Deadline of one attempt to connect [s].", low=0.1, high=60.0, read_only=True
     )
@@ -91,27 +83,18 @@ class LinkConfig:
         read_only=True,
     )
 
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        self.client("127.0.0.1:1")  # checks the rest
-
     def client(self, address: str) -> ClientConfig:
         """Return the settings of a connection to ``address``.
 
         Raises:
-            ConfigError: the address is invalid, or the files do not belong together.
+            ConfigError: the address is invalid.
         """
-        own = ClientConfig()
+        credentials = {each.name: getattr(self, each.name) for each in fields(ClientCredentials)}
         return ClientConfig(
             address=address,
-            tls=self.tls,
-            tls_ca=self.tls_ca,
-            tls_cert=self.tls_cert,
-            tls_key=self.tls_key,
-            token=self.token,
-            token_file=self.token_file,
             max_message_bytes=self.max_message_bytes,
-            link=replace(own.link, connect_deadline_s=self.connect_s),
+            link=RetryConfig(connect_deadline_s=self.connect_s),
+            **credentials,
         )
 
 

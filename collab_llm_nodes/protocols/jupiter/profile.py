@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from collab_llm_nodes.config import from_mapping
+from collab_llm_nodes.durable import replacing
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError, did_you_mean
 from collab_llm_nodes.protocols.jupiter.states import packed_bytes
 
@@ -351,9 +352,8 @@ class Profile:
 def write_json(file: Path, content: object) -> None:
     """Write ``content`` atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    building = file.with_name(f"{file.name}.part")
-    building.write_text(json.dumps(content) + "\n", encoding="utf-8")
-    building.replace(file)
+    with replacing(file) as part:
+        part.write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
 def read_json(file: Path, kind: str, version: int) -> dict[str, object]:

@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 
 from collab_llm_nodes.assets import version
-from collab_llm_nodes.ending import ended_at_once
 from collab_llm_nodes.engine.device import synchronize
 from collab_llm_nodes.engine.stage import Stage, check_stages
 from collab_llm_nodes.errors import (
@@ -45,7 +44,6 @@ from collab_llm_nodes.models.heads import MedusaHeads, count_heads
 from collab_llm_nodes.models.loading import model_folder
 from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.threads import set_threads
-from collab_llm_nodes.processes import freeze_startup_objects
 from collab_llm_nodes.protocols.jupiter import codec
 from collab_llm_nodes.protocols.jupiter.link import StageLink
 from collab_llm_nodes.protocols.jupiter.messages import (
@@ -71,11 +69,7 @@ from collab_llm_nodes.protocols.jupiter.messages import (
 from collab_llm_nodes.protocols.jupiter.stage_lanes import StageLanes
 from collab_llm_nodes.protocols.jupiter.states import pack, unpack
 from collab_llm_nodes.protocols.jupiter.worker_settings import WorkerConfig
-from collab_llm_nodes.transport.server import (
-    Server,
-    check_port_free,
-    run_until_signal,
-)
+from collab_llm_nodes.transport.server import serve_until_signal
 from collab_llm_nodes.transport.streams import ClientSession, StreamService, Unary
 
 log = logging.getLogger(__name__)
@@ -448,19 +442,14 @@ def _heads_folder(heads: str, folder: Path) -> Path | None:
 
 
 def serve(config: WorkerConfig, on_listening: Callable[[int], None] = lambda port: None) -> None:
-    """Serve until SIGTERM or SIGINT. Call it in the main thread.
-
-    Args:
-        on_listening: called with the port once clients can connect.
+    """Serve like ``serve_until_signal``.
 
     Raises:
         ModelError: the checkpoint cannot be read.
-        ConfigError: the address is in use, or a file cannot be read.
     """
-    for name in ("address", "metrics_address"):
-        check_port_free(getattr(config, name), name)
-    with ended_at_once():
+
+    def make_service() -> StageWorker:
         set_threads(config.model)
-        server = Server(StageWorker(config))
-    freeze_startup_objects()
-    asyncio.run(run_until_signal(server, config.drain_s, on_listening))
+        return StageWorker(config)
+
+    serve_until_signal(config, make_service, on_listening)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -79,9 +78,7 @@ def canonical(
     common = RUN_BITS + 1 + _bits(texts if plain else texts * (texts + 1), len(instructions))
     common += _bits(cuts, len(grids)) + math.log2(bounds.max_samples)
 
-    counts: Counter[tuple[str, str, str]] = Counter()
-    for job in requested.jobs:
-        counts[job.chunk, job.task, job.advice] += job.times
+    counts = requested.counts
     place = {instruction: i for i, instruction in enumerate(instructions)}
     chosen: dict[str, list[_Instruction]] = {}
     for piece, task, advice in sorted(counts, key=lambda pair: place[pair[1:]]):

@@ -81,6 +81,14 @@ class JobList:
     jobs: tuple[RequestedJob, ...]
     left_out: int = 0
 
+    @property
+    def counts(self) -> Counter[tuple[str, str, str]]:
+        """How often each chunk, task and advice is requested, in the order of the jobs."""
+        counts: Counter[tuple[str, str, str]] = Counter()
+        for job in self.jobs:
+            counts[job.chunk, job.task, job.advice] += job.times
+        return counts
+
 
 class Cut(NamedTuple):
     """A call of a chunking function: its name, and the size of the pieces."""
@@ -195,14 +203,11 @@ class Numbering:
             max_jobs: limit of jobs.
             max_characters: limit of their chunks' text, each chunk counted once per job.
         """
-        times: Counter[tuple[str, str, str]] = Counter()
-        for job in requested.jobs:
-            times[job.chunk, job.task, job.advice] += job.times
         allowed = list(dict.fromkeys(job.task for job in requested.jobs))[: tasks or None]
         answers: Counter[tuple[int, int]] = Counter()
         jobs: list[JobManifest] = []
         left_out = requested.left_out
-        for (chunk, task, advice), count in times.items():
+        for (chunk, task, advice), count in requested.counts.items():
             repeats = min(samples or count, MAX_SAMPLES)
             if task not in allowed:
                 left_out += repeats

@@ -24,12 +24,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
-from collab_llm_nodes.protocols.minions.jobs import Fault, Job, JobList, RequestedJob
+from collab_llm_nodes.protocols.minions.jobs import (
+    MAX_SAMPLES,
+    Fault,
+    Job,
+    JobList,
+    RequestedJob,
+)
 from collab_llm_nodes.protocols.minions.reading import find_object
 from collab_llm_nodes.protocols.minions.sandbox.limits import MAX_CHUNK, MAX_TASK
 
 _MAX_TASKS = 64
-_MAX_SAMPLES = 64
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
 _NUMBER_WITHIN = 200
 """Characters of an answer in which its number is searched."""
@@ -179,7 +184,7 @@ def _plan(fields: Mapping[str, Any], chunkers: Collection[str], reduce: bool) ->
     over = fields.get("over", "documents")
     _check(over in ("documents", "answered"))
     size = _integer(fields.get("size", 0), 0, 1_000_000)
-    samples = _integer(fields.get("samples", 1), 1, _MAX_SAMPLES)
+    samples = _integer(fields.get("samples", 1), 1, MAX_SAMPLES)
     parsed = tuple(map(_task, tasks or ()))
     reduction = None
     if fields.get("reduce") is not None:

@@ -5,6 +5,7 @@ The process is a small program that speaks as ``child.py`` does, for that one ta
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -14,10 +15,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.protocols.collective import workers
 from collab_llm_nodes.protocols.collective.messages import Ask, Draw, Proposal
@@ -170,6 +173,13 @@ def test_a_stopped_process_delays_no_others(worker: DraftProcess, results: Resul
     os.kill(worker._child.pid, signal.SIGSTOP)
     worker.draw(draw(0, answer=1_000_000))
     check_ended(results)
+
+
+def test_a_model_that_is_not_loaded_in_time_is_refused(worker: DraftProcess, loads: Path) -> None:
+    loads.unlink()
+    late = DraftProcess({4: ModelConfig()}, frozenset(), Mock(), Mock(), load_s=0.01)
+    with contextlib.closing(late), pytest.raises(ModelError, match="not loaded after 0.01 s"):
+        late.vocabularies()
 
 
 def test_a_load_that_takes_too_long_is_given_up(

@@ -33,11 +33,13 @@ from collab_llm_nodes.protocols.jupiter.partition import (
 from collab_llm_nodes.protocols.jupiter.planner import (
     JupiterPlan,
     PlannerConfig,
+    Predicted,
     plan,
     split,
     stages_for,
 )
 from collab_llm_nodes.protocols.jupiter.profile import Profile, Seconds
+from collab_llm_nodes.protocols.jupiter.settings import JupiterConfig, PlanningConfig
 
 
 def cuts(total: int, k: int) -> Iterator[tuple[int, ...]]:
@@ -273,6 +275,16 @@ def test_every_length_has_parts_and_longer_prompts_take_longer() -> None:
     for wrong in (0, 65):
         with pytest.raises(InvalidInput, match="plans are for 1 to 64"):
             made.lengths(wrong)
+
+
+def test_a_plan_is_for_requests_of_the_configured_lengths() -> None:
+    def predicted(prompt: int, answer: int) -> Predicted:
+        planning = PlanningConfig(prompt_tokens=prompt, answer_tokens=answer)
+        return plan(profile(1.0, 1.0), JupiterConfig(planning=planning).planner()).predicted
+
+    typical = predicted(16, 8)
+    assert predicted(48, 8).prefill_s > typical.prefill_s
+    assert predicted(16, 80).decode_s > 2 * typical.decode_s > 0.0
 
 
 def test_a_slow_device_is_left_out() -> None:

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from collab_llm_nodes.chat.structured import MAX_DEPTH
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
-from collab_llm_nodes.protocols.minions.jobs import Fault, Job, JobList, JobManifest, JobOutput
+from collab_llm_nodes.protocols.minions.jobs import (
+    MAX_SAMPLES,
+    Fault,
+    Job,
+    JobList,
+    JobManifest,
+    JobOutput,
+)
 from collab_llm_nodes.protocols.minions.plan import (
     RULES,
     Plan,
@@ -76,7 +83,7 @@ def test_a_plan_in_full() -> None:
         {"tasks": ["a"], "size": "10"},
         {"tasks": ["a"], "size": True},
         {"tasks": ["a"], "samples": 0},
-        {"tasks": ["a"], "samples": 10**6},
+        {"tasks": ["a"], "samples": MAX_SAMPLES + 1},
         {"tasks": ["a"], "reduce": "sum"},
         {"tasks": ["a"], "reduce": {"rule": "eval", "tasks": [1]}},
         {"tasks": ["a"], "reduce": {"rule": ["sum"], "tasks": [1]}},
