@@ -42,9 +42,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The same examples in every run; `pytest --hypothesis-profile=search` looks for new ones.
-settings.register_profile("search")
-settings.register_profile("repeatable", derandomize=True)
+# The same examples in every run; `pytest --hypothesis-profile=search` looks for new ones. No time
+# limit for an example: a stalled machine is no failure.
+settings.register_profile("search", deadline=None)
+settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
 
 _contexts: weakref.WeakSet[Context] = weakref.WeakSet()

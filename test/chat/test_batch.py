@@ -113,7 +113,7 @@ def test_a_reply_is_that_of_its_prompt_alone(
         engine.close()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=9),
     st.integers(1, 5),
@@ -353,7 +353,7 @@ def test_common_beginnings() -> None:
     assert common(as_ids([]), as_ids([1])) == 0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.lists(st.integers(0, 2), max_size=4), max_size=8), st.integers(0, 3))
 def test_a_follower_shares_enough_with_its_leader(stems: list[list[int]], held: int) -> None:
     blocks = [[stem for s in stems_of for stem in [s] * 130] for stems_of in stems]

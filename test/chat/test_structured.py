@@ -92,7 +92,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.dictionaries(st.text("abc \"'{}[],:\\\n", min_size=1), JSON, min_size=1), st.booleans())
 def test_json_is_read_as_json_reads_it(content: dict[str, Any], ascii_only: bool) -> None:
     found = last_object(f"So: {json.dumps(content, ensure_ascii=ascii_only)} done")
@@ -101,14 +101,14 @@ def test_json_is_read_as_json_reads_it(content: dict[str, Any], ascii_only: bool
     assert not found.mended
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text("{}[]\"'\\:,ab1 \n#/“”", max_size=60))
 def test_any_text_is_read_to_an_end(text: str) -> None:
     found = last_object(text)
     assert found is None or found.content
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.dictionaries(st.text("abc", min_size=1), JSON, min_size=1), st.data())
 def test_any_cut_is_read_to_an_end(content: dict[str, Any], data: st.DataObject) -> None:
     whole = json.dumps(content)

@@ -164,7 +164,13 @@ def without_ros(script: str, *arguments: str, folder: Path) -> subprocess.Comple
 
 
 @pytest.mark.timeout(520)
-@pytest.mark.parametrize("command", NEEDS_ROS)
+@pytest.mark.parametrize(
+    "command",
+    [
+        c if c in ("demo", "bench ros") else pytest.param(c, marks=pytest.mark.exhaustive)
+        for c in NEEDS_ROS
+    ],
+)
 def test_without_ros_a_command_that_needs_it_ends_in_one_line(command: str, tmp_path: Path) -> None:
     script = "sys.argv[0] = 'collab-llm'; from collab_llm_nodes.cli import main; main()"
     done = without_ros(script, *command.split(), *NEEDS_ROS[command], folder=tmp_path)

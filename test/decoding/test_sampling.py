@@ -201,7 +201,7 @@ def test_configuration_errors_name_the_key(key: str, value: object) -> None:
     assert caught.value.field == key
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.integers(1, 60), st.floats(0.1, 8))
 def test_wire_form_survives_fp16(seed: int, vocab: int, support: int, sharpness: float) -> None:
     rng = np.random.default_rng(seed)

@@ -383,7 +383,7 @@ def test_nodes_are_what_their_paths_alone_would_be(architecture: str, eager: boo
 
 
 @pytest.mark.parametrize("eager", [False, True])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_any_growth_of_a_tree_equals_fresh_sessions(eager: bool, data: st.DataObject) -> None:
     """Model-based: a plain dictionary of paths says what each column stands for."""

@@ -57,7 +57,7 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_schedule_of_passes_gives_the_logits_of_each_session_alone(seed: int) -> None:
     """Sessions come and go, roll back, branch, fork, and meet others in every pass."""
     rng = random.Random(seed)

@@ -24,7 +24,7 @@ NO_PROMPT = EncodedPrompt(())
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_session_gets_the_logits_of_its_model(seed: int) -> None:
     """The others feed prompts, tokens after rollbacks and forks, in any order."""
     rng = random.Random(seed)

@@ -61,7 +61,7 @@ def test_any_sequence_of_operations_equals_fresh_sessions(
     tokens = st.integers(0, engine.vocab_size - 1)
     file = tmp_path / "session.safetensors"
 
-    @settings(max_examples=12, deadline=None)
+    @settings(max_examples=12)
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
         session, prompt = opened(engine)

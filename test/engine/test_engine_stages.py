@@ -41,7 +41,7 @@ def test_any_division_and_any_operations_equal_the_whole_model(architecture: str
     prompt = encode(tiny_prompt(architecture), engine.loaded)
     tokens = st.integers(0, engine.vocab_size - 1)
 
-    @settings(max_examples=12, deadline=None)
+    @settings(max_examples=12)
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
         cuts = sorted(data.draw(st.sets(st.integers(1, 3)), label="cuts"))

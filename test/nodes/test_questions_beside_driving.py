@@ -86,7 +86,7 @@ def at_work(edge: Edge) -> None:
     edge.graph.wait_for(lambda: len(edge.verdicts) > heard)
 
 
-@pytest.mark.parametrize("loops", [1, 5])
+@pytest.mark.parametrize("loops", [1, pytest.param(5, marks=pytest.mark.exhaustive)])
 def test_motion_waits_for_no_question_and_questions_end(edge: Edge, loops: int) -> None:
     alone = [drive(edge, number) for number in range(ASKS)]
     questions = [Loop(edge, number) for number in range(loops)]

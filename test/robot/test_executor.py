@@ -69,7 +69,7 @@ def drive(
     return commands
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     st.sampled_from([25, 50, 75]),
     st.floats(-math.pi, math.pi),
@@ -86,7 +86,7 @@ def test_forward_is_measured(cm: int, yaw: float, lag: float, drift: float) -> N
     assert commands[-1] == ZERO
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     st.sampled_from([-170, -45, -30, -15, 15, 30, 45, 170]),
     st.floats(-math.pi, math.pi),
@@ -125,7 +125,7 @@ def changes(commands: list[Velocity]) -> tuple[float, float]:
     )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     st.lists(
         st.sampled_from(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from collab_llm_nodes.robot.grammar import Code, Kind, StreamingParser, parse
 from collab_llm_nodes.robot.prompt import user_text
 
-PROPERTY = settings(max_examples=300, deadline=None, derandomize=True)
+PROPERTY = settings(max_examples=300, derandomize=True)
 
 
 @PROPERTY

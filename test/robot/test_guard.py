@@ -605,7 +605,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(EVENTS)
 def test_motion_only_with_every_sign_of_life_and_at_somebodys_command(
     events: list[tuple[Any, float, float]],

@@ -305,7 +305,7 @@ EVENTS = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 @given(st.lists(EVENTS, max_size=40), st.sampled_from([0.0, 0.5, 5.0]), st.booleans())
 def test_any_order_of_events_moves_only_in_act(
     events: list[str], overlap: float, guarded: bool

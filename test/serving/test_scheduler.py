@@ -19,7 +19,7 @@ from collab_llm_nodes.serving.scheduler import (
 # --- The line before the model ------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_passes_are_first_come_first_served_and_nobody_starves(data: st.DataObject) -> None:
     config = BatchConfig(
@@ -117,7 +117,7 @@ def test_who_calls_everything_urgent_gains_nothing_over_others() -> None:
 # --- KV caches ----------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_caches_are_lent_in_order_and_never_taken_from_who_works(data: st.DataObject) -> None:
     config = BatchConfig(evict_idle_s=3.0, slot_wait_s=5.0)
@@ -175,7 +175,7 @@ def test_caches_are_lent_in_order_and_never_taken_from_who_works(data: st.DataOb
             assert slots.due > now
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_owners_share_the_caches_fairly(data: st.DataObject) -> None:
     """Nobody without one waits while an owner has two idle, and those who work keep theirs."""
@@ -280,7 +280,7 @@ def test_an_urgent_newcomer_leaves_what_is_free_to_a_large_one_that_has_waited()
     assert slots.advance(3.0) == [], "neither the free memory nor the idle cache is for it"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_caches_in_use_never_take_more_than_the_room(data: st.DataObject) -> None:
     slots: Slots[int] = Slots(8, BatchConfig(evict_idle_s=5.0, slot_wait_s=10.0))

@@ -70,8 +70,10 @@ def test_a_line_and_its_end_are_one_write() -> None:
     "command",
     [
         ["dragon-cloud", "--model", "no-such-model"],
-        ["jupiter-worker", "--model", "no-such-model"],
-        ["jupiter-worker", "--config", "no-such-file.yaml"],
+        pytest.param(["jupiter-worker", "--model", "no-such-model"], marks=pytest.mark.exhaustive),
+        pytest.param(
+            ["jupiter-worker", "--config", "no-such-file.yaml"], marks=pytest.mark.exhaustive
+        ),
         ["verifier", "--config", "no-such-file.yaml"],
     ],
 )

@@ -115,7 +115,7 @@ def last_updates(world: World) -> list[Any]:
 # ---------------------------------------------------------------- any schedule
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_any_schedule_gives_the_targets_answers(data: st.DataObject) -> None:
     """Orders, failures, silence, late answers, cancelling, deadlines: nothing is lost or wrong."""

@@ -95,7 +95,7 @@ def test_no_documents_is_minus_infinity_on_the_wire() -> None:
     assert found.draft.log_weight == -math.inf
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), vocab=st.sampled_from([5, 400, 151_936]))
 def test_a_proposed_draft_is_judged_alike_on_both_sides(seed: int, vocab: int) -> None:
     rng = np.random.default_rng(seed)

@@ -69,7 +69,7 @@ STEPS = st.one_of(
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(map(str, rule.values())))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.lists(STEPS, max_size=12))
 def test_no_schedule_of_pushes_rollbacks_and_cancels_changes_it(
     rule: dict[str, Any], steps: list[str | int | float]

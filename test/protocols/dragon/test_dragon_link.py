@@ -89,7 +89,7 @@ def test_a_refusal_is_final() -> None:
     assert link.on_time(1e6) is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     events=st.lists(
         st.tuples(

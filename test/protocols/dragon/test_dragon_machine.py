@@ -108,7 +108,7 @@ class Lossy(Simulation):
         self._at(arrival, deliver)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 10**6),
     likeness=st.sampled_from([0.0, 0.6, 0.95, 1.0]),

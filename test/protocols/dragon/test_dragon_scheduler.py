@@ -62,7 +62,7 @@ def steady(acceptance: tuple[bool, bool], decode_s: Pair, trans_s: Pair) -> floa
 # ------------------------------------------------------- the machines' timeline is the recurrences'
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     seed=st.integers(0, 10**6),
     rates=st.tuples(SHARES, SHARES),
@@ -122,7 +122,7 @@ def test_the_four_pipelines_of_appendix_a3(
     assert per_token(*decode_s, rtt, float(accepted[1])) == pytest.approx(said)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     accepted=st.tuples(st.booleans(), st.booleans()),
     decode_s=st.tuples(COSTS, COSTS),
@@ -139,7 +139,7 @@ def test_a_case_that_repeats_takes_what_equation_7_says(
     assert steady(accepted, decode_s, trans_s) == pytest.approx(predicted, rel=1e-6)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(c_l=COSTS, c_r=COSTS, rtt=st.floats(0.0, 3.0), a_l=SHARES, a_r=SHARES)
 def test_equation_8_is_the_difference_of_equation_7(
     c_l: float, c_r: float, rtt: float, a_l: float, a_r: float

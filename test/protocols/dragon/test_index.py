@@ -194,11 +194,12 @@ def add_for_ever(folder: str, first: int) -> None:
             number += 1
 
 
+@pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_a_kill_while_adding_loses_nothing_that_was_committed(
-    tmp_path: Path, engine: Engine
+    tmp_path: Path, engine: Engine, kills: int
 ) -> None:
     last = 0
-    for kill in range(2):
+    for kill in range(kills):
         child = subprocess.Popen(
             [sys.executable, __file__, str(tmp_path), str(last + 1)],
             stdout=subprocess.PIPE,

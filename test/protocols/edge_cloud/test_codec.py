@@ -115,13 +115,13 @@ VERDICTS = OUTCOMES.flatmap(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(OPENS | DRAFTS | st.just(Close()))
 def test_client_messages_cross_the_wire_unchanged(message: ClientMessage) -> None:
     assert codec.decode_client(codec.encode_client(message)) == message
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     EXITS | VERDICTS | st.builds(Opened, TEXT, COUNTS) | st.builds(Failure, CODES, TEXT, TEXT, TEXT)
 )
@@ -153,7 +153,7 @@ def damaged(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(damaged() | st.binary(max_size=60))
 def test_no_bytes_cause_anything_but_a_typed_error(data: bytes) -> None:
     """``test_fuzz.py`` sends messages that reach the checks after the parser, and counts them."""

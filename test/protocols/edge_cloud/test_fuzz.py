@@ -338,8 +338,11 @@ HARSH = VerifierConfig(
 
 
 @pytest.mark.usefixtures("bounded_memory")
+@pytest.mark.parametrize(
+    "most", [CONVERSATIONS // 4, pytest.param(CONVERSATIONS, marks=pytest.mark.exhaustive)]
+)
 def test_hostile_conversations_end_typed_and_an_honest_one_is_not_disturbed(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     monkeypatch.setattr(streams, "_PARTING_S", 0.1)  # many of them would use it up
     engine = FakeEngine(1, exits=(2,))
@@ -349,7 +352,7 @@ def test_hostile_conversations_end_typed_and_an_honest_one_is_not_disturbed(
 
     async def hostile(verifier: Verifier) -> None:
         nonlocal reads
-        while reads < CONVERSATIONS:
+        while reads < most:
             wire = Wire(attacker)
             await verifier.accept(wire)
             reads += wire.reads
@@ -357,7 +360,7 @@ def test_hostile_conversations_end_typed_and_an_honest_one_is_not_disturbed(
 
     async def honest(verifier: Verifier) -> None:
         nonlocal answers
-        while reads < CONVERSATIONS:
+        while reads < most:
             stream = Honest()
             await verifier.accept(stream)
             assert stream.tokens == expected

@@ -220,7 +220,7 @@ OPERATIONS = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(OPERATIONS, st.floats(0, 2)), max_size=40))
 def test_whatever_happens_the_link_neither_hangs_nor_sends_without_a_stream(
     steps: list[tuple[str, float]],

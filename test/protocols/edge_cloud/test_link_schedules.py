@@ -297,7 +297,7 @@ class Simulation:
 
 
 @pytest.mark.parametrize("sampling", LAWS, ids=["greedy", "rejection", "coupled"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32),
     breaks=st.integers(0, 8),

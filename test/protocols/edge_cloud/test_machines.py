@@ -101,7 +101,7 @@ def test_an_exit_that_is_surer_raises_what_was_predicted() -> None:
 TOKENS = st.lists(st.integers(1, 2), max_size=4).map(tuple)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["advance", "push", "pop"]), TOKENS),
@@ -124,7 +124,7 @@ def test_the_queue_never_gives_what_cannot_come(
             assert popped is None or (popped[: len(answer)] == answer and popped != answer)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["verdict", "advance", "store"]), TOKENS),

@@ -103,7 +103,7 @@ PREFIXES = st.lists(st.lists(st.integers(1, 3), max_size=4).map(tuple), min_size
 
 
 @pytest.mark.parametrize("law", [GREEDY, REJECTION], ids=["greedy", "rejection"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(PREFIXES, st.lists(st.integers(1, 3), max_size=4).map(tuple))
 def test_drafts_side_by_side_and_after_any_history_are_those_of_a_fresh_drafter(
     law: SamplingConfig, prefixes: list[tuple[int, ...]], confirmed: tuple[int, ...]
@@ -406,12 +406,12 @@ def test_what_seems_slower_is_tried_now_and_then_for_a_bounded_share_of_the_time
 def test_what_is_near_is_tried_too() -> None:
     planner = Planner(PlannerConfig(enabled=True), gamma=4, depth=3)
     planner.profile = profile(**GO2, alpha=0.5, pass_s=0.15)
-    modes = [planner.choose() for _ in range(6000)]
+    modes = [planner.choose() for _ in range(2000)]
     usual = max(set(modes), key=modes.count)
     assert (usual.gamma, usual.ahead) == (3, True)
     rivals = {Mode(6, True), Mode(1, True), Mode(3), Mode(0)}
     assert set(modes) == {usual, *rivals}
-    assert all(modes.count(rival) <= 6000 / 16 for rival in rivals)
+    assert all(modes.count(rival) <= 2000 / 16 for rival in rivals)
 
 
 def test_a_busy_verifier_is_not_asked_token_by_token() -> None:

@@ -120,13 +120,13 @@ reports: st.SearchStrategy[Report] = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(orders)
 def test_orders_come_back_as_they_were(order: Order) -> None:
     assert codec.decode_order(codec.encode_order(order)) == order
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(reports)
 def test_reports_come_back_as_they_were(report: Report) -> None:
     assert codec.decode_report(codec.encode_report(report)) == report

@@ -63,7 +63,7 @@ def random_costs(rng: np.random.Generator, devices: int, layers: int) -> list[Se
 
 @pytest.mark.parametrize("join", [np.maximum, np.add])
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(1, 7))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_partitions_equal_brute_force(join: np.ufunc, seed: int, devices: int, layers: int) -> None:
     cost = random_costs(np.random.default_rng(seed), devices, layers)
 
@@ -95,7 +95,7 @@ def test_a_stage_has_a_layer_and_fits_into_memory() -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 5), st.integers(1, 4))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_sub_sequences_equal_brute_force(seed: int, longest: int, most: int, least: int) -> None:
     table = np.random.default_rng(seed).integers(1, 50, (longest + 1, longest + 1)).astype(float)
 
@@ -154,7 +154,7 @@ def longest_path(work: FlowShop) -> float:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(1, 3))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_the_makespan_is_the_longest_path(seed: int, k: int, stages: int) -> None:
     rng = np.random.default_rng(seed)
     work = FlowShop(
@@ -175,7 +175,7 @@ def test_the_makespan_is_the_longest_path(seed: int, k: int, stages: int) -> Non
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 4))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_equation_4_is_exact_for_equal_stages_and_free_links(
     seed: int, k: int, stages: int
 ) -> None:
@@ -187,7 +187,7 @@ def test_equation_4_is_exact_for_equal_stages_and_free_links(
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 4), st.integers(1, 5))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_decoding_takes_what_its_passes_come_to(
     seed: int, lanes: int, stages: int, rounds: int
 ) -> None:

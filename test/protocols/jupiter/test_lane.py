@@ -117,7 +117,7 @@ class Stages:
 DRAFTERS: list[Drafter] = [NoDrafter(), MedusaChain(), MedusaTree(), PromptLookup()]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12),
     st.integers(1, 40),

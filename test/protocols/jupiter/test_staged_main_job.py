@@ -80,7 +80,7 @@ def verifier_over(running: Sequence[LocalWorker], file: Path) -> Iterator[Verifi
         yield client
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(400)
 def test_a_target_over_workers_answers_as_the_whole_one_and_goes_on_without_one_of_them(
     tmp_path: Path,

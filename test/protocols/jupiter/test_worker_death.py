@@ -85,7 +85,7 @@ def test_by_default_a_silent_worker_is_lost_within_a_second() -> None:
     assert LinkConfig().silence_s + 0.1 <= 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # without processes: the tests below
 @pytest.mark.timeout(400)
 def test_processes_that_are_killed_or_stopped_are_replaced() -> None:
     ids = prompt(30)

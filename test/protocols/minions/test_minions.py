@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from minions_world import (
     MORE,
@@ -552,7 +552,6 @@ _WANTED: list[ProgramJobs | Fault] = [
 ]
 
 
-@settings(deadline=None)
 @given(st.data(), _CONFIGS)
 def test_whatever_both_models_say_it_ends_and_discards(
     data: st.DataObject, config: MinionsConfig

@@ -6,7 +6,7 @@ import json
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from collab_llm_nodes.chat.structured import MAX_DEPTH
@@ -165,7 +165,6 @@ def test_numbers(text: str, value: float | None) -> None:
 
 
 @pytest.mark.parametrize("name", CHUNKERS)
-@settings(deadline=None)
 @given(text=st.text(alphabet="a #\n\f", max_size=400), size=st.integers(-5, 300))
 def test_chunkers_lose_no_word_and_change_no_order(name: str, text: str, size: int) -> None:
     pieces = CHUNKERS[name](text, size)
@@ -238,7 +237,6 @@ def test_the_depth_of_objects_is_bounded() -> None:
     assert 0 < depth <= MAX_DEPTH
 
 
-@settings(deadline=None)
 @given(st.text(alphabet='{}[]",:a1\\\n `', max_size=300))
 def test_any_reply_can_be_read(text: str) -> None:
     find_object(text)

@@ -110,7 +110,7 @@ def test_nothing_hangs(impatient: Sandbox, name: str) -> None:
     assert lives(impatient)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_pieces_of_attacks_in_any_order(host: Host, sandbox: Sandbox, data: st.DataObject) -> None:
     """Splice programs, and cut them anywhere."""
