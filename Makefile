@@ -75,7 +75,7 @@ policy: build ## Write config/sros2_policy.xml again, from what the nodes make
 	@scripts/setup.sh tests
 	@$(RUN) python scripts/security_policy.py
 
-bag: build ## Record the bag of the tests again (test/bags/room)
+bag: lab ## Record the bag of the tests again (test/bags/room)
 	@scripts/record_test_bag.sh
 
 train: lab ## Train the embedded navigation pair (hours; resumes)

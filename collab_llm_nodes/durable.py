@@ -16,9 +16,15 @@ BUILDING = ".building-"
 def replacing(file: Path) -> Iterator[Path]:
     """Yield a path to write to; what is there after the block takes the place of ``file``.
 
+    A link stays, and the file that it names is replaced. A device or pipe is written to directly.
+
     Raises:
         OSError: it cannot be written.
     """
+    file = file.resolve()
+    if file.exists() and not file.is_file():
+        yield file
+        return
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=BUILDING) as place:
         part = Path(place) / file.name
         yield part

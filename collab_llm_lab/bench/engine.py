@@ -46,7 +46,7 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.exits import SHORTLIST
 from collab_llm_nodes.engine.session import Feed, OnExit, Session
 from collab_llm_nodes.models.adapters import ExitAdapters
-from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load
+from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, TargetConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode
 from collab_llm_nodes.protocols.edge_cloud.client import DraftJob
 from collab_llm_nodes.protocols.edge_cloud.drafter import MAX_SUPPORT, Drafter
@@ -550,7 +550,7 @@ class _Models:
     def shipped(self, name: str, exits: str | None = None) -> LoadedModel:
         """Load one of the embedded pair."""
         torch.set_num_threads(self._threads)
-        return load(ModelConfig(path=name, exits=exits))
+        return load(TargetConfig(path=name, exits=exits))
 
     def text(self, context: int = 1024) -> LoadedModel:
         """Return a random Llama-style model, 12 layers of width 384."""

@@ -19,7 +19,6 @@ class Price:
     """Prices of one model, in US dollars per million tokens."""
 
     model: str = setting("", "Name of the model, as its server knows it.")
-    as_of: str = setting("", "Month of these prices, such as 2025-01.")
     input_usd: float = setting(0.0, "A million prompt tokens.", low=0.0)
     cached_usd: float = setting(0.0, "A million prompt tokens that the server had cached.", low=0.0)
     output_usd: float = setting(0.0, "A million tokens of replies.", low=0.0)

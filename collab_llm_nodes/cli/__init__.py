@@ -48,7 +48,7 @@ def _add_laboratory(group: typer.Typer) -> None:
         raise ConfigError(
             f"{context.info_name} is a command of the laboratory, which {reason}",
             field="command",
-            remedy="in the source tree: make lab, or pip install . ./collab_llm_lab",
+            remedy="in the source tree: make lab, or pip install --no-deps ./collab_llm_lab",
         )
 
     for name in LABORATORY:

@@ -12,7 +12,7 @@ import typer
 from collab_llm_nodes.cli.options import JsonOption, writable
 from collab_llm_nodes.cli.output import console, fail, requiring_ros, write_json
 from collab_llm_nodes.durable import replacing
-from collab_llm_nodes.errors import CollabError, ConfigError
+from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
 
 app = typer.Typer()
 bag_app = typer.Typer(help="Read bags.", no_args_is_help=True)
@@ -182,11 +182,16 @@ def log(
 
     known = [Place.read(place) for place in places or ()]
     bags = bags_in(folder)
-    with replacing(out) as part:
-        part.touch(0o600)  # the words are private
-        with part.open("w", encoding="utf-8") as file:
-            since = int(1e9 * (time.time() - 86400 * days)) if days else 0
-            lines, left_out = write_log(bags, file, namespace=namespace, places=known, since=since)
+    since = int(1e9 * (time.time() - 86400 * days)) if days else 0
+    try:
+        with replacing(out) as part:
+            part.touch(0o600)  # the words are private
+            with part.open("w", encoding="utf-8") as file:
+                lines, left_out = write_log(
+                    bags, file, namespace=namespace, places=known, since=since
+                )
+    except OSError as error:
+        raise InvalidInput(str(error), field="--out", remedy="name a file elsewhere") from error
     for why in left_out:
         console.print(f"left out: {why}", highlight=False)
     console.print(f"wrote {out}: {lines} lines about {len(bags) - len(left_out)} bags")

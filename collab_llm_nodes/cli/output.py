@@ -131,5 +131,5 @@ def requiring_ros() -> Iterator[None]:
             raise
         raise ConfigError(
             f"this needs ROS 2 and the package's built interfaces: {error}",
-            remedy="source them, or use .venv/bin/collab-llm after `make setup`",
+            remedy="source them, or use .venv/bin/collab-llm after `make build`",
         ) from error

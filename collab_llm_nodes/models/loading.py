@@ -31,6 +31,7 @@ from collab_llm_nodes.errors import ModelError, translate_errors
 from collab_llm_nodes.models.adapters import ExitAdapters, check_exit_layers
 from collab_llm_nodes.models.architectures import (
     ARCHITECTURES,
+    DecoderParts,
     architecture_of,
     check_eager,
     decoder_parts,
@@ -77,6 +78,23 @@ class ModelConfig:
         choices=QUANTIZATIONS,
         read_only=True,
     )
+    threads: int = setting(
+        0,
+        "CPU threads of this process's forward passes, set where the process begins; 0: one for a"
+        " small model, else torch's own choice.",
+        low=0,
+        high=1024,
+        read_only=True,
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class TargetConfig(ModelConfig):
+    """A model whose early exits are used."""
+
     exits: str | None = setting(
         None,
         "Folder of trained early-exit adapters; 'beside' is the checkpoint's own folder; unset"
@@ -89,17 +107,6 @@ class ModelConfig:
         " Name fewer where they cost more time than they save.",
         read_only=True,
     )
-    threads: int = setting(
-        0,
-        "CPU threads of this process's forward passes, set where the process begins; 0: one for a"
-        " small model, else torch's own choice.",
-        low=0,
-        high=1024,
-        read_only=True,
-    )
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
 
 @dataclass(frozen=True)
@@ -199,16 +206,22 @@ def _load(folder: Path, config: ModelConfig, device: torch.device) -> LoadedMode
     parts = decoder_parts(model)
     check_rows(tokenizer, parts.head.out_features)
     model.generation_config = generation_in(folder, model.config)
-    adapters = None
-    if config.exits is not None:
-        source = folder if config.exits == "beside" else Path(config.exits).expanduser()
-        adapters = ExitAdapters.load(source, parts, config.exit_layers)
-    elif config.exit_layers:
-        check_exit_layers(config.exit_layers, len(parts.layers))
-        adapters = ExitAdapters(parts.hidden_size, config.exit_layers)
+    adapters = _early_exits(folder, config, parts)
     if adapters is not None:
         adapters.to(device, DTYPES[config.dtype]).eval().requires_grad_(False)
     return LoadedModel(model, tokenizer, image_processor, adapters, config)
+
+
+def _early_exits(folder: Path, config: ModelConfig, parts: DecoderParts) -> ExitAdapters | None:
+    if not isinstance(config, TargetConfig):
+        return None
+    if config.exits is not None:
+        source = folder if config.exits == "beside" else Path(config.exits).expanduser()
+        return ExitAdapters.load(source, parts, config.exit_layers)
+    if not config.exit_layers:
+        return None
+    check_exit_layers(config.exit_layers, len(parts.layers))
+    return ExitAdapters(parts.hidden_size, config.exit_layers)
 
 
 def model_folder(config: ModelConfig, *, offline: bool = False) -> Path:

@@ -153,13 +153,13 @@ def read_facts(config: ModelConfig) -> CheckpointFacts:
 
     Raises:
         ModelError: as ``load``; this architecture is not divided, or the checkpoint is quantised;
-            quantisation or exits are asked for.
+            quantisation is asked for.
     """
-    if config.quantization != "none" or config.exits is not None or config.exit_layers:
+    if config.quantization != "none":
         raise ModelError(
-            "a part of a model has no quantisation and no exits",
+            "a part of a model has no quantisation",
             field="quantization",
-            remedy="leave quantization, exits and exit_layers as they are by default",
+            remedy="leave quantization as it is by default",
         )
     folder = model_folder(config)
     with load_errors(folder):

@@ -3,7 +3,7 @@
 ``streams.py`` serves the streams that this module carries.
 
     with ServerHandle(service): ...                       # beside the caller's other work
-    serve_until_signal(config, lambda: service)           # in a process of its own
+    serve_until_signal(config, make_service, on_port)     # in a process of its own
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ def test_without_ros_a_command_that_needs_it_ends_in_one_line(command: str, tmp_
     assert done.returncode in (1, 2), done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("INVALID_CONFIG: this needs ROS 2")
-    assert "make setup" in line
+    assert "make build" in line
 
 
 @pytest.mark.timeout(520)

@@ -25,7 +25,7 @@ from collab_llm_nodes.engine.session import Feed, OnExit
 from collab_llm_nodes.engine.static import StaticBackend
 from collab_llm_nodes.errors import Cancelled, CollabError, InvalidInput, ProtocolError
 from collab_llm_nodes.models.architectures import ARCHITECTURES, decoder_parts
-from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.loading import ModelConfig, TargetConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt
 
 
@@ -57,7 +57,7 @@ def test_backends_agree(architecture: str) -> None:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_half_precision_stays_as_close_as_transformers_does(architecture: str, dtype: str) -> None:
     """Both backends round; neither may be further from float32 than the other by much."""
-    loaded = load(ModelConfig(str(tiny_folder(architecture)), dtype=dtype, exit_layers=(2,)))
+    loaded = load(TargetConfig(str(tiny_folder(architecture)), dtype=dtype, exit_layers=(2,)))
     exact = Engine(tiny_model(architecture))
     errors = []
     for eager in (False, True):

@@ -21,7 +21,7 @@ from collab_llm_lab.random_models import random_tokenizer
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.errors import CollabError
-from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load
+from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, TargetConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt, encode
 
 # ---------------------------------------------------------------- the budget of a pass
@@ -68,7 +68,7 @@ def device() -> Iterator[FakeDevice]:
 def loaded_on(place: str, architecture: str, dtype: str, layers: int = 4) -> LoadedModel:
     exits = tuple(layer for layer in EXIT_LAYERS if layer < layers)
     folder = str(tiny_folder(architecture, layers=layers))
-    return load(ModelConfig(path=folder, dtype=dtype, device=place, exit_layers=exits))
+    return load(TargetConfig(path=folder, dtype=dtype, device=place, exit_layers=exits))
 
 
 def opened(engine: Engine, seed: int = 0, tokens: int = 0) -> Session:

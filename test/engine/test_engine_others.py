@@ -27,7 +27,7 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed
 from collab_llm_nodes.engine.stage import Stage
 from collab_llm_nodes.errors import ModelError
-from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.loading import ModelConfig, TargetConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt
 
 TOKENS = 24
@@ -75,7 +75,7 @@ def written(folder: Path, model: type[PreTrainedModel], config: Any, **sizes: An
 @pytest.mark.parametrize("name", OTHERS)
 def test_answers_equal_the_reference_across_rollbacks(name: str, tmp_path: Path) -> None:
     model, config, sizes = OTHERS[name]
-    loaded = load(ModelConfig(str(written(tmp_path, model, config, **sizes)), exit_layers=(2,)))
+    loaded = load(TargetConfig(str(written(tmp_path, model, config, **sizes)), exit_layers=(2,)))
     engine = Engine(loaded)
     assert engine.eager == (name != "gemma3_text")
     right = reference.generate(loaded, PROMPT, SamplingConfig(), TOKENS, frozenset())

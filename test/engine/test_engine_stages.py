@@ -327,7 +327,7 @@ def test_wrong_divisions_and_feeds_are_refused() -> None:
         with pytest.raises(ConfigError, match="no layers"):
             Stage(config, first, last)
     with pytest.raises(ModelError, match="quantisation"):
-        Stage(ModelConfig(str(tiny_folder("llama")), exit_layers=(1,)), 0, 2)
+        Stage(ModelConfig(str(tiny_folder("llama")), quantization="int8"), 0, 2)
     first_stage, second = divided("llama", [2])
     ids, states = first_stage.open(), second.open()
     wrong: list[tuple[StageSession, list[int] | torch.Tensor]] = [

@@ -31,7 +31,7 @@ from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.architectures import ARCHITECTURES, decoder_parts
 from collab_llm_nodes.models.fingerprint import checkpoint_fingerprint
 from collab_llm_nodes.models.footprint import count_weights
-from collab_llm_nodes.models.loading import ModelConfig, load, model_folder
+from collab_llm_nodes.models.loading import ModelConfig, TargetConfig, load, model_folder
 from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.prompt import Prompt, PromptLimits, encode
 from collab_llm_nodes.models.trained import write_trained
@@ -59,7 +59,7 @@ def test_dtype_is_converted(tmp_path: Path) -> None:
     file = folder / "model.safetensors"
     save_file({k: v.half() for k, v in load_file(file).items()}, file, {"format": "pt"})
     for dtype in ("float32", "bfloat16"):
-        loaded = load(ModelConfig(str(folder), dtype=dtype, exit_layers=(1,)))
+        loaded = load(TargetConfig(str(folder), dtype=dtype, exit_layers=(1,)))
         assert {p.dtype for p in loaded.model.parameters()} == {loading.DTYPES[dtype]}
         assert loaded.adapters is not None
         assert {p.dtype for p in loaded.adapters.parameters()} == {loading.DTYPES[dtype]}
@@ -232,7 +232,7 @@ def test_configuration_is_checked() -> None:
         with pytest.raises(ConfigError) as caught:
             from_mapping(ModelConfig, {"path": "x", key: value})
         assert caught.value.field == key
-    config = from_mapping(ModelConfig, {"path": "x", "exit_layers": [1, 3], "exits": "beside"})
+    config = from_mapping(TargetConfig, {"path": "x", "exit_layers": [1, 3], "exits": "beside"})
     assert config.exit_layers == (1, 3)
 
 
@@ -248,11 +248,11 @@ def test_adapters_survive_saving(width: int, tmp_path: Path) -> None:
     for parameter in adapters.parameters():
         torch.nn.init.normal_(parameter)
     adapters.save(folder)
-    loaded = load(ModelConfig(str(folder), exits="beside", exit_layers=(3, 1)))
+    loaded = load(TargetConfig(str(folder), exits="beside", exit_layers=(3, 1)))
     assert loaded.adapters is not None
     assert loaded.adapters.layers == (1, 3)
     torch.testing.assert_close(loaded.adapters(3, hidden), adapters(3, hidden))
-    elsewhere = load(ModelConfig(str(tiny_folder("qwen2_vl")), exits=str(folder)))
+    elsewhere = load(TargetConfig(str(tiny_folder("qwen2_vl")), exits=str(folder)))
     assert elsewhere.adapters is not None
     assert elsewhere.adapters.layers == (1, 2, 3)
 
@@ -260,10 +260,10 @@ def test_adapters_survive_saving(width: int, tmp_path: Path) -> None:
 def test_adapters_that_do_not_fit_are_typed_errors(tmp_path: Path) -> None:
     folder, parts = tiny_folder("qwen2_vl"), decoder_parts(tiny_model("qwen2_vl").model)
     with pytest.raises(ModelError, match="cannot read"):
-        load(ModelConfig(str(folder), exits="beside"))
+        load(TargetConfig(str(folder), exits="beside"))
     for layers in ((0,), (4,), (1, 9)):
         with pytest.raises(ModelError, match="1 to 3"):
-            load(ModelConfig(str(folder), exit_layers=layers))
+            load(TargetConfig(str(folder), exit_layers=layers))
     ExitAdapters(32, (1, 2)).save(tmp_path)
     with pytest.raises(ModelError, match=r"no adapter was trained for layers \[3\]"):
         ExitAdapters.load(tmp_path, parts, (1, 3))

@@ -21,7 +21,7 @@ from collab_llm.srv import EdgeCloudGenerate, OpenSession, PreDraft
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.architectures import decoder_parts
-from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.loading import TargetConfig, load
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.nodes.cloud_verifier_bridge import MAX_SESSIONS, CloudVerifierBridge
 from collab_llm_nodes.protocols.edge_cloud import running
@@ -92,7 +92,7 @@ def test_what_the_cache_asks_for_is_drafted_and_sent_once(ros_graph: Any, window
 
     Slow verdicts leave time to draft for it.
     """
-    loaded = load(ModelConfig(path=str(tiny_folder(ARCHITECTURE, 0)), exit_layers=(3,)))
+    loaded = load(TargetConfig(path=str(tiny_folder(ARCHITECTURE, 0)), exit_layers=(3,)))
     last: Any = decoder_parts(loaded.model).layers[-1]
     with torch.no_grad():
         last.self_attn.o_proj.weight.zero_()

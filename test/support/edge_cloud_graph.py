@@ -16,7 +16,7 @@ from collab_llm.msg import Draft, EarlyExit, GeneratedText, LinkState, Verdict
 from collab_llm.srv import EdgeCloudGenerate
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.models.loading import ModelConfig
+from collab_llm_nodes.models.loading import TargetConfig
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.nodes.cloud_verifier_bridge import CloudVerifierBridge
 from collab_llm_nodes.nodes.draft_vlm import DraftVlm
@@ -39,7 +39,7 @@ def target() -> Engine:
 @pytest.fixture
 def verifier(target: Engine) -> Iterator[ServerHandle]:
     config = VerifierConfig(
-        model=ModelConfig(path=str(tiny_folder(ARCHITECTURE, 0)), exit_layers=EXITS),
+        model=TargetConfig(path=str(tiny_folder(ARCHITECTURE, 0)), exit_layers=EXITS),
         address="127.0.0.1:0",
         emulated_compute_s=0.02,  # exits of a pass of half a millisecond are never sent
     )

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 
 from collab_llm_lab.random_models import add_head_noise, write_random_model
 from collab_llm_nodes.models.architectures import ARCHITECTURES
-from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load
+from collab_llm_nodes.models.loading import LoadedModel, TargetConfig, load
 from collab_llm_nodes.models.prompt import Prompt
 
 VISION = tuple(name for name, a in ARCHITECTURES.items() if a.vision)
@@ -45,7 +45,7 @@ def tiny_model(
     ``head_noise`` makes it a draft that partly agrees with the same model without noise.
     """
     folder = tiny_folder(architecture, seed, padding, layers)
-    loaded = load(ModelConfig(path=str(folder), exit_layers=exit_layers))
+    loaded = load(TargetConfig(path=str(folder), exit_layers=exit_layers))
     if head_noise:
         add_head_noise(loaded.model, head_noise, seed=1)
     return loaded

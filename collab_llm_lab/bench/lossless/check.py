@@ -33,7 +33,7 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.models.architectures import ARCHITECTURES
-from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load
+from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, TargetConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode
 
 # The path under test: (prompt, sampling, max_tokens) -> tokens of the answer.
@@ -230,7 +230,7 @@ def random_pair(architecture: str, work_dir: Path, seed: int) -> tuple[Engine, d
         write_random_model(work_dir / f"{architecture}-{n}", architecture, seed=n, layers=layers)
         for n, layers in ((seed, 4), (seed + 1, 2))
     ]
-    config = ModelConfig(str(folders[0]), exit_layers=(1, 2, 3))
+    config = TargetConfig(str(folders[0]), exit_layers=(1, 2, 3))
     target, noisy = load(config), load(config)
     add_head_noise(noisy.model, 0.4, seed)
     unrelated = load(ModelConfig(str(folders[1])))

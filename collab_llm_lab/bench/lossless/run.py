@@ -15,7 +15,7 @@ from collab_llm_lab.bench.lossless.check import Generate, check_lossless
 from collab_llm_lab.bench.scenes import scene_prompts
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.loading import ModelConfig, TargetConfig, load
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
@@ -67,4 +67,4 @@ def check(*, seed: int, prompts: int, samples: int, console: Console) -> dict[st
 
 
 def _engine(path: str, exits: str | None = None) -> Engine:
-    return Engine(load(ModelConfig(path=path, exits=exits)))
+    return Engine(load(TargetConfig(path=path, exits=exits)))

@@ -74,8 +74,7 @@ class EdgeCloudConfig:
 
     def models(self) -> list[ModelConfig]:
         """Return the configuration of each draft model, ``model`` first."""
-        plain = replace(self.model, exits=None, exit_layers=())
-        return [self.model, *(replace(plain, path=path) for path in self.drafts)]
+        return [self.model, *(replace(self.model, path=path) for path in self.drafts)]
 
 
 def check(request: Request) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from collab_llm_nodes.config import setting
-from collab_llm_nodes.models.loading import ModelConfig
+from collab_llm_nodes.models.loading import TargetConfig
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.server import ExitConfig
 from collab_llm_nodes.protocols.jupiter.pipeline import PipelineConfig
@@ -25,7 +25,7 @@ class VerifierConfig(ServerConfig):
     """
 
     limits: Limits = field(default_factory=Limits)
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: TargetConfig = field(default_factory=TargetConfig)
     stages: PipelineConfig = field(default_factory=PipelineConfig)
     pictures: PictureConfig = field(default_factory=PictureConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)

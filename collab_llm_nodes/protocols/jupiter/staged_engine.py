@@ -31,7 +31,7 @@ from collab_llm_nodes.errors import (
     ModelError,
     ProtocolError,
 )
-from collab_llm_nodes.models.loading import DTYPES, ModelConfig
+from collab_llm_nodes.models.loading import DTYPES, ModelConfig, TargetConfig
 from collab_llm_nodes.models.partial import CheckpointFacts, load_vision, read_facts
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.jupiter.chain import Chain, WorkerLost
@@ -189,7 +189,7 @@ class StagedEngine:
 
 def _check_settings(model: ModelConfig, stages: PipelineConfig, sessions: int) -> None:
     """Refuse settings that stages do not support."""
-    if model.exits is not None or model.exit_layers:
+    if isinstance(model, TargetConfig) and (model.exits is not None or model.exit_layers):
         raise ConfigError(
             "a model over stages has no early exits",
             field="model.exits",

@@ -39,7 +39,7 @@ from collab_llm_nodes.cli import app
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ConfigError, InvalidInput, Unauthenticated, Unavailable
-from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.loading import ModelConfig, TargetConfig, load
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.processes import free_port
 from collab_llm_nodes.protocols.edge_cloud import ray_serve
@@ -357,7 +357,7 @@ class Question:
 @pytest.fixture(scope="module")
 def questions(launched: Cluster, draft: Engine) -> list[Question]:
     """Answered by one server without Ray, while the cluster starts."""
-    config = VerifierConfig(model=ModelConfig(path="nav-target"), address="127.0.0.1:0")
+    config = VerifierConfig(model=TargetConfig(path="nav-target"), address="127.0.0.1:0")
     asked = [(p, LAWS[i % len(LAWS)]) for i, p in enumerate(scene_prompts(6, 1))]
     with (
         start_server(config) as server,

@@ -9,7 +9,7 @@ from tiny_models import tiny_folder
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.loading import TargetConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Open
 from collab_llm_nodes.protocols.edge_cloud.server import ExitConfig
@@ -26,7 +26,7 @@ LAWS = {
 @pytest.mark.parametrize("laws", LAWS.values(), ids=LAWS)
 def test_verdicts_and_previews_of_a_pass_come_in_one_download(laws: list[SamplingConfig]) -> None:
     with FakeDevice() as device:
-        config = ModelConfig(str(tiny_folder("qwen2")), device="cuda", exit_layers=(1,))
+        config = TargetConfig(str(tiny_folder("qwen2")), device="cuda", exit_layers=(1,))
         engine = Engine(load(config))
         judge, sessions, feeds = TargetJudge(ExitConfig()), [], []
         shown: list[torch.Tensor] = []

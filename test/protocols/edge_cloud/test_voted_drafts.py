@@ -192,7 +192,7 @@ def test_a_draft_of_another_tokenizer_is_refused_by_name() -> None:
 
 def test_further_drafts_are_loaded_like_the_first() -> None:
     path = str(tiny_folder("llama"))
-    model = ModelConfig(path, "bfloat16", exits="beside", exit_layers=(1,))
+    model = ModelConfig(path, "bfloat16")
     first, second = EdgeCloudConfig(model, ("other",)).models()
     assert first == model
     assert second == ModelConfig("other", "bfloat16")

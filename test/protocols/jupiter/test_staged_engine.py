@@ -19,7 +19,7 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.errors import Busy, ConfigError, InvalidInput, ModelError, ProtocolError
-from collab_llm_nodes.models.loading import ModelConfig
+from collab_llm_nodes.models.loading import ModelConfig, TargetConfig
 from collab_llm_nodes.models.prompt import EncodedPrompt, encode
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
@@ -62,7 +62,7 @@ def test_a_verifier_over_stages_answers_as_one_that_holds_the_target(
     sampling: SamplingConfig, architecture: str
 ) -> None:
     draft = tiny_model(architecture, layers=LAYERS, head_noise=0.3)
-    model = ModelConfig(str(tiny_folder(architecture, layers=LAYERS)))
+    model = TargetConfig(str(tiny_folder(architecture, layers=LAYERS)))
     with workers(3, model=model) as (_, addresses):
         config = VerifierConfig(
             address="127.0.0.1:0",
@@ -227,7 +227,7 @@ def test_settings_that_cannot_work_are_refused() -> None:
             StagedEngine(model, stages, sessions=3)
         assert refused.value.field == "stages.lanes"
         with pytest.raises(ConfigError, match="exits"):
-            StagedEngine(ModelConfig(str(folder()), exit_layers=(1,)), stages, sessions=2)
+            StagedEngine(TargetConfig(str(folder()), exit_layers=(1,)), stages, sessions=2)
         with pytest.raises(ConfigError, match="quantised") as refused:
             StagedEngine(ModelConfig(str(folder()), quantization="int8"), stages, sessions=2)
         assert refused.value.field == "model.quantization"

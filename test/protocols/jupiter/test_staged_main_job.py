@@ -23,7 +23,7 @@ from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import DeadlineExceeded
-from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.loading import ModelConfig, TargetConfig, load
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.processes import free_port
 from collab_llm_nodes.protocols.edge_cloud.process import verifier_process, wait_for_verifier
@@ -85,7 +85,7 @@ def verifier_over(running: Sequence[LocalWorker], file: Path) -> Iterator[Verifi
 def test_a_target_over_workers_answers_as_the_whole_one_and_goes_on_without_one_of_them(
     tmp_path: Path,
 ) -> None:
-    config = VerifierConfig(address="127.0.0.1:0", model=ModelConfig("nav-target"))
+    config = VerifierConfig(address="127.0.0.1:0", model=TargetConfig("nav-target"))
     with start_server(config, target()) as server:
         link = ClientLinkConfig(f"127.0.0.1:{server.port}")
         with VerifierClient(link) as client:

@@ -403,7 +403,7 @@ def test_the_price_is_that_of_the_named_model() -> None:
 
 def test_prices_may_come_from_a_file_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    table = {"model": "mine", "as_of": "2026-11", "input_usd": 1.0, "output_usd": 2.0}
+    table = {"model": "mine", "input_usd": 1.0, "output_usd": 2.0}
     file.write_text(json.dumps({"prices": [table]}), encoding="utf-8")
     cost = CostConfig(prices=str(file), priced_as="mine")
     config = replace(CONFIG, way="remote_only", cost=cost)

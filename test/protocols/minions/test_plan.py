@@ -83,7 +83,6 @@ def test_a_plan_in_full() -> None:
         {"tasks": ["a"], "size": "10"},
         {"tasks": ["a"], "size": True},
         {"tasks": ["a"], "samples": 0},
-        {"tasks": ["a"], "samples": MAX_SAMPLES + 1},
         {"tasks": ["a"], "reduce": "sum"},
         {"tasks": ["a"], "reduce": {"rule": "eval", "tasks": [1]}},
         {"tasks": ["a"], "reduce": {"rule": ["sum"], "tasks": [1]}},
@@ -139,6 +138,12 @@ def test_reductions(rule: str, expected: float) -> None:
     jobs = [_job("a", 1, "10 kg"), _job("a", 2, "6 kg"), _job("a", 3, "20"), _job("b", 1, "2")]
     tasks = ("a", "b")[: RULES[rule].tasks]
     assert Reduction(rule, tasks).of(jobs) == expected
+
+
+def test_more_samples_than_are_taken_are_left_out() -> None:
+    plan = _read({"tasks": ["a"], "samples": MAX_SAMPLES + 1})
+    assert isinstance(plan, Plan)
+    assert plan.samples == MAX_SAMPLES
 
 
 def test_samples_count_once_and_the_majority_wins() -> None:

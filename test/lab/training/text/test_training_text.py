@@ -48,7 +48,7 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, ModelError
 from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.heads import MedusaHeads
-from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.loading import ModelConfig, TargetConfig, load
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.models.tokenizer import TEXT_SPECIAL, token_id, train_text_tokenizer
 from collab_llm_nodes.models.turns import Turn
@@ -437,7 +437,7 @@ def test_rows_grow_as_the_plan_says(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_every_model_is_read_by_the_engine(trained: Path, tmp_path: Path) -> None:
     for name in MODELS:
         exits = "beside" if name == "text-target" else None
-        loaded = load(ModelConfig(str(trained / "models" / name), exits=exits))
+        loaded = load(TargetConfig(str(trained / "models" / name), exits=exits))
         engine = Engine(loaded)
         assert engine.eos == {0, 2}
         logits = engine.open(encode(Prompt("Where is the lamp?"), loaded)).feed(
