@@ -1,10 +1,11 @@
 """Weight-only quantisation: the package that can do it here, and its needs.
 
-| kind | package      | what it needs                                          | what is quantised     |
-| ---- | ------------ | ------------------------------------------------------ | --------------------- |
-| int8 | torchao      |                                                        | decoder layers' maps  |
-| int4 | torchao      | CUDA of capability 8.0 (A100, Orin), bfloat16, accelerate | decoder layers' maps  |
-| both | bitsandbytes | accelerate                                             | maps, but the LM head |
+| kind | package      | what it needs                          | what is quantised     |
+| ---- | ------------ | -------------------------------------- | --------------------- |
+| int8 | torchao      |                                        | decoder layers' maps  |
+| int4 | torchao      | CUDA of capability 8.0 (A100, Orin),   | decoder layers' maps  |
+|      |              | bfloat16, accelerate                   |                       |
+| both | bitsandbytes | accelerate                             | maps, but the LM head |
 
 torchao goes first. Its int4 runs in a kernel of torch's own (tinygemm) for any number of rows;
 torchao's default layout would need the package mslk. bitsandbytes turns all int4 weights back to

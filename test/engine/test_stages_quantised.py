@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,12 +26,13 @@ bitsandbytes = pytest.mark.skipif(
     not (find_spec("bitsandbytes") and find_spec("accelerate")),
     reason="bitsandbytes is not installed",
 )
+FolderOf = Callable[[str], Path]
 LAYERS = 4
 TOKENS = 16
 
 
 @pytest.fixture(scope="module")
-def folder_of(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> FolderOf:
     """Writes a checkpoint of an architecture, wide enough for groups of 64, once."""
 
     @cache
@@ -81,8 +82,8 @@ def divided(config: ModelConfig, cuts: Sequence[int] = (1, 3)) -> list[Stage]:
 @pytest.mark.parametrize("stored", [False, True], ids=["while it loads", "in its files"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "opt"])
 def test_stages_of_a_quantised_model_answer_as_the_whole_one(
-    architecture: str, stored: bool, folder_of, tmp_path: Path
-) -> None:  # type: ignore[no-untyped-def]
+    architecture: str, stored: bool, folder_of: FolderOf, tmp_path: Path
+) -> None:
     plain = ModelConfig(str(folder_of(architecture)))
     config = ModelConfig(plain.path, quantization="int8")
     if stored:
@@ -107,8 +108,8 @@ def greedy_logits(stages: Sequence[Stage], ids: Sequence[int]) -> Tensor:
 @pytest.mark.parametrize("stored", [False, True], ids=["while it loads", "in its files"])
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_stages_that_bitsandbytes_quantises_answer_as_the_whole_model(
-    kind: str, stored: bool, folder_of, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # type: ignore[no-untyped-def]
+    kind: str, stored: bool, folder_of: FolderOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         "collab_llm_nodes.models.loading.quantization_package", lambda *facts: "bitsandbytes"
     )
@@ -123,8 +124,8 @@ def test_stages_that_bitsandbytes_quantises_answer_as_the_whole_model(
 @pytest.mark.parametrize("stored", [False, True], ids=["while it loads", "in its files"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen2_vl"])
 def test_plans_count_the_bytes_that_quantised_stages_load(
-    architecture: str, stored: bool, folder_of, tmp_path: Path
-) -> None:  # type: ignore[no-untyped-def]
+    architecture: str, stored: bool, folder_of: FolderOf, tmp_path: Path
+) -> None:
     plain = ModelConfig(str(folder_of(architecture)), dtype="bfloat16")
     config = ModelConfig(plain.path, dtype="bfloat16", quantization="int8")
     if stored:
@@ -145,17 +146,22 @@ def test_plans_count_the_bytes_that_quantised_stages_load(
 
 
 @torchao
-def test_a_checkpoint_is_not_quantised_twice(folder_of, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_checkpoint_is_not_quantised_twice(folder_of: FolderOf, tmp_path: Path) -> None:
     stored = stored_quantised(ModelConfig(str(folder_of("llama")), quantization="int8"), tmp_path)
     twice = ModelConfig(stored.path, quantization="int8")
-    for refused in (lambda: load(twice), lambda: Stage(twice, 0, 2), lambda: read_facts(twice).weights):
+    attempts: list[Callable[[], object]] = [
+        lambda: load(twice),
+        lambda: Stage(twice, 0, 2),
+        lambda: read_facts(twice).weights,
+    ]
+    for attempt in attempts:
         with pytest.raises(ModelError, match="quantised already") as caught:
-            refused()
+            attempt()
         assert caught.value.field == "quantization"
 
 
 @torchao
-def test_weights_name_how_they_are_quantised(folder_of) -> None:  # type: ignore[no-untyped-def]
+def test_weights_name_how_they_are_quantised(folder_of: FolderOf) -> None:
     path = str(folder_of("llama"))
     plain, int8 = (
         read_facts(ModelConfig(path, quantization=kind)).weights for kind in ("none", "int8")

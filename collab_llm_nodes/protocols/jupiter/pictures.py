@@ -1,7 +1,7 @@
 """Pictures of a prompt over stages: encoded here once, and fed with their placeholders.
 
-    pictures ──▶ vision encoder ──features──▶ embedding, layers ══states══▶ layers, LM head
-                 (the coordinator)            (first worker)                (last worker)
+pictures ──▶ vision encoder ──features──▶ embedding, layers ══states══▶ layers, LM head
+             (the coordinator)            (first worker)                (last worker)
 """
 
 from __future__ import annotations

@@ -133,7 +133,9 @@ def _loaded_bytes(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig) ->
     def each(name: str, dimensions: int) -> float:
         if kind == "none":
             return dtype.itemsize
-        return quantized_bytes(kind, "torchao", name, dimensions, dtype)  # layers, as by any package
+        return quantized_bytes(
+            kind, "torchao", name, dimensions, dtype
+        )  # layers, as by any package
 
     return {name: math.prod(shape) * each(name, len(shape)) for name, shape in shapes.items()}
 

@@ -223,7 +223,8 @@ class StageWorker(StreamService[Answer]):
             )
         if load.weights != info.weights:
             raise ModelError(
-                f"the coordinator wants weights {load.weights[:12]}, these are {info.short_weights}",
+                f"the coordinator wants {load.weights[:12]}, these weights are"
+                f" {info.short_weights}",
                 field="weights",
                 remedy="copy one checkpoint to all workers, with the same dtype and quantization",
             )
