@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -59,6 +60,10 @@ QUANTIZATIONS = ("none", "int8", "int4")
 
 # A checkpoint is data: its code is not run, and nobody is asked whether to run it.
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+
+
+ONE_AT_A_TIME = threading.Lock()
+"""Held while transformers makes a model: it patches torch for the whole process meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -449,7 +454,7 @@ def read_model(folder: Path, config: ModelConfig, device: torch.device, model_cl
     if package == "bitsandbytes" or (device.type != "cpu" and is_accelerate_available()):
         options["device_map"] = {"": device}
     try:
-        with no_progress_bar():
+        with ONE_AT_A_TIME, no_progress_bar():
             model, report = model_class.from_pretrained(
                 folder, output_loading_info=True, **LOCAL, **options
             )

@@ -40,6 +40,7 @@ from collab_llm_nodes.models.devices import find_device
 from collab_llm_nodes.models.fingerprint import checkpoint_fingerprint, plain_tensors
 from collab_llm_nodes.models.loading import (
     DTYPES,
+    ONE_AT_A_TIME,
     LoadedModel,
     ModelConfig,
     architecture_in,
@@ -136,7 +137,7 @@ class CheckpointFacts:
             ModelError: prompts for it cannot be encoded.
         """
         with load_errors(model_folder(self.config)):
-            model = _empty_model(self.architecture, self.config)
+            model = empty_model(self.architecture, self.config)
             loaded = LoadedModel(model, self.tokenizer, self.image_processor, None, self.config)
             try_prompts(loaded)
         return loaded
@@ -229,7 +230,7 @@ def _read_part(facts: CheckpointFacts, keep: Callable[[Any], None]) -> tuple[Any
     folder, device = model_folder(facts.config), find_device(facts.config.device)
     with load_errors(folder):
         _check_readable(facts, device)
-        whole = type(_empty_model(facts.architecture, facts.config))
+        whole = type(empty_model(facts.architecture, facts.config))
         model = read_model(folder, facts.config, device, _part_class(whole, keep))
     tensors = {t.data_ptr(): t for v in model.state_dict().values() for t in plain_tensors(v)}
     return model, sum(tensor.nbytes for tensor in tensors.values())
@@ -301,10 +302,10 @@ def _sees(folder: Path) -> bool:
     return architecture.vision
 
 
-def _empty_model(architecture: Any, config: ModelConfig) -> Any:
+def empty_model(architecture: Any, config: ModelConfig) -> Any:
     """Return a model whose weights are all on the meta device, which has no memory."""
     auto = auto_class(architecture_of(architecture.model_type).vision)
-    with torch.device("meta"):
+    with ONE_AT_A_TIME, torch.device("meta"):
         return auto.from_config(architecture, dtype=DTYPES[config.dtype], trust_remote_code=False)
 
 
@@ -318,7 +319,7 @@ def _check_readable(facts: CheckpointFacts, device: torch.device) -> None:
     if stored is not None:
         check_quantiser(stored, DTYPES[facts.config.dtype], device)
     else:
-        model = _empty_model(facts.architecture, facts.config)
+        model = empty_model(facts.architecture, facts.config)
         _check_complete(model, model_folder(facts.config))
 
 

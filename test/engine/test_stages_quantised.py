@@ -135,7 +135,9 @@ def test_plans_count_the_bytes_that_quantised_stages_load(
     facts, exact = model_facts(config), model_facts(plain)
     for first, last in ((0, 4), (0, 1), (1, 3), (2, 4)):
         counted = facts.weight_bytes(first, last)
-        assert counted == pytest.approx(Stage(config, first, last).bytes, rel=0.03)
+        assert counted == pytest.approx(
+            Stage(config, first, last).bytes, rel=0.05
+        )  # scales: 5 bytes of 128
         assert counted < exact.weight_bytes(first, last)
     assert facts.layer_bytes < 0.6 * exact.layer_bytes
     assert facts.fingerprint != exact.fingerprint

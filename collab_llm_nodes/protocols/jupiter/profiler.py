@@ -21,7 +21,7 @@ from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.engine.device import synchronize
 from collab_llm_nodes.engine.stage import Stage
 from collab_llm_nodes.errors import ConfigError, InvalidInput
-from collab_llm_nodes.models.architectures import architecture_of, context_length
+from collab_llm_nodes.models.architectures import context_length
 from collab_llm_nodes.models.checkpoint import quantisation_of, stored_tensors
 from collab_llm_nodes.models.devices import find_device, free_bytes
 from collab_llm_nodes.models.footprint import column_bytes, picture_bytes
@@ -31,9 +31,9 @@ from collab_llm_nodes.models.loading import (
     DTYPES,
     ModelConfig,
     architecture_in,
-    auto_class,
     model_folder,
 )
+from collab_llm_nodes.models.partial import empty_model
 from collab_llm_nodes.models.quantised import quantized_bytes
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig, time_messages
 from collab_llm_nodes.protocols.jupiter.profile import STEADY, DeviceProfile, ModelFacts
@@ -89,9 +89,7 @@ def model_facts(config: ModelConfig) -> ModelFacts:
     facts = architecture_in(folder)
     text, vision = facts.get_text_config(), getattr(facts, "vision_config", None)
     dtype = DTYPES[config.dtype]
-    auto = auto_class(architecture_of(facts.model_type).vision)
-    with torch.device("meta"):
-        model: Any = auto.from_config(facts, dtype=dtype, trust_remote_code=False)
+    model = empty_model(facts, config)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     stored = quantisation_of(facts)
     tied = bool(model.all_tied_weights_keys)
