@@ -159,7 +159,7 @@ def read_facts(config: ModelConfig) -> CheckpointFacts:
     with load_errors(folder):
         vision = _sees(folder)
         facts = architecture_in(folder)
-        quantisation_of(facts)
+        quantisation_of(facts)  # refuses a method that transformers would pass over
         text = facts.get_text_config()
         tokenizer = load_tokenizer(folder, vision)
         check_rows(tokenizer, text.vocab_size)
