@@ -108,7 +108,7 @@ def test_a_model_must_fit_as_large_as_it_is_once_it_is_quantised(
     for kind in ("none", "int8"):
         load(ModelConfig(str(folder), quantization=kind))
     assert seen[0] == whole
-    assert seen[1] < whole / 2
+    assert seen[1] < 0.6 * whole
 
 
 def test_float16_of_qwen_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -144,6 +144,7 @@ def test_points_of_an_outline_see_the_pictures() -> None:
     for lane, request in zip(points, requests, strict=True):
         text = (*prompt.ids, *outline.tokens, *request)
         positions = prompt.positions(0, len(text))
+        assert not isinstance(positions, int)
         whole = replace(prompt, ids=text, position_ids=positions)
         assert tuple(lane.tokens) == alone("qwen2_vl", whole)
 
