@@ -20,6 +20,9 @@ def profile(
     model: Annotated[str, typer.Option(help="Folder, hub id or name of the model.")],
     name: Annotated[str, typer.Option(help="Name of this device in plans.")],
     dtype: Annotated[str, typer.Option(help="Type of the weights.")] = "float32",
+    quantization: Annotated[
+        str, typer.Option(help="Quantise the weights: none, int8 or int4.")
+    ] = "none",
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     threads: Annotated[int, typer.Option(help="CPU threads; 0: as when serving.", min=0)] = 0,
     repeats: Annotated[int, typer.Option(help="Passes of each length.", min=1)] = 5,
@@ -58,7 +61,9 @@ def profile(
     config = ProfilerConfig(
         name, repeats=repeats, memory_mb=memory_mb, mbps=mbps, latency_s=latency_ms / 1e3
     )
-    chosen = ModelConfig(path=model, dtype=dtype, device=device, threads=threads)
+    chosen = ModelConfig(
+        path=model, dtype=dtype, device=device, quantization=quantization, threads=threads
+    )
     facts = model_facts(chosen)
     known = Profile(facts, ())
     if json_file is not None and json_file.exists():
@@ -92,6 +97,9 @@ def plan(
     states: Annotated[
         str, typer.Option(help="Hidden states on the wire: float32, float16 or int8.")
     ] = "float32",
+    coordinator: Annotated[
+        str, typer.Option(help="Device that the server runs on: it holds the vision encoder, too.")
+    ] = "",
     json_file: JsonOption = None,
     plot: PlotOption = None,
 ) -> None:
@@ -106,7 +114,9 @@ def plan(
 
     profile = Profile.load(file)
     profile.check_prompt(prompt_tokens)
-    config = PlannerConfig(prompt_tokens, answer_tokens, lanes, drafts, accepted, states)
+    config = PlannerConfig(
+        prompt_tokens, answer_tokens, lanes, drafts, accepted, states, coordinator
+    )
     made = make(profile, config, device or None)
     console.print(describe(made), highlight=False)
     for warning in profile.warnings([part.device for part in made.placements]):

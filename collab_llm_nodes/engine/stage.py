@@ -87,7 +87,8 @@ class Stage:
         self.width = self.parts.hidden_size
         self.head = Head(self.parts, self.vocab_size)
         self._backend = StaticBackend(loaded, self.head)
-        self._embedding: Tensor = model.get_input_embeddings().weight.detach()
+        if self.takes_ids:
+            self._embedding: Tensor = model.get_input_embeddings().weight.detach()
         self.device = self._backend.device
 
     def open(self) -> StageSession:
@@ -166,7 +167,7 @@ class StageFeed:
         parents: as ``session.Feed.parents``.
         on_states: as ``session.Feed.on_states``; of the last stage only.
         positions: of the first token, where the others follow it, or M-RoPE's [3, new]. None: the
-            columns. Those of a tree are always its columns.
+            columns. Of a tree: of a node that follows the trunk.
         features: [k, hidden_size] in place of the first k picture placeholders among the ids; of
             the first stage only.
     """
@@ -190,6 +191,7 @@ class StageSession(CachedSession):
     def __init__(self, stage: Stage, cache: Any) -> None:
         super().__init__(cache)
         self._stage = stage
+        self._shift = 0  # position of a column of the trunk minus its index, after the pictures
 
     def feed(self, rows: Sequence[int] | Tensor, last: int | None = None) -> Tensor:
         """Append tokens to the trunk, see ``Stage.run``; nodes are dropped."""
@@ -203,6 +205,7 @@ class StageSession(CachedSession):
     def fork(self) -> StageSession:
         """Return a session with the same trunk, which is held once; nodes stay with this one."""
         twin = StageSession(self._stage, self._forked())
+        twin._shift = self._shift
         twin._tree.cut(self.length)
         return twin
 
@@ -221,8 +224,8 @@ class StageSession(CachedSession):
         if feed.features is not None:
             self._check_features(rows, feed.features, stage)
         if feed.positions is not None:
-            if feed.parents is not None:
-                raise InvalidInput("a tree's positions are its columns", field="positions")
+            if feed.parents is not None and not isinstance(feed.positions, int):
+                raise InvalidInput("positions of a tree follow one another", field="positions")
             self._check_positions(feed.positions, new, stage)
         self._check_place(new, feed.parents, stage.context)
 
@@ -253,4 +256,11 @@ class StageSession(CachedSession):
         # All rows go on to the next stage; only the last one may leave some out.
         keep = new if feed.last is None or not self._stage.gives_logits else feed.last
         positions = self.length if feed.positions is None else feed.positions
+        if isinstance(positions, int):
+            self._shift = positions - self.length
         return self._chunk(new, keep, feed.parents, positions)
+
+    def _position(self, column: int) -> int:
+        """Return the position of a column after the pictures, which take fewer positions."""
+        found = super()._position(column)
+        return found + self._shift if column < self.length else found

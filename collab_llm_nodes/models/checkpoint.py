@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
@@ -31,6 +34,12 @@ class Stored:
     file: Path
     shape: tuple[int, ...]
     dtype: str
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of the tensor in its file."""
+        bits = re.search(r"\d+", self.dtype)  # none in BOOL
+        return math.prod(self.shape) * (int(bits[0]) / 8 if bits else 1)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -100,6 +109,25 @@ def quantisation_of(config: Any) -> Any:
         if not AutoHfQuantizer.supports_quant_method(found):
             raise ValueError(f"no method {found.get('quant_method')!r} in transformers")
     return found
+
+
+def check_quantiser(found: Any, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse a quantised checkpoint that cannot be read here; no weight is read.
+
+    Args:
+        found: as ``quantisation_of`` returns it.
+
+    Raises:
+        ModelError: its package is missing, or does not fit this device.
+    """
+    with translate_errors(
+        ModelError,
+        "the checkpoint is quantised, and cannot be read here",
+        field="path",
+        remedy="install the package of its quantization_config, or take another checkpoint",
+    ):
+        quantiser = AutoHfQuantizer.from_config(found, pre_quantized=True)
+        quantiser.validate_environment(dtype=dtype, device_map={"": device}, weights_only=True)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def fingerprint(model: Any) -> str:
     facts = _lasting(model.config.to_dict())
     found = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
     for name, value in sorted(model.state_dict().items()):
-        for part in _plain(value):
+        for part in plain_tensors(value):
             found.update(f"{name} {part.dtype} {tuple(part.shape)}".encode())
             found.update(part.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()
@@ -40,14 +40,14 @@ def _lasting(facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> list[Tensor]:
+def plain_tensors(value: Any) -> list[Tensor]:
     """Return the tensors that a weight consists of: several for a quantised one."""
     if not isinstance(value, Tensor):
         return []
     value = value.detach()
     if type(value) is not Tensor and hasattr(value, "__tensor_flatten__"):
         names, _ = value.__tensor_flatten__()
-        return [part for name in names for part in _plain(getattr(value, name))]
+        return [part for name in names for part in plain_tensors(getattr(value, name))]
     return [value]
 
 

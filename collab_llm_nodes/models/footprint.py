@@ -22,7 +22,8 @@ _ROWS, _LOGITS = 512, 64
 """Tokens of a large pass, and those whose logits are wanted."""
 _SESSION = 4096
 """Tokens of a session with a full HD picture: 2,691 of them, and a long text."""
-_FULL_HD = 1920 * 1080
+FULL_HD = 1920 * 1080
+"""Pixels of a large picture."""
 
 
 def check_fits(
@@ -40,7 +41,7 @@ def check_fits(
     text = config.get_text_config()
     columns = min(_SESSION, context_length(text))
     largest_pass = pass_bytes(
-        config, dtype, rows=_ROWS, logits=_LOGITS, columns=columns, pixels=_FULL_HD
+        config, dtype, rows=_ROWS, logits=_LOGITS, columns=columns, pixels=FULL_HD
     )
     session = columns * column_bytes(text, dtype)
     if weights + largest_pass + session > free:
@@ -94,15 +95,23 @@ def pass_bytes(
     numbers = rows * _scratch(text.hidden_size, between) + rows * heads // key_heads * columns
     numbers += 2 * logits * text.vocab_size
     single = 2 * logits * text.vocab_size
+    size = numbers * dtype.itemsize + single * torch.float32.itemsize
     vision = getattr(config, "vision_config", None)
-    if vision is not None:
-        patches = pixels // vision.patch_size**2
-        width = getattr(vision, "embed_dim", None) or vision.hidden_size  # Qwen2-VL, Qwen2.5-VL
-        between = getattr(vision, "intermediate_size", None) or int(width * vision.mlp_ratio)
-        patch = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
-        numbers += patches * (_scratch(width, between) + patch)
-        single += patches * patch
-    return numbers * dtype.itemsize + single * torch.float32.itemsize
+    return size if vision is None else size + picture_bytes(vision, dtype, pixels)
+
+
+def picture_bytes(vision: Any, dtype: torch.dtype, pixels: int = FULL_HD) -> int:
+    """Return the bytes of the activations that encode a picture of so many pixels.
+
+    Args:
+        vision: configuration of the vision encoder.
+    """
+    patches = pixels // vision.patch_size**2
+    width = getattr(vision, "embed_dim", None) or vision.hidden_size  # Qwen2-VL, Qwen2.5-VL
+    between = getattr(vision, "intermediate_size", None) or int(width * vision.mlp_ratio)
+    patch = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+    numbers = _scratch(width, between) + patch
+    return patches * (numbers * dtype.itemsize + patch * torch.float32.itemsize)
 
 
 def _heads(text: Any) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -37,13 +38,13 @@ from collab_llm_nodes.models.architectures import (
     decoder_parts,
 )
 from collab_llm_nodes.models.checkpoint import match_tensors, quantisation_of, stored_tensors
-from collab_llm_nodes.models.devices import find_device, free_bytes, shares_host_memory
+from collab_llm_nodes.models.devices import find_device, free_bytes
 from collab_llm_nodes.models.footprint import check_fits, weight_bytes
 from collab_llm_nodes.models.prompt import begun_thought, takes_system, try_prompts
 from collab_llm_nodes.models.quantised import (
-    bitsandbytes_options,
+    check_quantised,
+    quantization_options,
     quantization_package,
-    quantize_with_torchao,
     quantized_bytes,
 )
 from collab_llm_nodes.models.vocabulary import (
@@ -60,6 +61,10 @@ QUANTIZATIONS = ("none", "int8", "int4")
 
 # A checkpoint is data: its code is not run, and nobody is asked whether to run it.
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+
+
+ONE_AT_A_TIME = threading.Lock()
+"""Held while transformers makes a model: it patches torch for the whole process meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +148,7 @@ class LoadedModel:
     @cached_property
     def vocab_size(self) -> int:
         """Number of token ids that the model reads and gives."""
-        return vocabulary_size(self.tokenizer, self.model.get_output_embeddings().out_features)
+        return vocabulary_size(self.tokenizer, self.model.config.get_text_config().vocab_size)
 
     @cached_property
     def vocabulary(self) -> str:
@@ -196,12 +201,9 @@ def _load(folder: Path, config: ModelConfig, device: torch.device) -> LoadedMode
     tokenizer = load_tokenizer(folder, vision)
     image_processor = load_image_processor(folder) if vision else None
     warn_of_overflow(config, model_type)
-    package = None
-    if config.quantization != "none":
-        package = quantization_package(config.quantization, DTYPES[config.dtype], device)
-    quantised = quantisation_of(architecture_in(folder)) is not None
+    package = package_for(config, architecture_in(folder), device)
     _check_memory(folder, config, device, package)
-    model = _model(folder, config, device, vision, package, quantised)
+    model = read_model(folder, config, device, auto_class(vision))
     check_eager(model)
     parts = decoder_parts(model)
     check_rows(tokenizer, parts.head.out_features)
@@ -392,21 +394,40 @@ def warn_of_overflow(config: ModelConfig, model_type: str) -> None:
         )
 
 
+def package_for(config: ModelConfig, architecture: Any, device: torch.device) -> str | None:
+    """Return the package that quantises the model while it loads; None: it is not asked for.
+
+    Raises:
+        ModelError: none can, or the checkpoint is quantised already; ``field`` is ``quantization``.
+    """
+    if config.quantization == "none":
+        return None
+    if quantisation_of(architecture) is not None:
+        raise ModelError(
+            "the checkpoint is quantised already",
+            field="quantization",
+            remedy="leave it as it is by default",
+        )
+    return quantization_package(config.quantization, DTYPES[config.dtype], device)
+
+
 def _check_memory(
     folder: Path, config: ModelConfig, device: torch.device, package: str | None
 ) -> None:
     """Refuse a model that cannot fit before minutes are spent on reading it."""
     dtype = DTYPES[config.dtype]
-    # torchao quantises what the host has read, so memory that both share holds it unquantised.
-    quantised = package == "bitsandbytes" or (package and not shares_host_memory(device))
 
     def bytes_of(name: str, dimensions: int) -> float:
-        if package is None or not quantised:
+        if package is None:
             return dtype.itemsize
         return quantized_bytes(config.quantization, package, name, dimensions, dtype)
 
     facts = architecture_in(folder)
-    check_fits(weight_bytes(folder, bytes_of), facts, dtype, device, free_bytes(device))
+    if quantisation_of(facts) is None:
+        weights = weight_bytes(folder, bytes_of)
+    else:
+        weights = sum(tensor.bytes for tensor in stored_tensors(folder).values())
+    check_fits(weights, facts, dtype, device, free_bytes(device))
 
 
 @contextmanager
@@ -421,27 +442,33 @@ def no_progress_bar() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _model(
-    folder: Path,
-    config: ModelConfig,
-    device: torch.device,
-    vision: bool,
-    package: str | None,
-    quantised: bool,
-) -> Any:
-    auto: Any = AutoModelForImageTextToText if vision else AutoModelForCausalLM
+def auto_class(vision: bool) -> Any:
+    """Return the class of transformers that chooses the class of a model."""
+    return AutoModelForImageTextToText if vision else AutoModelForCausalLM
+
+
+def read_model(folder: Path, config: ModelConfig, device: torch.device, model_class: Any) -> Any:
+    """Read the weights in ``folder`` to ``device``; weights are quantised one by one.
+
+    Args:
+        model_class: of the model, or of a part of it, which reads its own tensors only.
+
+    Raises:
+        ModelError: weights are missing or mean nothing without their scales, too little memory,
+            or quantisation that cannot be done here.
+    """
+    architecture = architecture_in(folder)
+    package = package_for(config, architecture, device)
     dtype = DTYPES[config.dtype]
     options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True}
-    if package == "bitsandbytes":
-        options["quantization_config"] = bitsandbytes_options(config.quantization, dtype)
+    if package is not None:
+        options["quantization_config"] = quantization_options(package, config.quantization, dtype)
     # Straight to the device; without accelerate, which is optional, through the host's memory.
-    if package == "bitsandbytes" or (
-        package is None and device.type != "cpu" and is_accelerate_available()
-    ):
+    if package == "bitsandbytes" or (device.type != "cpu" and is_accelerate_available()):
         options["device_map"] = {"": device}
     try:
-        with no_progress_bar():
-            model, report = auto.from_pretrained(
+        with ONE_AT_A_TIME, no_progress_bar():
+            model, report = model_class.from_pretrained(
                 folder, output_loading_info=True, **LOCAL, **options
             )
         if report["missing_keys"]:  # transformers would leave these random
@@ -450,12 +477,12 @@ def _model(
                 field="path",
                 remedy="copy or download it again",
             )
-        if not quantised:  # else transformers has read numbers with their scales
+        if quantisation_of(architecture) is None:  # else numbers come with their scales
             match_tensors(model, stored_tensors(folder))
         model.eval().requires_grad_(False)
         if package == "torchao":
-            quantize_with_torchao(model, config.quantization, device)
-        elif package is None:
+            check_quantised(model, config.quantization)
+        if device.type != "cpu" and "device_map" not in options:
             model.to(device)
     except torch.cuda.OutOfMemoryError as error:
         raise ModelError(

@@ -1,18 +1,19 @@
 """Parts of a checkpoint: some of its layers, its vision encoder, or its facts without weights.
 
-What is left out of a model stays on torch's meta device, which has no memory. So a model can be
-divided among processes of which none could hold it:
+A model can be divided among processes of which none could hold it:
 
     | part           | holds                              | made by                   |
     | -------------- | ---------------------------------- | ------------------------- |
     | a stage        | layers; embedding or LM head too   | ``load_layers``           |
     | the front      | the vision encoder, if there is one| ``load_vision``           |
     | a reader       | nothing: facts and a tokenizer     | ``read_facts``            |
+
+transformers loads each part like a whole model, from a class that lacks the other parts: names,
+conversions and quantisation are those of the whole, and other parts' tensors are not read.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,14 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import nn
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    PreTrainedTokenizerBase,
-    Qwen2VLImageProcessorPil,
-)
+from transformers import PreTrainedTokenizerBase, Qwen2VLImageProcessorPil
 
 from collab_llm_nodes.errors import ConfigError, ModelError
 from collab_llm_nodes.models.architectures import (
@@ -36,24 +31,28 @@ from collab_llm_nodes.models.architectures import (
     context_length,
 )
 from collab_llm_nodes.models.checkpoint import (
+    check_quantiser,
     match_tensors,
     quantisation_of,
-    readable,
     stored_tensors,
 )
 from collab_llm_nodes.models.devices import find_device
-from collab_llm_nodes.models.fingerprint import checkpoint_fingerprint
+from collab_llm_nodes.models.fingerprint import checkpoint_fingerprint, plain_tensors
 from collab_llm_nodes.models.loading import (
     DTYPES,
+    ONE_AT_A_TIME,
     LoadedModel,
     ModelConfig,
     architecture_in,
+    auto_class,
     generation_in,
     load_errors,
     load_image_processor,
     load_tokenizer,
     model_folder,
     model_type_of,
+    package_for,
+    read_model,
     warn_of_overflow,
 )
 from collab_llm_nodes.models.prompt import try_prompts
@@ -63,19 +62,6 @@ from collab_llm_nodes.models.vocabulary import (
     vocabulary_hash,
     vocabulary_size,
 )
-
-_VISION = "model.visual."
-"""Beginning of the names of the vision encoder's tensors."""
-_COMPUTED = re.compile(r"rotary_(pos_)?emb\.inv_freq$|(^|\.)position_ids$|decoder\.version$")
-"""Names of tensors that older checkpoints hold and today's classes compute, or do not need."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Place of a stored tensor: the name is the file's, not the model's."""
-
-    file: Path
-    name: str
 
 
 @dataclass(frozen=True)
@@ -121,19 +107,28 @@ class CheckpointFacts:
         """Hash of these tokens."""
         return vocabulary_hash(self.tokenizer, self.vocab_size)
 
+    @property
+    def numbers(self) -> str:
+        """Type of the weights, with their quantisation while they load: "bfloat16 int4"."""
+        kind = self.config.quantization
+        return self.config.dtype if kind == "none" else f"{self.config.dtype} {kind}"
+
     @cached_property
     def weights(self) -> str:
         """Hash of the weights and type of their numbers: the same in processes that share a model.
 
-        The first use reads the whole checkpoint.
+        "<hash> bfloat16", or "<hash> bfloat16 int4 by bitsandbytes", since packages round
+        differently. The first use reads the whole checkpoint.
 
         Raises:
-            ModelError: a file cannot be read, or its tensors are not understood here.
+            ModelError: a file cannot be read, tensors are missing, or a package of quantisation.
         """
-        folder = model_folder(self.config)
+        folder, device = model_folder(self.config), find_device(self.config.device)
         with load_errors(folder):
-            _places(_empty_model(self.architecture, self.config), folder)
-        return f"{checkpoint_fingerprint(folder)} {self.config.dtype}"
+            package = package_for(self.config, self.architecture, device)
+            _check_readable(self, device)
+        by = "" if package is None else f" by {package}"
+        return f"{checkpoint_fingerprint(folder)} {self.numbers}{by}"
 
     def without_weights(self) -> LoadedModel:
         """Return a model that has no weights and computes nothing: facts and a tokenizer.
@@ -142,7 +137,7 @@ class CheckpointFacts:
             ModelError: prompts for it cannot be encoded.
         """
         with load_errors(model_folder(self.config)):
-            model = _empty_model(self.architecture, self.config)
+            model = empty_model(self.architecture, self.config)
             loaded = LoadedModel(model, self.tokenizer, self.image_processor, None, self.config)
             try_prompts(loaded)
         return loaded
@@ -152,25 +147,13 @@ def read_facts(config: ModelConfig) -> CheckpointFacts:
     """Read the facts of a checkpoint from its files.
 
     Raises:
-        ModelError: as ``load``; this architecture is not divided, or the checkpoint is quantised;
-            quantisation is asked for.
+        ModelError: as ``load``; this architecture is not divided.
     """
-    if config.quantization != "none":
-        raise ModelError(
-            "a part of a model has no quantisation",
-            field="quantization",
-            remedy="leave quantization as it is by default",
-        )
     folder = model_folder(config)
     with load_errors(folder):
         vision = _sees(folder)
         facts = architecture_in(folder)
-        if quantisation_of(facts) is not None:
-            raise ModelError(
-                f"the checkpoint in {folder} is quantised, and so it is not divided",
-                field="path",
-                remedy="take the checkpoint that is not quantised, or load the whole model",
-            )
+        quantisation_of(facts)  # refuses a method that transformers would pass over
         text = facts.get_text_config()
         tokenizer = load_tokenizer(folder, vision)
         check_rows(tokenizer, text.vocab_size)
@@ -209,28 +192,13 @@ def load_layers(config: ModelConfig, first: int, last: int) -> tuple[LoadedModel
             remedy=f"0 <= first < last <= {facts.num_layers}",
         )
     warn_of_overflow(config, facts.architecture.model_type)
-    device = find_device(config.device)
-    with load_errors(model_folder(config)):
-        model = _empty_model(facts.architecture, config)
-        decoder = model.get_decoder()
-        prefix = next(name for name, module in model.named_modules() if module is decoder)
 
-        def wanted(name: str) -> bool:
-            if name.startswith(_VISION):
-                return False
-            place = name.removeprefix(f"{prefix}.")
-            if place.startswith("layers."):
-                return first <= int(place.split(".")[1]) < last
-            if place.startswith(("embed", "project_in")):
-                return first == 0
-            return last == facts.num_layers
+    def keep(model: Any) -> None:
+        _keep_layers(model, first, last)
 
-        size = _fill(model, wanted, config, device)
-        decoder.layers = nn.ModuleList(decoder.layers[first:last])
-        if getattr(decoder, "rotary_emb", None) is not None:  # its angles are computed, not loaded
-            rotary = type(decoder.rotary_emb)(config=facts.architecture.get_text_config())
-            decoder.rotary_emb = rotary.to(device)
-        model.eval().requires_grad_(False)
+    model, size = _read_part(facts, keep)
+    decoder = model.get_decoder()
+    decoder.layers = nn.ModuleList(decoder.layers[first:last])
     return LoadedModel(model, facts.tokenizer, None, None, config), facts.num_layers, size
 
 
@@ -246,14 +214,70 @@ def load_vision(facts: CheckpointFacts) -> tuple[LoadedModel, int]:
     loaded = facts.without_weights()
     if not facts.vision:
         return loaded, 0
-    model, device = loaded.model, find_device(facts.config.device)
-    with load_errors(model_folder(facts.config)):
-        size = _fill(model, lambda name: name.startswith(_VISION), facts.config, device)
-        encoder = model.model.visual
-        rotary = type(encoder.rotary_pos_emb)(config=facts.architecture.vision_config)
-        encoder.rotary_pos_emb = rotary.to(device)  # its angles are computed, not loaded
-        model.eval().requires_grad_(False)
+    part, size = _read_part(facts, _keep_vision)
+    loaded.model.model.visual = part.model.visual
     return loaded, size
+
+
+def _read_part(facts: CheckpointFacts, keep: Callable[[Any], None]) -> tuple[Any, int]:
+    """Load the part of a model that ``keep`` leaves of it, and return its bytes as well."""
+    folder, device = model_folder(facts.config), find_device(facts.config.device)
+    with load_errors(folder):
+        _check_readable(facts, device)
+        whole = type(empty_model(facts.architecture, facts.config))
+        model = read_model(folder, facts.config, device, _part_class(whole, keep))
+    tensors = {t.data_ptr(): t for v in model.state_dict().values() for t in plain_tensors(v)}
+    return model, sum(tensor.nbytes for tensor in tensors.values())
+
+
+def _part_class(whole: Any, keep: Callable[[Any], None]) -> Any:
+    """Return a subclass of the class ``whole`` whose models ``keep`` prunes before they load."""
+
+    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        whole.__init__(self, *args, **kwargs)
+        keep(self)
+        held = {name for name, _ in self.named_parameters(remove_duplicate=False)}
+        tied = self.all_tied_weights_keys.items()
+        self.all_tied_weights_keys = {a: b for a, b in tied if {a, b} <= held}
+
+    members = {
+        "__init__": begin,
+        "__module__": whole.__module__,
+        "_keys_to_ignore_on_load_unexpected": ["."],  # other parts' tensors deserve no warning
+    }
+    return type(whole.__name__, (whole,), members)
+
+
+def _keep_layers(model: Any, first: int, last: int) -> None:
+    """Remove all of ``model`` but layers ``first`` to ``last - 1``, and the ends beside them.
+
+    Layers keep their numbers: quantised checkpoints name them. Tied ends stay together, since a
+    checkpoint may hold either.
+    """
+    decoder = model.get_decoder()
+    begins, ends = first == 0, last == len(decoder.layers)
+    tied = bool(model.all_tied_weights_keys) and (begins or ends)
+    for number in {*range(len(decoder.layers))} - {*range(first, last)}:
+        decoder.layers[number] = nn.Identity()
+    for name, _ in list(decoder.named_children()):
+        if name.startswith(("embed", "project_in")):
+            kept = begins or (tied and name == "embed_tokens")
+        else:
+            kept = ends or name == "layers" or name.startswith("rotary")
+        if not kept:
+            setattr(decoder, name, nn.Identity())
+    if not (ends or tied):
+        model.set_output_embeddings(nn.Identity())
+    if hasattr(model.model, "visual"):
+        model.model.visual = nn.Identity()
+
+
+def _keep_vision(model: Any) -> None:
+    """Remove all of ``model`` but its vision encoder."""
+    decoder = model.get_decoder()
+    for name, _ in list(decoder.named_children()):
+        setattr(decoder, name, nn.Identity())
+    model.set_output_embeddings(nn.Identity())
 
 
 def _sees(folder: Path) -> bool:
@@ -272,69 +296,55 @@ def _sees(folder: Path) -> bool:
     return architecture.vision
 
 
-def _empty_model(architecture: Any, config: ModelConfig) -> Any:
-    """Return a model whose weights are all on the meta device."""
-    vision = architecture_of(architecture.model_type).vision
-    auto: Any = AutoModelForImageTextToText if vision else AutoModelForCausalLM
-    with torch.device("meta"):
+def empty_model(architecture: Any, config: ModelConfig) -> Any:
+    """Return a model whose weights are all on the meta device, which has no memory."""
+    auto = auto_class(architecture_of(architecture.model_type).vision)
+    with ONE_AT_A_TIME, torch.device("meta"):
         return auto.from_config(architecture, dtype=DTYPES[config.dtype], trust_remote_code=False)
 
 
-def _places(model: Any, folder: Path) -> dict[str, Place]:
-    """Find each tensor of ``model``.
+def _check_readable(facts: CheckpointFacts, device: torch.device) -> None:
+    """Refuse a checkpoint of which some part could not be loaded here; no weight is read.
 
     Raises:
-        ModelError: one is missing, or a stored one is not understood: it is no part of the model,
-            it would have to be converted, it has another shape, or it is there twice.
+        ModelError: tensors or a package are missing; ``field`` is ``path``.
+    """
+    stored = quantisation_of(facts.architecture)
+    if stored is not None:
+        check_quantiser(stored, DTYPES[facts.config.dtype], device)
+    else:
+        model = empty_model(facts.architecture, facts.config)
+        _check_complete(model, model_folder(facts.config))
+
+
+def _check_complete(model: Any, folder: Path) -> None:
+    """Refuse a checkpoint that lacks tensors of ``model``, or has them in another shape.
+
+    Raises:
+        ModelError: ``field`` is ``path``.
     """
     stored, own = stored_tensors(folder), model.state_dict()
-    places: dict[str, Place] = {}
-    for match in match_tensors(model, stored):
-        if match.name in own and match.whole and match.name not in places:
-            shape, expected = stored[match.stored].shape, tuple(own[match.name].shape)
-            if shape != expected:
-                raise ModelError(
-                    f"cannot load {folder}: {match.stored} is {shape}, config.json says {expected}",
-                    field="path",
-                    remedy="copy or download it again",
-                )
-            places[match.name] = Place(stored[match.stored].file, match.stored)
-        elif not _COMPUTED.search(match.stored):
-            raise ModelError(
-                f"the checkpoint in {folder} holds {match.stored}, which is not understood here",
-                field="path",
-                remedy="load the whole model in one process, or take the original checkpoint",
-            )
-    # transformers ties the one to the other, whichever is stored, but not where both are.
+    shapes = {
+        match.name: stored[match.stored].shape if match.whole else own[match.name].shape
+        for match in match_tensors(model, stored)
+        if match.name in own
+    }
+    # transformers ties the one to the other, whichever is stored.
     for pair in model.all_tied_weights_keys.items():
         for name, other in (pair, pair[::-1]):
-            if name not in places and other in places:
-                places[name] = places[other]
-    missing = sorted(own.keys() - places.keys())
+            if other in shapes:
+                shapes.setdefault(name, shapes[other])
+    missing = sorted(own.keys() - shapes.keys())
     if missing:
         raise ModelError(
             f"the checkpoint in {folder} lacks {', '.join(missing[:3])}",
             field="path",
             remedy="copy or download it again",
         )
-    return places
-
-
-def _fill(
-    model: Any, wanted: Callable[[str], bool], config: ModelConfig, device: torch.device
-) -> int:
-    """Give ``model`` the ``wanted`` tensors, and return their bytes; the others are not read."""
-    names: dict[Place, list[str]] = {}
-    for name, place in _places(model, model_folder(config)).items():
-        if wanted(name):
-            names.setdefault(place, []).append(name)
-    found: dict[str, torch.Tensor] = {}
-    size = 0
-    for file in sorted({place.file for place in names}):
-        with readable(file), safe_open(file, "pt") as tensors:
-            for place in (place for place in names if place.file == file):
-                tensor = tensors.get_tensor(place.name).to(device, DTYPES[config.dtype])
-                size += tensor.nbytes
-                found.update(dict.fromkeys(names[place], tensor))
-    model.load_state_dict(found, strict=False, assign=True)
-    return size
+    for name, shape in shapes.items():
+        if tuple(shape) != (expected := tuple(own[name].shape)):
+            raise ModelError(
+                f"cannot load {folder}: {name} is {tuple(shape)}, config.json says {expected}",
+                field="path",
+                remedy="copy or download it again",
+            )

@@ -1,10 +1,11 @@
 """Weight-only quantisation: the package that can do it here, and its needs.
 
-| kind | package      | what it needs                                     | what is quantised     |
-| ---- | ------------ | ------------------------------------------------- | --------------------- |
-| int8 | torchao      |                                                   | decoder layers' maps  |
-| int4 | torchao      | CUDA of capability 8.0 (A100, Orin), and bfloat16 | decoder layers' maps  |
-| both | bitsandbytes | accelerate                                        | maps, but the LM head |
+| kind | package      | what it needs                          | what is quantised     |
+| ---- | ------------ | -------------------------------------- | --------------------- |
+| int8 | torchao      |                                        | decoder layers' maps  |
+| int4 | torchao      | CUDA of capability 8.0 (A100, Orin),   | decoder layers' maps  |
+|      |              | bfloat16, accelerate                   |                       |
+| both | bitsandbytes | accelerate                             | maps, but the LM head |
 
 torchao goes first. Its int4 runs in a kernel of torch's own (tinygemm) for any number of rows;
 torchao's default layout would need the package mslk. bitsandbytes turns all int4 weights back to
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import BitsAndBytesConfig
+from transformers import BitsAndBytesConfig, TorchAoConfig
 
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.architectures import decoder_parts
@@ -26,6 +27,8 @@ from collab_llm_nodes.models.architectures import decoder_parts
 _BYTES = {"int8": 1.0, "int4": 0.6}
 """Bytes of a quantised weight, with its share of scales (and, of int4, of padding)."""
 _CAPABILITY = (8, 0)
+_OUTSIDE_LAYERS = r"(?!.*layers\.\d).*"
+"""Matches the names of all weights but those of decoder layers."""
 
 
 def quantization_package(kind: str, dtype: torch.dtype, device: torch.device) -> str:
@@ -56,6 +59,8 @@ def _torchao_lacks(kind: str, dtype: torch.dtype, device: torch.device) -> list[
             lacks.append("dtype bfloat16")
         if device.type != "cuda" or torch.cuda.get_device_capability(device) < _CAPABILITY:
             lacks.append("a CUDA device of compute capability 8.0 or more")
+        if not _installed("accelerate"):  # its weights are packed on the device only
+            lacks.append("accelerate to be installed")
     return lacks
 
 
@@ -73,8 +78,12 @@ def quantized_bytes(
     return dtype.itemsize
 
 
-def bitsandbytes_options(kind: str, dtype: torch.dtype) -> BitsAndBytesConfig:
-    """Return the options with which ``from_pretrained`` quantises while it reads."""
+def quantization_options(
+    package: str, kind: str, dtype: torch.dtype
+) -> BitsAndBytesConfig | TorchAoConfig:
+    """Return the options with which ``from_pretrained`` quantises each weight as it is read."""
+    if package == "torchao":
+        return _torchao_options(kind)
     return BitsAndBytesConfig(
         load_in_8bit=kind == "int8",
         load_in_4bit=kind == "int4",
@@ -83,42 +92,32 @@ def bitsandbytes_options(kind: str, dtype: torch.dtype) -> BitsAndBytesConfig:
     )
 
 
-def quantize_with_torchao(model: Any, kind: str, device: torch.device) -> None:
-    """Bring a model to ``device``, with the linear maps of its decoder layers quantised.
+def _torchao_options(kind: str) -> TorchAoConfig:
+    """Return the options for the maps of decoder layers; head and vision stay as they are."""
+    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig
 
-    They come one by one, so that the device never holds the whole model unquantised. Head and
-    vision stay as they are.
+    scheme = (
+        Int8WeightOnlyConfig(set_inductor_config=False)
+        if kind == "int8"
+        else Int4WeightOnlyConfig(
+            int4_packing_format="tile_packed_to_4d", set_inductor_config=False
+        )
+    )
+    return TorchAoConfig(scheme, modules_to_not_convert=[_OUTSIDE_LAYERS])
+
+
+def check_quantised(model: Any, kind: str) -> None:
+    """Refuse a model that torchao has left as large as it was: it passes over maps it cannot group.
 
     Raises:
-        ModelError: its maps are too narrow, or torchao fails.
+        ModelError: no map is quantised.
     """
-    layers = decoder_parts(model).layers
-    try:
-        from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
-        from torchao.utils import TorchAOBaseTensor
+    from torchao.utils import TorchAOBaseTensor
 
-        scheme = (
-            Int8WeightOnlyConfig(set_inductor_config=False)
-            if kind == "int8"
-            else Int4WeightOnlyConfig(
-                int4_packing_format="tile_packed_to_4d", set_inductor_config=False
-            )
-        )
-        quantize_(layers, scheme, device=device)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        raise ModelError(
-            f"torchao cannot quantise this model to {kind}: {error}",
-            field="quantization",
-            remedy="use int8, or pip install bitsandbytes accelerate",
-        ) from error
-    # torchao passes over maps it cannot group: then the model is as large as it was.
-    weights = [m.weight for m in layers.modules() if isinstance(m, nn.Linear)]
-    if not any(isinstance(weight, TorchAOBaseTensor) for weight in weights):
+    maps = [m for m in decoder_parts(model).layers.modules() if isinstance(m, nn.Linear)]
+    if maps and not any(isinstance(m.weight, TorchAOBaseTensor) for m in maps):
         raise ModelError(
             f"no map of this model is wide enough for {kind} in groups of 128",
             field="quantization",
             remedy="use int8",
         )
-    model.to(device)

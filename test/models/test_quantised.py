@@ -50,8 +50,9 @@ def test_the_package_that_can_is_taken(
 @pytest.mark.parametrize(
     ("kind", "dtype", "device", "capability", "installed", "message"),
     [
-        ("int4", F16, CUDA, (8, 7), ("torchao",), "torchao needs dtype bfloat16,"),
-        ("int4", BF16, CUDA, (7, 2), ("torchao",), "capability 8.0"),
+        ("int4", F16, CUDA, (8, 7), ("torchao", "accelerate"), "torchao needs dtype bfloat16,"),
+        ("int4", BF16, CUDA, (7, 2), ("torchao", "accelerate"), "capability 8.0"),
+        ("int4", BF16, CUDA, (8, 7), ("torchao",), "torchao needs accelerate to be installed,"),
         ("int4", BF16, CPU, (8, 7), ("torchao",), "a CUDA device"),
         ("int8", BF16, CUDA, (8, 7), ("bitsandbytes",), "installed with accelerate"),
         ("int8", BF16, CPU, (8, 7), (), "pip install torchao"),
@@ -71,7 +72,7 @@ def test_what_is_missing_is_named_before_a_weight_is_read(
 
     machine(monkeypatch, *installed, capability=capability)
     monkeypatch.setattr(loading, "find_device", lambda name: device)
-    monkeypatch.setattr(loading, "_model", no_weights)
+    monkeypatch.setattr(loading, "read_model", no_weights)
     config = ModelConfig(
         str(tiny_folder("llama")), dtype=str(dtype).removeprefix("torch."), quantization=kind
     )
@@ -96,21 +97,18 @@ def test_only_maps_of_layers_become_smaller() -> None:
     assert sizes("bitsandbytes") == [0.6, 0.6, 2, 2]
 
 
-@pytest.mark.parametrize(("shared", "refused"), [(True, True), (False, False)])
-def test_where_memory_is_shared_the_whole_model_must_fit(
-    shared: bool, refused: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_model_must_fit_as_large_as_it_is_once_it_is_quantised(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """torchao quantises what the host has read; a GPU of its own never holds that."""
+    """Weights are quantised as they are read, so nothing ever holds the whole model."""
     folder = tiny_folder("llama")
     whole = weight_bytes(folder, lambda name, dimensions: 4.0)
     seen: list[float] = []
-    monkeypatch.setattr(loading, "shares_host_memory", lambda device: shared)
     monkeypatch.setattr(loading, "check_fits", lambda weights, *facts: seen.append(weights))
-    monkeypatch.setattr(loading, "free_bytes", lambda device: 0.0)
-    config = ModelConfig(str(folder), quantization="int8")
-    loading._check_memory(folder, config, CUDA, "torchao")
-    assert (seen == [whole]) == refused
-    assert seen[0] <= whole
+    for kind in ("none", "int8"):
+        load(ModelConfig(str(folder), quantization=kind))
+    assert seen[0] == whole
+    assert seen[1] < 0.6 * whole
 
 
 def test_float16_of_qwen_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

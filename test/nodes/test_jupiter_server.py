@@ -18,18 +18,23 @@ from jupiter_bed import PATIENT, WAIT_S, alone, folder, workers
 from PIL import Image
 from rclpy.action import ActionClient
 from rclpy.parameter import Parameter
+from sensor_msgs.msg import CompressedImage
 from served_jupiter import profile
 from std_msgs.msg import Header
+from tiny_models import tiny_folder, tiny_model, tiny_prompt
 
 from collab_llm.action import Generate
 from collab_llm.msg import JupiterStages, Status
 from collab_llm.srv import JupiterGenerate, JupiterPlan
+from collab_llm_lab.reference import generate
+from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.nodes.jupiter_server import JupiterServer
 from collab_llm_nodes.protocols.base import Control
+from collab_llm_nodes.protocols.jupiter.profiler import model_facts
 from collab_llm_nodes.ros.convert import figures_from
 from collab_llm_nodes.ros.health import Level
 from collab_llm_nodes.ros.qos import STATE
@@ -49,11 +54,11 @@ def right(text: str = QUESTION, tokens: int = TOKENS) -> list[int]:
 class Site:
     """Three workers, of which the server knows two; the server, started; and clients of it."""
 
-    def __init__(self, graph: Any, addresses: list[str], lab: Path) -> None:
+    def __init__(self, graph: Any, addresses: list[str], lab: Path, **changed: Any) -> None:
         self.graph = graph
-        profile(1.0, 1.0, 2.0).save(lab)
+        model = changed.setdefault("model.path", str(folder()))
+        profile(1.0, 1.0, 2.0, model=model).save(lab)
         parameters: dict[str, Any] = {
-            "model.path": str(folder()),
             "pipeline.workers": addresses,
             "pipeline.lanes": 4,
             "pipeline.link.silence_s": PATIENT.silence_s,
@@ -65,6 +70,7 @@ class Site:
             "outline": "never",
             "max_tokens": TOKENS,
             "deadline_s": WAIT_S,
+            **changed,
         }
         overrides = [Parameter(name, value=value) for name, value in parameters.items()]
         self.server = JupiterServer(context=graph.context, parameter_overrides=overrides)
@@ -150,6 +156,32 @@ def test_an_action_streams_and_is_cancelled(site: Site, monkeypatch: pytest.Monk
     assert ended.status == GoalStatus.STATUS_CANCELED
     assert ended.result.status.code == Status.CANCELLED
     assert site.server.jupiter.pipeline.lanes_in_use == 0
+
+
+def test_a_goal_shows_pictures_and_plans_leave_room_for_their_encoder(
+    ros_graph: Any, tmp_path: Path
+) -> None:
+    model = ModelConfig(str(tiny_folder("qwen2_vl")))
+    prompt, whole = tiny_prompt("qwen2_vl"), tiny_model("qwen2_vl")
+    settings = {"model.path": model.path, "planning.coordinator": "robot"}
+    with workers(2, model=model) as (_, addresses):
+        site = Site(ros_graph, addresses, tmp_path / "lab.json", **settings)
+        site.start()
+        shown = [CompressedImage(format="jpeg", data=image) for image in prompt.images]
+        sent = site.send([], prompt=prompt.text, images=shown)
+        ended = ros_graph.ask(sent.get_result_async, timeout=WAIT_S)
+        wrong = site.send([], images=[CompressedImage(format="jpeg", data=b"no picture")])
+        refused = ros_graph.ask(wrong.get_result_async, timeout=WAIT_S)
+        planned = site.plan()
+        ros_graph.do(site.server.stop)
+    eos = read_facts(model).eos
+    right = generate(whole, encode(prompt, whole), SamplingConfig(), TOKENS, eos)
+    assert list(ended.result.tokens) == right
+    assert refused.result.status.code == Status.INVALID_INPUT
+    assert refused.result.status.message.startswith("images[0]: ")
+    assert planned.status.code == Status.OK
+    held = dict(zip(planned.devices, planned.memory_bytes, strict=True))
+    assert held["robot"] > model_facts(model).vision_bytes
 
 
 def test_two_requests_at_once_are_both_answered(site: Site) -> None:

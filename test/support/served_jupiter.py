@@ -19,15 +19,15 @@ from collab_llm_nodes.protocols.jupiter.settings import JupiterConfig, PlanningC
 NAMES = ("robot", "laptop", "rover")
 
 
-def facts() -> ModelFacts:
-    """Sizes of the model that the workers hold."""
-    return model_facts(ModelConfig(str(folder())))
+def facts(model: str = "") -> ModelFacts:
+    """Sizes of the model that the workers hold; by default that of ``jupiter_bed``."""
+    return model_facts(ModelConfig(model or str(folder())))
 
 
-def profile(*slowness: float) -> Profile:
+def profile(*slowness: float, model: str = "") -> Profile:
     """A profile of the model on devices that are named as in ``NAMES``."""
     devices = tuple(device(name, slow) for name, slow in zip(NAMES, slowness, strict=False))
-    return Profile(facts(), devices)
+    return Profile(facts(model), devices)
 
 
 def plan_file(where: Path, made_for: Profile, **config: Any) -> JupiterPlan:

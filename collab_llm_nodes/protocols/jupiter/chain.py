@@ -17,6 +17,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from collab_llm_nodes.errors import (
     Busy,
     CollabError,
@@ -47,6 +49,7 @@ from collab_llm_nodes.protocols.jupiter.messages import (
 from collab_llm_nodes.protocols.jupiter.monitors import ProgressMonitor
 from collab_llm_nodes.protocols.jupiter.partition import Placement
 from collab_llm_nodes.protocols.jupiter.results import check_result
+from collab_llm_nodes.protocols.jupiter.states import pack
 from collab_llm_nodes.transport.background import background_loop, within
 from collab_llm_nodes.transport.wire import Failure
 
@@ -182,6 +185,7 @@ class Chain:
         self.failed: CollabError | None = None
         self.failed_at = 0.0
         self._config = config
+        self._states = load.states
         self._loop = background_loop()
         self._links: list[StageLink] = []
         self._waiting: dict[int, _InFlight] = {}  # by number, the oldest first
@@ -207,16 +211,22 @@ class Chain:
         """Times of the last passes, in the order of their ends."""
         return list(self._times.copy())
 
-    def submit(self, steps: Sequence[Step], on_result: OnResult, features: bytes = b"") -> None:
+    def submit(
+        self, steps: Sequence[Step], on_result: OnResult, features: Tensor | None = None
+    ) -> None:
         """Start a pass.
 
         Args:
             on_result: called with the result or the error, in the background thread.
-            features: of the pictures in all steps, packed like hidden states.
-        """
-        self._loop.call_soon_threadsafe(self._send, tuple(steps), on_result, features)
+            features: of the pictures in all steps [k, width].
 
-    def run(self, steps: Sequence[Step], due: float, features: bytes = b"") -> Result:
+        Raises:
+            ModelError: the form of hidden states cannot hold the features.
+        """
+        packed = b"" if features is None else pack(features, self._states)
+        self._loop.call_soon_threadsafe(self._send, tuple(steps), on_result, packed)
+
+    def run(self, steps: Sequence[Step], due: float, features: Tensor | None = None) -> Result:
         """Run one pass, and return its result; ``features`` as for :meth:`submit`.
 
         Raises:

@@ -77,7 +77,7 @@ def _check_step(m: Any) -> None:
         raise InvalidInput("a tree is judged as a whole", field="rows", remedy=UPDATE)
     if m.close and new:
         raise InvalidInput("closed and fed at once", field="close", remedy=UPDATE)
-    if m.positions and (m.parents or len(m.positions) not in (1, 3 * new)):
+    if m.positions and len(m.positions) not in ((1,) if m.parents else (1, 3 * new)):
         raise InvalidInput(
             f"{len(m.positions)} positions of {new} tokens", field="positions", remedy=UPDATE
         )

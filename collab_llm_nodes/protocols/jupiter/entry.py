@@ -10,7 +10,7 @@ ENTRY = Entry(
     "jupiter",
     JupiterConfig,
     start,
-    takes=frozenset({"chat"}),
+    takes=frozenset({"chat", "images"}),
     check=check,
     service="JupiterGenerate",
 )

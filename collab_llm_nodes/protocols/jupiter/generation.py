@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
 from collab_llm_nodes.errors import CollabError, InvalidInput
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.jupiter.chain import CHECK_S, Chain, WorkerLost
@@ -17,6 +20,7 @@ from collab_llm_nodes.protocols.jupiter.lane import (
     SharedPrefix,
 )
 from collab_llm_nodes.protocols.jupiter.messages import Result, Step
+from collab_llm_nodes.protocols.jupiter.pictures import ShownPrompt
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline
 
 MOST_LOSSES = 16
@@ -24,6 +28,8 @@ MOST_LOSSES = 16
 
 
 OnTokens = Callable[[Sequence[LaneAnswer]], None]
+_Fed = tuple[LaneAnswer | SharedPrefix, Step]
+"""A step, and the lane that it feeds."""
 
 
 def answer(
@@ -32,11 +38,13 @@ def answer(
     config: DecodeConfig,
     control: Control,
     on_tokens: OnTokens = lambda lanes: None,
+    shown: ShownPrompt | None = None,
 ) -> LaneAnswer:
     """Return one answer.
 
     Args:
         prompt: token ids.
+        shown: the prompt, if it shows pictures.
         on_tokens: called after each verdict.
 
     Raises:
@@ -44,7 +52,7 @@ def answer(
         CollabError: the remaining workers cannot hold the model, or the deadline has passed.
     """
     with pipeline.lanes(1, control.due, control.check) as (lane,):
-        made = _lane(pipeline, lane, prompt, config, control)
+        made = _lane(pipeline, lane, prompt, config, control, shown=shown)
         _decode(pipeline, None, [[made]], config, control, on_tokens)
     return made
 
@@ -58,6 +66,7 @@ def answer_in_points(
     control: Control,
     *,
     directive: CachedPrefix | None = None,
+    shown: ShownPrompt | None = None,
     most: int = 8,
     budget: int | None = None,
     on_outline: OnTokens = lambda lanes: None,
@@ -74,6 +83,7 @@ def answer_in_points(
         requests: returns, for the outline's tokens, the ids that follow it for each point.
         config: how points are decoded.
         directive: precedes ``prompt``, if the stages keep it.
+        shown: directive and prompt together, if they show pictures.
         most: expected number of points.
         budget: tokens of all points together, divided evenly; None: ``config`` limits each.
 
@@ -84,7 +94,7 @@ def answer_in_points(
         raise InvalidInput("one lane is not enough", field="lanes", remedy="raise lanes")
     count = min(1 + most, pipeline.config.lanes)
     with pipeline.lanes(count, control.due, control.check) as (lane, *others):
-        first = _lane(pipeline, lane, prompt, outline, control, directive)
+        first = _lane(pipeline, lane, prompt, outline, control, directive, shown)
         _decode(pipeline, directive, [[first]], outline, control, on_outline)
         wanted = requests(first.tokens)
         context = pipeline.chain(control.due, control.check).info.context
@@ -132,9 +142,12 @@ def _lane(
     config: DecodeConfig,
     control: Control,
     prefix: SharedPrefix | None = None,
+    shown: ShownPrompt | None = None,
 ) -> LaneAnswer:
     info = pipeline.chain(control.due, control.check).info
-    return LaneAnswer(lane, prompt, config, eos=info.eos, context=info.context, prefix=prefix)
+    return LaneAnswer(
+        lane, prompt, config, eos=info.eos, context=info.context, prefix=prefix, shown=shown
+    )
 
 
 def _decode(
@@ -179,22 +192,23 @@ def _decode_on(
     every = [lane for group in groups for lane in group]
     in_flight = 0
 
-    def submit(lanes: list[LaneAnswer], steps: Sequence[Step]) -> None:
+    def submit(lanes: list[LaneAnswer], fed: Sequence[_Fed]) -> None:
         nonlocal in_flight
         in_flight += 1
-        chain.submit(steps, lambda result: inbox.put((lanes, result)))
+        steps = [step for _, step in fed]
+        chain.submit(steps, lambda result: inbox.put((lanes, result)), _features(fed))
 
     def proceed(lanes: list[LaneAnswer]) -> None:
         if len(lanes) == 1:
-            *parts, last = lanes[0].steps(config.lengths)
+            *parts, last = [(lanes[0], step) for step in lanes[0].steps(config.lengths)]
             for part in parts:
                 submit([], [part])
             submit(lanes, [last])
         elif lanes:
-            submit(lanes, [lane.steps()[0] for lane in lanes])
+            submit(lanes, [(lane, lane.steps()[0]) for lane in lanes])
 
     if prefix is not None:
-        prefix.feed(chain, lambda step: submit([], [step]), config.lengths)
+        prefix.feed(chain, lambda step: submit([], [(prefix, step)]), config.lengths)
     for group in groups:
         proceed([lane for lane in group if not lane.finished])
     while in_flight:
@@ -211,6 +225,12 @@ def _decode_on(
         count = max(1, min(len(left), len(groups) - in_flight))
         for i in range(count):
             proceed(left[i::count])
+
+
+def _features(fed: Sequence[_Fed]) -> Tensor | None:
+    """Return the features of all pictures in a pass; None: there are none."""
+    found = [lane.shown.features_of(step) for lane, step in fed if lane.shown is not None]
+    return torch.cat(found) if found else None
 
 
 def _next(

@@ -16,6 +16,7 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.protocols.jupiter.drafters import Draft, Drafter, MedusaChain
 from collab_llm_nodes.protocols.jupiter.messages import Outcome, Step, Want
+from collab_llm_nodes.protocols.jupiter.pictures import ShownPrompt
 
 Lengths = Callable[[int], Sequence[int]]
 """Divides a number of tokens into sub-sequences that follow one another through the stages."""
@@ -64,20 +65,22 @@ class SharedPrefix:
     """A prefix that several lanes share; its keys and values are held once, in a lane of its own.
 
     Attributes:
+        shown: the prompt that it begins with, if that shows pictures.
         cached_length: leading tokens of ``ids`` that the stages hold.
     """
 
-    def __init__(self, lane: int, ids: Sequence[int]) -> None:
+    def __init__(self, lane: int, ids: Sequence[int], shown: ShownPrompt | None = None) -> None:
         if not ids:
             raise InvalidInput("no tokens", field="prompt", remedy="give a prompt")
         self.lane = lane
         self.ids = tuple(ids)
+        self.shown = shown
         self.cached_length = 0
 
     @classmethod
     def from_answer(cls, answer: LaneAnswer) -> SharedPrefix:
         """Return the prefix of prompt and answer of ``answer``, in its lane."""
-        prefix = cls(answer.lane, answer.known)
+        prefix = cls(answer.lane, answer.known, answer.shown)
         prefix.cached_length = answer.cached_length
         return prefix
 
@@ -86,7 +89,7 @@ class SharedPrefix:
         start, self.cached_length = self.cached_length, len(self.ids)
         if start == len(self.ids):
             return []
-        return divide(Step(self.lane, start, self.ids[start:]), lengths)
+        return _placed(self.shown, divide(Step(self.lane, start, self.ids[start:]), lengths))
 
     def feed(self, chain: object, submit: Callable[[Step], None], lengths: Lengths) -> None:
         """Submit the steps that feed what the stages of ``chain`` do not hold yet."""
@@ -132,6 +135,7 @@ class LaneAnswer:
         eos: end tokens.
         context: length of the model's context, which ends the answer as well.
         prefix: the lane is a fork of this one.
+        shown: prompt and prefix together, if they show pictures.
 
     Attributes:
         tokens: the answer so far.
@@ -153,8 +157,10 @@ class LaneAnswer:
         eos: frozenset[int],
         context: int,
         prefix: SharedPrefix | None = None,
+        shown: ShownPrompt | None = None,
     ) -> None:
         self.lane = lane
+        self.shown = shown or (prefix.shown if prefix is not None else None)
         self._prompt = (*(prefix.ids if prefix is not None else ()), *prompt)
         if not prompt:
             raise InvalidInput("no tokens", field="prompt", remedy="give a prompt")
@@ -229,7 +235,7 @@ class LaneAnswer:
         )
         self._held += len(pending)
         self._fork_of = None
-        return divide(step, lengths) if not drafted else [step]
+        return _placed(self.shown, divide(step, lengths) if not drafted else [step])
 
     def on_outcome(self, outcome: Outcome) -> None:
         """Add the tokens of the verdict on the last step, which ``check_result`` has accepted."""
@@ -253,6 +259,11 @@ class LaneAnswer:
             self.finished = full or token in self._eos or self._config.stop(self.tokens)
             if self.finished:
                 break
+
+
+def _placed(shown: ShownPrompt | None, steps: list[Step]) -> list[Step]:
+    """Return steps with the positions and the pictures of their tokens."""
+    return steps if shown is None else [shown.place(step) for step in steps]
 
 
 def divide(step: Step, lengths: Lengths) -> list[Step]:

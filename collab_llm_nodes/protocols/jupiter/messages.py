@@ -44,7 +44,8 @@ class Step:
         guesses: number of tokens per Medusa head.
         close: the lane ends, and nothing is fed.
         positions: of the new tokens, unless they are their indices: that of the first one, which
-            the others follow; or M-RoPE's: all of time, then height, then width. Not for trees.
+            the others, or the nodes of a tree, follow; or M-RoPE's: all of time, then height, then
+            width. Not for trees.
         features: number of leading picture placeholders among ``ids`` whose features come with the
             pass.
     """
@@ -97,7 +98,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """A worker's answer to Describe."""
+    """A worker's answer to Describe; ``weights`` is as in ``models.partial.CheckpointFacts``."""
 
     version: str
     model: str
@@ -110,6 +111,17 @@ class WorkerInfo:
     eos: frozenset[int]
     heads: int
     vocabulary: str
+
+    @property
+    def numbers(self) -> str:
+        """Type of the weights, and their quantisation while they load: "bfloat16 int4"."""
+        return self.weights.partition(" ")[2].partition(" by ")[0]
+
+    @property
+    def short_weights(self) -> str:
+        """The weights for people: the beginning of the hash, and the type."""
+        digest, _, numbers = self.weights.partition(" ")
+        return f"{digest[:12]} {numbers}"
 
 
 @dataclass(frozen=True)

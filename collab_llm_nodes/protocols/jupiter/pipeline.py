@@ -417,14 +417,29 @@ class Pipeline:
 def check_model(info: WorkerInfo, facts: CheckpointFacts) -> None:
     """Refuse workers that hold another model than the one of ``facts``.
 
+    The weights of a vision encoder, which this process holds, must belong to the workers' layers.
+
     Raises:
-        ConfigError: ``field`` is ``model.path``.
+        ConfigError: ``field`` is ``model.path``, ``model.dtype`` or ``model.quantization``.
     """
     if (info.vocabulary, info.num_layers) != (facts.vocabulary, facts.num_layers):
         raise ConfigError(
             f"the workers hold {info.model}, this is {facts.config.path}",
             field="model.path",
             remedy="name the model that the workers hold",
+        )
+    if info.numbers != facts.numbers:
+        dtype, _, kind = info.numbers.partition(" ")
+        raise ConfigError(
+            f"the workers hold {info.numbers} weights, this is for {facts.numbers}",
+            field="model.dtype" if dtype != facts.config.dtype else "model.quantization",
+            remedy=f"set model.dtype to {dtype}, and model.quantization to {kind or 'none'}",
+        )
+    if facts.vision and info.weights != facts.weights:
+        raise ConfigError(
+            f"the workers hold other weights than {facts.config.path}",
+            field="model.path",
+            remedy="copy the workers' checkpoint here: its vision encoder belongs to their layers",
         )
 
 
@@ -457,10 +472,11 @@ def _one_model(infos: dict[str, WorkerInfo]) -> WorkerInfo:
             )
         if info.weights != own.weights:
             raise ModelError(
-                f"{first} and {other} have different weights ({own.weights[:12]} and"
-                f" {info.weights[:12]})",
+                f"{first} and {other} have different weights ({own.short_weights} and"
+                f" {info.short_weights})",
                 field="workers",
-                remedy="copy one checkpoint to all workers",
+                remedy="copy one checkpoint to all workers, with the same dtype and quantization,"
+                " done by the same package",
             )
         facts = ("num_layers", "context", "vocab_size", "width", "eos", "vocabulary")
         if any(getattr(info, name) != getattr(own, name) for name in facts):

@@ -71,6 +71,11 @@ class PlannerConfig:
         2.0, "Tokens that a pass of a lane adds to the answer, on average.", low=1.0, high=65.0
     )
     states: str = setting("float32", "Form of hidden states on the wire.", choices=STATES)
+    coordinator: str = setting(
+        "",
+        "Device that the server runs on, whose memory holds the vision encoder of a model that sees"
+        " as well; empty: none of these.",
+    )
     utilisation: float = setting(
         0.5,
         "Least share of its best speed that a device reaches with a sub-sequence.",
@@ -122,7 +127,7 @@ class JupiterPlan:
     Attributes:
         fingerprint: of the model.
         placements: the stages in order. Devices that would slow down the others have none.
-        memory_bytes: of each stage.
+        memory_bytes: of each stage; the coordinator's with the vision encoder.
         least: b, the shortest of several sub-sequences.
         parts: sub-sequences of a prompt of n + 1 tokens, at index n.
         prefill_s: predicted time to the first token, likewise.
@@ -213,7 +218,7 @@ def plan(
         ModelError: the model does not fit into their memory.
     """
     config = config or PlannerConfig()
-    profile = profile.sending(config.states)
+    profile = _prepared(profile, config)
     search = _search(profile, config, devices, check)
     chosen = search.best(search.total_s)
     for_prefill, for_decode = search.best(search.prefill_s), search.best(search.decode_s)
@@ -236,6 +241,7 @@ def plan(
     )
     memory = tuple(
         profile.model.stage_bytes(p.first, p.last, config.lanes, profile.model.context)
+        + profile.model.vision_bytes * (p.device == config.coordinator)
         for p in chosen
     )
     return JupiterPlan(
@@ -255,8 +261,13 @@ def stages_for(
 ) -> tuple[Placement, ...]:
     """Return the stages of ``plan`` only, which is faster: a lost device is replaced by them."""
     config = config or PlannerConfig()
-    search = _search(profile.sending(config.states), config, devices)
+    search = _search(_prepared(profile, config), config, devices)
     return search.best(search.total_s)
+
+
+def _prepared(profile: Profile, config: PlannerConfig) -> Profile:
+    """Return the profile with the sizes of states sent, and the memory left to stages."""
+    return profile.sending(config.states).beside_vision(config.coordinator)
 
 
 def _search(

@@ -44,6 +44,8 @@ class ModelFacts:
         state_bytes: hidden state of one token on the wire, in float32.
         scratch_bytes: activations of one token in a pass.
         logits_bytes: logits of one token.
+        vision_bytes: vision encoder, with the activations of a large picture. It is in the process
+            that drives the stages; 0 for a text model.
     """
 
     fingerprint: str
@@ -57,6 +59,7 @@ class ModelFacts:
     state_bytes: int
     scratch_bytes: int
     logits_bytes: int
+    vision_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.layers < 1 or self.context < 1 or min(self.layer_bytes, self.state_bytes) < 1:
@@ -330,10 +333,25 @@ class Profile:
         sent = packed_bytes(1, self.model.state_bytes // 4, states)
         return replace(self, model=replace(self.model, state_bytes=sent))
 
+    def beside_vision(self, coordinator: str) -> Profile:
+        """Return this profile with the memory that the vision encoder leaves to a stage.
+
+        Args:
+            coordinator: name of the device that holds it; empty: none of these devices.
+
+        Raises:
+            ConfigError: this device has not been measured.
+        """
+        if not coordinator:
+            return self
+        device = self.device(coordinator)
+        left = max(1, device.memory_bytes - self.model.vision_bytes)  # 1: no stage fits
+        return self.with_device(replace(device, memory_bytes=left))
+
     def with_device(self, device: DeviceProfile) -> Profile:
         """Return a profile with ``device`` added, or in place of the one with its name."""
-        others = tuple(d for d in self.devices if d.name != device.name)
-        return replace(self, devices=(*others, device))
+        devices = {**{d.name: d for d in self.devices}, device.name: device}
+        return replace(self, devices=tuple(devices.values()))
 
     def save(self, file: Path) -> None:
         """Write the profile as JSON."""

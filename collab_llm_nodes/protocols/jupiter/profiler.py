@@ -6,8 +6,9 @@ import asyncio
 import hashlib
 import json
 import math
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -15,18 +16,25 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.engine.device import synchronize
 from collab_llm_nodes.engine.stage import Stage
-from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
-from collab_llm_nodes.models.architectures import architecture_of, context_length
+from collab_llm_nodes.errors import ConfigError, InvalidInput
+from collab_llm_nodes.models.architectures import context_length
+from collab_llm_nodes.models.checkpoint import quantisation_of, stored_tensors
 from collab_llm_nodes.models.devices import find_device, free_bytes
-from collab_llm_nodes.models.footprint import column_bytes
+from collab_llm_nodes.models.footprint import column_bytes, picture_bytes
 from collab_llm_nodes.models.heads import NAME as HEADS_NAME
 from collab_llm_nodes.models.heads import count_heads
-from collab_llm_nodes.models.loading import DTYPES, ModelConfig, architecture_in, model_folder
+from collab_llm_nodes.models.loading import (
+    DTYPES,
+    ModelConfig,
+    architecture_in,
+    model_folder,
+)
+from collab_llm_nodes.models.partial import empty_model
+from collab_llm_nodes.models.quantised import quantized_bytes
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig, time_messages
 from collab_llm_nodes.protocols.jupiter.profile import STEADY, DeviceProfile, ModelFacts
 from collab_llm_nodes.transport.background import background_loop
@@ -34,6 +42,12 @@ from collab_llm_nodes.transport.background import background_loop
 _DEEP = 5  # layers of the deeper one of two stages, whose difference gives the time of a layer
 _LEAST_S = 1e-9  # of a layer, where noise gives less
 _ATTEMPTS = 3  # measurements of a device under load
+_PARTS = {
+    "layer": re.compile(r"(^|\.)layers\.\d"),
+    "vision": re.compile(r"(^|\.)visual\."),
+    "embedding": re.compile(r"(^|\.)(embed_\w+|project_in)\."),
+}
+"""Names of the tensors in each part of a model; all others belong to the head."""
 
 
 @dataclass(frozen=True)
@@ -66,55 +80,70 @@ class ProfilerConfig:
 
 
 def model_facts(config: ModelConfig) -> ModelFacts:
-    """Return the sizes of a model, without reading its weights.
+    """Return the sizes of a model as it is loaded, without reading its weights.
 
     Raises:
-        ModelError: it cannot be found, or is no text model.
+        ModelError: it cannot be found, or is of an unknown architecture.
     """
     folder = model_folder(config)
     facts = architecture_in(folder)
-    if architecture_of(facts.model_type).vision:
-        raise ModelError(
-            "Jupiter's planner and server take text models",
-            field="path",
-            remedy="take one; a verifier can have a model that sees images over stages.workers",
-        )
+    text, vision = facts.get_text_config(), getattr(facts, "vision_config", None)
     dtype = DTYPES[config.dtype]
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(facts, dtype=dtype, trust_remote_code=False)
+    model = empty_model(facts, config)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    decoder = model.get_decoder()
-    prefix = next(name for name, module in model.named_modules() if module is decoder)
-    sizes = {"layer": 0, "embedding": 0, "head": 0}
-    for name, shape in shapes.items():
-        place = name.removeprefix(f"{prefix}.")
-        if place.startswith("layers."):
-            kind = "layer"
-        elif place.startswith(("embed", "project_in")):
-            kind = "embedding"
-        else:
-            kind = "head"
-        sizes[kind] += int(np.prod(shape)) * dtype.itemsize
-    table = int(np.prod(shapes[f"{prefix}.embed_tokens.weight"])) * dtype.itemsize
+    stored = quantisation_of(facts)
+    tied = bool(model.all_tied_weights_keys)
+    table = int(np.prod(model.get_input_embeddings().weight.shape)) * dtype.itemsize
+    if stored is None:
+        sizes = _part_bytes(_loaded_bytes(shapes, config))
+    else:
+        headers = stored_tensors(folder)
+        sizes = _part_bytes({name: tensor.bytes for name, tensor in headers.items()})
+        sizes["head"] += table if tied and "lm_head.weight" not in headers else 0
     heads = count_heads(folder) if (folder / f"{HEADS_NAME}.json").is_file() else 0
-    sizes["head"] += heads * facts.hidden_size**2 * dtype.itemsize
-    hashed = json.dumps([sorted(shapes.items()), str(dtype), heads, facts.num_attention_heads])
-    between = getattr(facts, "intermediate_size", None) or facts.ffn_dim
-    layers: int = facts.num_hidden_layers
+    sizes["head"] += heads * text.hidden_size**2 * dtype.itemsize
+    hashed = [sorted(shapes.items()), str(dtype), heads, text.num_attention_heads]
+    if config.quantization != "none" or stored is not None:
+        hashed.append([config.quantization, stored])
+    between = getattr(text, "intermediate_size", None) or text.ffn_dim
+    layers: int = text.num_hidden_layers
     return ModelFacts(
-        fingerprint=hashlib.sha256(hashed.encode()).hexdigest(),
+        fingerprint=hashlib.sha256(json.dumps(hashed).encode()).hexdigest(),
         layers=layers,
-        context=context_length(facts),
-        layer_bytes=sizes["layer"] // layers,
-        embedding_bytes=sizes["embedding"],
-        head_bytes=sizes["head"],
-        shared_bytes=table if facts.tie_word_embeddings else 0,
-        kv_bytes=column_bytes(facts, dtype) // layers,
-        state_bytes=4 * facts.hidden_size,
+        context=context_length(text),
+        layer_bytes=int(sizes["layer"]) // layers,
+        embedding_bytes=int(sizes["embedding"]),
+        head_bytes=int(sizes["head"]),
+        shared_bytes=table if tied else 0,
+        kv_bytes=column_bytes(text, dtype) // layers,
+        state_bytes=4 * text.hidden_size,
         # States, their norm, queries, keys, values, attention output; gate, up and product.
-        scratch_bytes=(6 * facts.hidden_size + 3 * between) * dtype.itemsize,
-        logits_bytes=facts.vocab_size * 4,
+        scratch_bytes=(6 * text.hidden_size + 3 * between) * dtype.itemsize,
+        logits_bytes=text.vocab_size * 4,
+        vision_bytes=0 if vision is None else int(sizes["vision"]) + picture_bytes(vision, dtype),
     )
+
+
+def _loaded_bytes(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig) -> dict[str, float]:
+    """Return the bytes of each tensor, quantised as ``config`` says."""
+    dtype, kind = DTYPES[config.dtype], config.quantization
+
+    def each(name: str, dimensions: int) -> float:
+        if kind == "none":
+            return dtype.itemsize
+        return quantized_bytes(
+            kind, "torchao", name, dimensions, dtype
+        )  # layers, as by any package
+
+    return {name: math.prod(shape) * each(name, len(shape)) for name, shape in shapes.items()}
+
+
+def _part_bytes(sizes: Mapping[str, float]) -> dict[str, float]:
+    """Return the bytes of all layers, of the vision encoder, and of both ends."""
+    parts = dict.fromkeys((*_PARTS, "head"), 0.0)
+    for name, size in sizes.items():
+        parts[next((part for part, found in _PARTS.items() if found.search(name)), "head")] += size
+    return parts
 
 
 StageOf = Callable[[int, int], Any]

@@ -15,7 +15,7 @@ from collab_llm_nodes.errors import (
     InvalidInput,
     Unavailable,
 )
-from collab_llm_nodes.models.partial import read_facts
+from collab_llm_nodes.models.partial import load_vision, read_facts
 from collab_llm_nodes.models.prompt import Prompt, check_prompt, encode
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
@@ -32,6 +32,7 @@ from collab_llm_nodes.protocols.jupiter.outline import (
     with_directive,
 )
 from collab_llm_nodes.protocols.jupiter.partition import Placement
+from collab_llm_nodes.protocols.jupiter.pictures import ShownPrompt, show
 from collab_llm_nodes.protocols.jupiter.pipeline import Pipeline, check_model
 from collab_llm_nodes.protocols.jupiter.planner import JupiterPlan, plan
 from collab_llm_nodes.protocols.jupiter.profile import Profile
@@ -96,7 +97,7 @@ class Jupiter:
     def __init__(self, config: JupiterConfig) -> None:
         self._config = config
         self._facts = read_facts(config.model)
-        self._loaded = self._facts.without_weights()
+        self._loaded, self._vision_bytes = load_vision(self._facts)
         planning = config.planning
         self._arrangement = Arrangement(
             config.device_names,
@@ -138,8 +139,8 @@ class Jupiter:
             found = self._answer_in_points(request, decode, control, reporter)
             if found is not None:
                 return found
-        ids = self._encode(request, prompt_of(request))
-        lane = answer(self.pipeline, ids, decode, control, reporter.on_tokens)
+        ids, shown = self._encode(request, prompt_of(request))
+        lane = answer(self.pipeline, ids, decode, control, reporter.on_tokens, shown)
         return Answer(**vars(reporter.in_sequence(lane, final=True)))
 
     @property
@@ -231,6 +232,8 @@ class Jupiter:
             "lanes_in_use": f"{pipeline.lanes_in_use} of {self._config.pipeline.lanes}",
             "losses": len(pipeline.losses),
         }
+        if self._vision_bytes:
+            figures["vision encoder"] = f"{self._vision_bytes / 1e6:.1f} MB of tensors"
         if chain is not None and sound:
             for part, size in zip(chain.parts, chain.bytes, strict=True):
                 figures[self.stage_name(part)] = f"{size / 1e6:.1f} MB of tensors"
@@ -272,7 +275,7 @@ class Jupiter:
         assert prompts is not None  # checked by _wants_outline
         config: JupiterConfig = request.config
         try:
-            directive, question = self._outline_prompt(request)
+            directive, question, shown = self._outline_prompt(request)
         except InvalidInput:  # the question may fit without the directive
             return None
         _, lanes = answer_in_points(
@@ -285,6 +288,7 @@ class Jupiter:
             replace(decode, stop=prompts.point_ended),
             control,
             directive=directive,
+            shown=shown,
             most=MOST_POINTS,
             budget=decode.max_tokens,
             on_outline=reporter.on_outline,
@@ -292,19 +296,22 @@ class Jupiter:
         )
         return Answer(**vars(reporter.points(lanes, final=True))) if lanes else None
 
-    def _outline_prompt(self, request: Request) -> tuple[CachedPrefix | None, tuple[int, ...]]:
-        """Return the directive that the stages keep, if any, and the ids that follow it."""
+    def _outline_prompt(
+        self, request: Request
+    ) -> tuple[CachedPrefix | None, tuple[int, ...], ShownPrompt | None]:
+        """Return the directive that the stages keep, if any, the ids after it, and the pictures."""
         config: JupiterConfig = request.config
-        before = request.turns[:-1]
+        before, images = request.turns[:-1], request.images
         if not config.task:
-            question = Prompt(outline_question(request.prompt), turns=before)
-            return None, self._encode(request, question)
-        question = Prompt(
-            request.prompt, turns=with_directive(config.directives[config.task], before)
-        )
-        directive, ids = self._directives[config.task], self._encode(request, question)
+            question = Prompt(outline_question(request.prompt), images, turns=before)
+            return None, *self._encode(request, question)
+        turns = with_directive(config.directives[config.task], before)
+        ids, shown = self._encode(request, Prompt(request.prompt, images, turns=turns))
+        directive = self._directives[config.task]
         kept = len(directive.ids)
-        return (directive, ids[kept:]) if ids[:kept] == directive.ids else (None, ids)
+        if ids[:kept] != directive.ids:
+            return None, ids, shown
+        return directive, ids[kept:], shown
 
     def _directive_ids(self, directive: str) -> tuple[int, ...]:
         """Return the ids with which all chats with ``directive`` begin.
@@ -330,9 +337,16 @@ class Jupiter:
             )
         return common
 
-    def _encode(self, request: Request, prompt: Prompt) -> tuple[int, ...]:
+    def _encode(
+        self, request: Request, prompt: Prompt
+    ) -> tuple[tuple[int, ...], ShownPrompt | None]:
+        """Return the ids of ``prompt``, and its encoded pictures, if it has any."""
         try:
-            return encode(prompt, self._loaded, request.config.prompt).ids
+            encoded = encode(prompt, self._loaded, request.config.prompt)
         except InvalidInput as error:
             name_prompt(error)
             raise
+        if encoded.pixel_values is None:  # then positions are indices, also those of M-RoPE
+            return encoded.ids, None
+        form = self._config.pipeline.states
+        return encoded.ids, show(self._loaded, encoded, self._facts.placeholder, form)

@@ -37,6 +37,12 @@ class PlanningConfig:
         " addresses.",
         read_only=True,
     )
+    coordinator: str = setting(
+        "",
+        "Name in profile and plan of the device that this server runs on, if it has a worker, too:"
+        " the vision encoder of a model that sees takes memory there.",
+        read_only=True,
+    )
     prompt_tokens: int = setting(
         256,
         "Typical length of a prompt [tokens]. The stages are planned for it.",
@@ -157,4 +163,5 @@ class JupiterConfig:
             planning.answer_tokens,
             self.pipeline.lanes,
             states=self.pipeline.states,
+            coordinator=planning.coordinator,
         )

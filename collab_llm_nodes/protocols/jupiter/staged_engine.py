@@ -16,14 +16,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from collab_llm_nodes.engine.interface import AfterExit, Feed, OnExit
-from collab_llm_nodes.engine.pictures import encode_pictures, features_within
 from collab_llm_nodes.errors import (
     CollabError,
     ConfigError,
@@ -31,12 +29,13 @@ from collab_llm_nodes.errors import (
     ModelError,
     ProtocolError,
 )
-from collab_llm_nodes.models.loading import DTYPES, ModelConfig, TargetConfig
-from collab_llm_nodes.models.partial import CheckpointFacts, load_vision, read_facts
+from collab_llm_nodes.models.loading import ModelConfig, TargetConfig
+from collab_llm_nodes.models.partial import load_vision, read_facts
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.jupiter.chain import Chain, WorkerLost
 from collab_llm_nodes.protocols.jupiter.generation import MOST_LOSSES
-from collab_llm_nodes.protocols.jupiter.messages import Result, Step, Want, WorkerInfo
+from collab_llm_nodes.protocols.jupiter.messages import Result, Step, Want
+from collab_llm_nodes.protocols.jupiter.pictures import ShownPrompt, show
 from collab_llm_nodes.protocols.jupiter.pipeline import (
     Pipeline,
     PipelineConfig,
@@ -44,7 +43,6 @@ from collab_llm_nodes.protocols.jupiter.pipeline import (
     check_model,
     equal_parts,
 )
-from collab_llm_nodes.protocols.jupiter.states import pack
 
 _PASS_S = 60.0  # deadline of a pass, including the arrangement of another chain
 _PIECE = 512
@@ -64,8 +62,7 @@ class StagedEngine:
         placeholder: id of the tokens that stand for pictures; None for a text model.
 
     Raises:
-        ConfigError: fewer lanes than sessions, early exits or quantisation, or workers with another
-            model.
+        ConfigError: fewer lanes than sessions, early exits, or workers with another model.
         ModelError: the model cannot be divided, or its files cannot be read.
         CollabError: as ``Pipeline.chain``.
     """
@@ -85,13 +82,11 @@ class StagedEngine:
         facts = read_facts(model)
         self.loaded, self.bytes = load_vision(facts)
         self.placeholder = facts.placeholder
-        self._no_features = torch.empty(0, facts.width, dtype=DTYPES[model.dtype])
         self.vocab_size, self.vocabulary = facts.vocab_size, facts.vocabulary
         self.eos, self.num_layers, self.context = facts.eos, facts.num_layers, facts.context
         self.pipeline = Pipeline(stages, plan)
         try:
-            info = self.pipeline.chain(time.monotonic() + _PASS_S).info
-            self._check_workers(info, facts)
+            check_model(self.pipeline.chain(time.monotonic() + _PASS_S).info, facts)
         except BaseException:
             self.pipeline.close()
             raise
@@ -142,24 +137,6 @@ class StagedEngine:
         """Release the workers."""
         self.pipeline.close()
 
-    def _check_workers(self, info: WorkerInfo, facts: CheckpointFacts) -> None:
-        """Refuse workers that hold another model than ``model.path``."""
-        check_model(info, facts)
-        if not facts.vision or info.weights == facts.weights:
-            return
-        dtype = info.weights.partition(" ")[2]
-        if dtype != facts.config.dtype:
-            raise ConfigError(
-                f"the workers compute in {dtype}, the vision encoder in {facts.config.dtype}",
-                field="model.dtype",
-                remedy=f"set it to {dtype}",
-            )
-        raise ConfigError(
-            f"the workers hold other weights than {facts.config.path}",
-            field="model.path",
-            remedy="copy the workers' checkpoint here: its vision encoder belongs to their layers",
-        )
-
     def _pass(self, feeds: Sequence[Feed[StagedSession]]) -> Result:
         """Run a pass; a chain that is lost is replaced."""
         if not feeds:
@@ -174,17 +151,12 @@ class StagedEngine:
                 parts = [
                     feed.session._part(feed.session.length, feed.ids, feed.keep) for feed in feeds
                 ]
-                return self._through(chain, parts, due)
+                steps = [step for step, _ in parts]
+                return chain.run(steps, due, torch.cat([features for _, features in parts]))
             except WorkerLost:
                 losses += 1
                 if losses > MOST_LOSSES:
                     raise
-
-    def _through(self, chain: Chain, parts: Sequence[tuple[Step, Tensor]], due: float) -> Result:
-        """Run steps with the features of their pictures [step.features, width]."""
-        features = torch.cat([features for _, features in parts])
-        packed = pack(features, self.pipeline.config.states)
-        return chain.run([step for step, _ in parts], due, packed)
 
 
 def _check_settings(model: ModelConfig, stages: PipelineConfig, sessions: int) -> None:
@@ -194,12 +166,6 @@ def _check_settings(model: ModelConfig, stages: PipelineConfig, sessions: int) -
             "a model over stages has no early exits",
             field="model.exits",
             remedy="leave exits and exit_layers unset, or stages.workers empty",
-        )
-    if model.quantization != "none":
-        raise ConfigError(
-            "a model over stages is not quantised",
-            field="model.quantization",
-            remedy="leave it unset, and set model.dtype here and on the workers",
         )
     if stages.lanes < sessions:
         raise ConfigError(
@@ -217,7 +183,7 @@ class StagedSession:
     def __init__(self, engine: StagedEngine, prompt: EncodedPrompt) -> None:
         self._engine = engine
         self._prompt = prompt
-        self._features = engine._no_features  # of the prompt's pictures, once encoded
+        self._shown: ShownPrompt | None = None  # the prompt, once its pictures are encoded
         self._ids: list[int] = []
         self._lane: int | None = None
         self._chain: Chain | None = None  # the one that holds the lane's keys and values
@@ -256,28 +222,22 @@ class StagedSession:
         """Raise ModelError: there are no nodes."""
         raise ModelError("token trees over stages", remedy="draft one continuation only")
 
-    @torch.inference_mode()
     def encode_images(self) -> None:
         """Encode the prompt's images now, as ``Session.encode_images``.
 
         Raises:
             ModelError: the features are not finite, or ``stages.states`` cannot hold them.
         """
-        if self._prompt.pixel_values is None:
-            return
-        engine = self._engine
-        like = engine._no_features.to(engine.loaded.config.device)
-        features = encode_pictures(engine.loaded, self._prompt, like).cpu()
-        pack(
-            features, engine.pipeline.config.states
-        )  # otherwise it would fail a pass of all sessions
-        self._features = features
-        self._prompt = replace(self._prompt, pixel_values=None)  # ten times the features' memory
+        if self._shown is None:
+            engine = self._engine
+            form = engine.pipeline.config.states
+            self._shown = show(engine.loaded, self._prompt, engine.placeholder, form)
+            self._prompt = self._shown.prompt
 
     def close(self) -> None:
         """Give the lane back."""
         self._closed = True
-        self._features = self._engine._no_features
+        self._shown = None
         self._ids.clear()
         lane, self._lane = self._lane, None
         if lane is not None:
@@ -308,25 +268,14 @@ class StagedSession:
         if self._chain is chain:
             return
         for start in range(0, self.length, _PIECE):
-            part = self._part(start, self._ids[start : start + _PIECE])
-            self._engine._through(chain, [part], due)
+            step, features = self._part(start, self._ids[start : start + _PIECE])
+            chain.run([step], due, features)
         self._chain = chain
 
     def _part(self, start: int, ids: Sequence[int], keep: int = 0) -> tuple[Step, Tensor]:
         """Return the step that feeds ``ids`` at ``start``, and the features of its pictures."""
         assert self._lane is not None
-        within = features_within(self._prompt, self._engine.placeholder, start, len(ids))
-        features = self._features[within]
-        positions = self._prompt.positions(start, len(ids))
-        step = Step(
-            self._lane,
-            start,
-            tuple(ids),
-            want=Want.LOGITS if keep else Want.NOTHING,
-            rows=keep,
-            positions=tuple(positions.flatten().tolist())
-            if isinstance(positions, Tensor)
-            else (positions,),
-            features=len(features),
-        )
-        return step, features
+        assert self._shown is not None
+        want = Want.LOGITS if keep else Want.NOTHING
+        step = self._shown.place(Step(self._lane, start, tuple(ids), want=want, rows=keep))
+        return step, self._shown.features_of(step)

@@ -217,9 +217,10 @@ class StageWorker(StreamService[Answer]):
             )
         if load.weights != info.weights:
             raise ModelError(
-                f"the coordinator wants weights {load.weights[:12]}, these are {info.weights[:12]}",
+                f"the coordinator wants {load.weights[:12]}, these weights are"
+                f" {info.short_weights}",
                 field="weights",
-                remedy="copy one checkpoint to all workers",
+                remedy="copy one checkpoint to all workers, with the same dtype and quantization",
             )
         if not 1 <= load.lanes <= info.most_lanes:
             raise ConfigError(

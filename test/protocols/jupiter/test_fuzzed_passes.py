@@ -75,7 +75,7 @@ class Stranger:
             drawn.randrange(5),
             SamplingConfig(temperature=float(drawn.randrange(2)), top_k=3, seed=4),
             drawn.choice([0, 1, codec.MAX_GUESSES]),
-            positions=() if parents else self._positions(start, new),
+            positions=self._positions(start, new)[: 1 if parents else None],
             features=features,
         )
 

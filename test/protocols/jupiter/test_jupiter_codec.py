@@ -68,14 +68,14 @@ def steps(draw: st.DrawFn, lane: int) -> Step:
         draw(COUNTS),
         sampling if want is Want.VERDICT else SamplingConfig(),
         draw(st.integers(0, 16)),
-        positions=() if tree else tuple(draw(positions(len(ids)))),
+        positions=tuple(draw(positions(len(ids), tree))),
         features=draw(st.integers(0, len(ids))),
     )
 
 
-def positions(new: int) -> st.SearchStrategy[list[int]]:
+def positions(new: int, tree: bool) -> st.SearchStrategy[list[int]]:
     """None, that of the first of ``new`` tokens, or M-RoPE's three of each."""
-    return st.sampled_from([0, 1, 3 * new]).flatmap(
+    return st.sampled_from([0, 1, 1 if tree else 3 * new]).flatmap(
         lambda count: st.lists(COUNTS, min_size=count, max_size=count)
     )
 
@@ -166,7 +166,7 @@ def test_errors_keep_their_type() -> None:
         pb.Step(ids=[1] * (codec.MAX_ROWS + 1)),
         pb.Step(ids=[1, 2], positions=[0, 1]),
         pb.Step(ids=[1], positions=[1 << 30]),
-        pb.Step(ids=[1, 2, 3], parents=[0, 0], positions=[4]),
+        pb.Step(ids=[1, 2, 3], parents=[0, 0], positions=[4] * 9),
         pb.Step(ids=[1], features=2),
     ],
 )

@@ -175,7 +175,7 @@ def test_a_group_is_divided_when_another_has_ended(
     class Answering:
         """Answers passes in the order in which they come."""
 
-        def submit(self, steps: Sequence[Step], done: Any) -> None:
+        def submit(self, steps: Sequence[Step], done: Any, features: None) -> None:
             passes.append([step.lane for step in steps])
             done(Result(len(passes), tuple(Outcome((), 5) for _ in steps), ()))
 

@@ -324,6 +324,27 @@ def test_memory_decides_what_may_be_where() -> None:
         plan(small, devices=["d0", "d9"])
 
 
+def test_the_coordinator_s_device_keeps_room_for_the_vision_encoder() -> None:
+    sees = replace(facts(6), vision_bytes=4_500_000)
+    lab = Profile(sees, (device("d0", 0.5, memory_mb=10.0), device("d1", memory_mb=10.0)))
+    config = PlannerConfig(answer_tokens=0)
+    beside = replace(config, coordinator="d0")
+
+    def layers(made: JupiterPlan) -> dict[str, int]:
+        return {part.device: part.last - part.first for part in made.placements}
+
+    assert layers(plan(lab, config))["d0"] >= 3, "the faster device"
+    made = plan(lab, beside)
+    assert layers(made)["d0"] <= 2
+    assert all(size <= 10_000_000 for size in made.memory_bytes)
+    assert tuple(stages_for(lab, beside)) == made.placements
+    full = replace(lab, model=replace(sees, vision_bytes=20_000_000))
+    with pytest.raises(ModelError, match="do not fit"):
+        plan(full, beside)
+    with pytest.raises(ConfigError, match="no device 'd9'"):
+        plan(lab, replace(config, coordinator="d9"))
+
+
 def test_more_devices_than_layers() -> None:
     made = plan(profile(1.0, 1.0, 1.0, layers=2), PlannerConfig(answer_tokens=0))
     assert sum(part.last - part.first for part in made.placements) == 2

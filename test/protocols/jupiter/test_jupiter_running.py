@@ -175,9 +175,9 @@ def test_a_task_s_directive_is_read_once_by_all_stages(monkeypatch: pytest.Monke
     submit = Chain.submit
     seen: list[tuple[int, ...]] = []
 
-    def note_passes(chain: Chain, steps: Sequence[Step], done: Any) -> None:
+    def note_passes(chain: Chain, steps: Sequence[Step], *rest: Any) -> None:
         fed.extend(steps)
-        submit(chain, steps, done)
+        submit(chain, steps, *rest)
 
     def note_outline(prompts: OutlinePrompts, outline: Sequence[int]) -> list[list[int]]:
         seen.append(tuple(outline))

@@ -25,7 +25,7 @@ from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, load_engine, start_server
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
-from collab_llm_nodes.protocols.jupiter import staged_engine
+from collab_llm_nodes.protocols.jupiter import pictures, staged_engine
 from collab_llm_nodes.protocols.jupiter.pipeline import PipelineConfig
 from collab_llm_nodes.protocols.jupiter.staged_engine import StagedEngine, StagedSession
 from collab_llm_nodes.serving.scheduler import BatchConfig
@@ -151,7 +151,7 @@ def test_pictures_that_no_link_can_carry_end_their_own_session_only(
         def infinite(*_: object) -> torch.Tensor:
             return torch.full((4, 32), torch.inf)
 
-        monkeypatch.setattr(staged_engine, "encode_pictures", infinite)
+        monkeypatch.setattr(pictures, "encode_pictures", infinite)
         with pytest.raises(ModelError, match="not finite"):
             session.encode_images()
 
@@ -228,7 +228,7 @@ def test_settings_that_cannot_work_are_refused() -> None:
         assert refused.value.field == "stages.lanes"
         with pytest.raises(ConfigError, match="exits"):
             StagedEngine(TargetConfig(str(folder()), exit_layers=(1,)), stages, sessions=2)
-        with pytest.raises(ConfigError, match="quantised") as refused:
+        with pytest.raises(ConfigError, match="int8") as refused:
             StagedEngine(ModelConfig(str(folder()), quantization="int8"), stages, sessions=2)
         assert refused.value.field == "model.quantization"
         other = tiny_model(ARCHITECTURE, layers=2).config.path
