@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from collab_llm_nodes.errors import ModelError
-from collab_llm_nodes.models.architectures import context_length
+from collab_llm_nodes.models.architectures import context_length, deepstack_levels
 from collab_llm_nodes.models.checkpoint import stored_tensors
 
 _ROWS, _LOGITS = 512, 64
@@ -23,6 +23,8 @@ _ROWS, _LOGITS = 512, 64
 _SESSION = 4096
 """Tokens of a session with a full HD picture: 2,691 of them, and a long text."""
 _FULL_HD = 1920 * 1080
+_CHANNELS = 3
+_PATCH, _WIDTH = 14, 1280  # of encoders whose configuration has other names for them
 
 
 def check_fits(
@@ -75,6 +77,7 @@ def pass_bytes(
         rows * (9 * hidden + 3 * intermediate)
       + rows * query heads / key heads * columns   mask
       + 2 * logits * vocabulary                    and twice more in float32
+      + rows * hidden * levels                     features added after the first layers
       + patches * (9 * hidden + 3 * intermediate)  the picture encoder, beside the pass
       + patches * numbers of a patch               and once more in float32
 
@@ -94,15 +97,24 @@ def pass_bytes(
     numbers = rows * _scratch(text.hidden_size, between) + rows * heads // key_heads * columns
     numbers += 2 * logits * text.vocab_size
     single = 2 * logits * text.vocab_size
+    numbers += rows * text.hidden_size * deepstack_levels(config)
     vision = getattr(config, "vision_config", None)
     if vision is not None:
-        patches = pixels // vision.patch_size**2
-        width = getattr(vision, "embed_dim", None) or vision.hidden_size  # Qwen2-VL, Qwen2.5-VL
-        between = getattr(vision, "intermediate_size", None) or int(width * vision.mlp_ratio)
-        patch = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+        side = _patch_side(vision)
+        patches = pixels // side**2
+        width = getattr(vision, "embed_dim", None) or getattr(vision, "hidden_size", _WIDTH)
+        between = getattr(vision, "intermediate_size", None)
+        between = between or int(width * getattr(vision, "mlp_ratio", 4))
+        patch = _CHANNELS * getattr(vision, "temporal_patch_size", 1) * side**2
         numbers += patches * (_scratch(width, between) + patch)
         single += patches * patch
     return numbers * dtype.itemsize + single * torch.float32.itemsize
+
+
+def _patch_side(vision: Any) -> int:
+    """Return the pixels along a patch, which some configurations give by side."""
+    size = getattr(vision, "patch_size", _PATCH)
+    return int(size if isinstance(size, int) else size[0])
 
 
 def _heads(text: Any) -> tuple[int, int]:

@@ -147,7 +147,7 @@ def computed_tensors(folder: Path) -> None:
     store(folder, {**tensors_in(folder), **angles})
 
 
-EVERY = ["llama", "qwen2", "opt", "qwen2_vl", "qwen2_5_vl"]
+EVERY = ["llama", "qwen2", "opt", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 TIED = [name for name in EVERY if name != "llama"]
 LAYOUTS = [
     *((as_saved, name) for name in EVERY),

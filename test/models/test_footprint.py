@@ -91,7 +91,7 @@ def _storages(tree: object) -> list[torch.UntypedStorage]:
     return [x.untyped_storage() for x in tensors if not x.is_mkldnn]  # those are weights
 
 
-@pytest.mark.parametrize("architecture", ["qwen2_vl", "qwen2_5_vl", "llama"])
+@pytest.mark.parametrize("architecture", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llama"])
 def test_a_pass_takes_no_more_than_estimated(architecture: str, tmp_path: Path) -> None:
     """Measured without a GPU, with a new session; weights and what is made once are left out."""
     folder = write_random_model(tmp_path / "model", architecture, hidden_size=256, layers=2)
