@@ -19,7 +19,6 @@ from transformers import (
     Gemma3ImageProcessorPil,
     Gemma4ImageProcessorPil,
     GotOcr2ImageProcessorPil,
-    Idefics3ImageProcessorPil,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -78,14 +77,6 @@ FAMILIES = {
         lambda: SmolVLMImageProcessorPil(**_TILES),
         {"processor_class": "SmolVLMProcessor", "image_seq_len": _TOKENS},
     ),
-    "idefics3": Family(
-        {"model_type": "llama"},
-        _encoder(),
-        {"scale_factor": 2},
-        _SPLIT_TOKENS,
-        lambda: Idefics3ImageProcessorPil(**_TILES),
-        {"processor_class": "Idefics3Processor", "image_seq_len": _TOKENS},
-    ),
     "internvl": Family(
         {"model_type": "qwen2"},
         _encoder(image_size=[_SIDE, _SIDE], patch_size=[_PATCH, _PATCH]),
@@ -133,7 +124,7 @@ FAMILIES = {
             "layer_types": ["sliding_attention", "full_attention"] * 2,
             "global_head_dim": 32,
             "hidden_size_per_layer_input": 8,
-            "num_kv_shared_layers": 2,
+            "num_kv_shared_layers": 1,
             "use_bidirectional_attention": "vision",
         },
         {

@@ -59,14 +59,18 @@ def check_fits(
 def column_bytes(text: Any, dtype: torch.dtype) -> int:
     """Return the bytes of one token's keys and values.
 
-    2 * layers * key heads * head width * bytes of a number: 57,344 for Qwen2-VL-7B in bfloat16.
+    2 * key heads * head width * bytes of a number, of each layer: 57,344 for Qwen2-VL-7B in
+    bfloat16.
 
     Args:
         text: configuration of the text decoder (``config.get_text_config()``).
     """
-    heads, key_heads = _heads(text)
-    width = getattr(text, "head_dim", None) or text.hidden_size // heads
-    return 2 * text.num_hidden_layers * key_heads * width * dtype.itemsize
+    numbers = 0
+    for layer in _layers(text):
+        heads, key_heads = _heads(layer)
+        width = getattr(layer, "head_dim", None) or layer.hidden_size // heads
+        numbers += 2 * key_heads * width
+    return numbers * dtype.itemsize
 
 
 def pass_bytes(
@@ -92,8 +96,9 @@ def pass_bytes(
         pixels: of the pictures that are encoded at the same time; a text model has none.
     """
     text = config.get_text_config()
-    between = getattr(text, "intermediate_size", None) or getattr(text, "ffn_dim", None)
-    heads, key_heads = _heads(text)
+    layer = _layers(text)[-1]
+    between = getattr(layer, "intermediate_size", None) or getattr(layer, "ffn_dim", None)
+    heads, key_heads = _heads(layer)
     numbers = rows * _scratch(text.hidden_size, between) + rows * heads // key_heads * columns
     numbers += 2 * logits * text.vocab_size
     single = 2 * logits * text.vocab_size
@@ -109,6 +114,13 @@ def pass_bytes(
         numbers += patches * (_scratch(width, between) + patch)
         single += patches * patch
     return numbers * dtype.itemsize + single * torch.float32.itemsize
+
+
+def _layers(text: Any) -> list[Any]:
+    """Return the configuration of each layer; in Gemma 4 they differ."""
+    if getattr(text, "is_heterogeneous", False):
+        return list(text.per_layer_config)
+    return [text] * text.num_hidden_layers
 
 
 def _patch_side(vision: Any) -> int:

@@ -130,7 +130,8 @@ class LoadedModel:
     def control_tokens(self) -> tuple[str, ...]:
         """Tokens that no prompt may spell out."""
         found = control_tokens(self.tokenizer, self.vocab_size)
-        return found if self.processor is None else (*found, *written_tokens(self.processor))
+        written = () if self.processor is None else written_tokens(self.processor)
+        return tuple(dict.fromkeys((*found, *written)))
 
     @cached_property
     def begun_thought(self) -> str:
