@@ -124,7 +124,7 @@ FAMILIES = {
             "layer_types": ["sliding_attention", "full_attention"] * 2,
             "global_head_dim": 32,
             "hidden_size_per_layer_input": 8,
-            "num_kv_shared_layers": 1,
+            "num_kv_shared_layers": 2,
             "use_bidirectional_attention": "vision",
         },
         {

@@ -92,7 +92,7 @@ class EagerBackend:
         self._pass = threading.local()
         self._cache_argument = cache_argument(loaded.model)
         parts = decoder_parts(loaded.model)
-        self._last = len(parts.layers)
+        self._num_layers = len(parts.layers)
         self._hooks = [
             layer.register_forward_hook(self._hook(done))
             for done, layer in enumerate(parts.layers, 1)
@@ -125,6 +125,9 @@ class EagerBackend:
             none = rows.embedded[:0]
             return [Output(none.new_empty(0, self._vocab_size), none)]
         before = [copy.copy(layer) for layer in held.layers]  # tensors never change
+        wanted: int | Tensor = chunk.keep or 1  # 0 would mean all
+        if after_layer is not None:  # as a number, it would have Gemma 4 cut the states themselves
+            wanted = torch.arange(-wanted, 0, device=rows.embedded.device)
         self._pass.after_layer, self._pass.added = after_layer, rows.added
         try:
             output = self._loaded.model(
@@ -132,7 +135,7 @@ class EagerBackend:
                 position_ids=_positions(plan, rows.embedded.device)[..., skipped:],
                 attention_mask=_mask(plan, rows.embedded),
                 use_cache=True,
-                logits_to_keep=chunk.keep or 1,  # 0 would mean all
+                logits_to_keep=wanted,
                 **{self._cache_argument: held},
             )
         except BaseException:  # whatever ends the pass, the cache is as it was before it
@@ -210,7 +213,7 @@ class EagerBackend:
             if layer <= len(added):
                 hidden = hidden + added[layer - 1]
             after_layer: AfterLayer | None = getattr(self._pass, "after_layer", None)
-            if after_layer is not None and layer < self._last:
+            if after_layer is not None and layer < self._num_layers:
                 after_layer(layer, hidden[0])
             return (hidden, *others) if isinstance(output, tuple) else hidden
 
