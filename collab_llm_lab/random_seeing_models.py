@@ -132,7 +132,7 @@ FAMILIES = {
             "position_embedding_size": 64,
         },
         {"audio_config": None},
-        _GEMMA_TOKENS,
+        {**_GEMMA_TOKENS, "audio_token": VIDEO, "boa_token": START, "eoa_token": END},
         lambda: Gemma4ImageProcessorPil(
             patch_size=_PATCH, max_soft_tokens=70, pooling_kernel_size=2
         ),

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import DynamicCache
 
 from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Output, Rows
@@ -128,7 +129,7 @@ class EagerBackend:
         wanted: int | Tensor = chunk.keep or 1  # 0 would mean all
         if after_layer is not None:  # as a number, it would have Gemma 4 cut the states themselves
             wanted = torch.arange(-wanted, 0, device=rows.embedded.device)
-        self._pass.after_layer, self._pass.added = after_layer, rows.added
+        self._pass.after_layer, self._pass.added = _shifted(after_layer, skipped), rows.added
         try:
             output = self._loaded.model(
                 **self._tokens(rows, skipped),
@@ -224,6 +225,13 @@ class EagerBackend:
 
     def _before_decoder(self, module: nn.Module, args: object, options: dict[str, Any]) -> None:
         self._pass.positions = options.get("position_ids")
+
+
+def _shifted(after_layer: AfterLayer | None, skipped: int) -> AfterLayer | None:
+    """Return ``after_layer`` for passes without the first rows, of which nothing is wanted."""
+    if after_layer is None or not skipped:
+        return after_layer
+    return lambda layer, hidden: after_layer(layer, functional.pad(hidden, (0, 0, skipped, 0)))
 
 
 def on_device(processed: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
