@@ -66,7 +66,9 @@ _SPLIT_TOKENS = {
     "end_of_utterance_token": "<|im_end|>",
 }
 _GEMMA_TOKENS = {"image_token": PLACE, "boi_token": START, "eoi_token": END, "video_token": VIDEO}
-_GEMMA = {"head_dim": 16, "sliding_window": 16, "tie_word_embeddings": False}
+_GEMMA = {"head_dim": 16, "sliding_window": 16}
+# Tied and scaled, an embedding of random weights would make each token repeat itself.
+_UNTIED = {"tie_word_embeddings": False}
 
 FAMILIES = {
     "smolvlm": Family(
@@ -111,7 +113,7 @@ FAMILIES = {
             "query_pre_attn_scalar": 16,
         },
         _encoder(model_type="siglip_vision_model"),
-        {"mm_tokens_per_image": _TOKENS},
+        {**_UNTIED, "mm_tokens_per_image": _TOKENS},
         _GEMMA_TOKENS,
         lambda: Gemma3ImageProcessorPil(size=_SQUARE),
         {"processor_class": "Gemma3Processor", "image_seq_length": _TOKENS},
@@ -131,7 +133,7 @@ FAMILIES = {
             **_encoder(head_dim=16, num_key_value_heads=2, pooling_kernel_size=2),
             "position_embedding_size": 64,
         },
-        {"audio_config": None},
+        {**_UNTIED, "audio_config": None},
         {**_GEMMA_TOKENS, "audio_token": VIDEO, "boa_token": START, "eoa_token": END},
         lambda: Gemma4ImageProcessorPil(
             patch_size=_PATCH, max_soft_tokens=70, pooling_kernel_size=2

@@ -32,7 +32,7 @@ def test_ids_are_those_of_the_processors_own_chat(name: str) -> None:
         {"role": "system", "content": [{"type": "text", "text": "be brief"}]},
         {"role": "user", "content": content},
     ]
-    text = loaded.processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    text = loaded.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     own = loaded.processor(text=[text], images=pictures, return_tensors="pt")
     prompt = Prompt("go on", (scene(1), scene(2)), turns=(Turn("system", "be brief"),))
     encoded = encode(prompt, loaded)
@@ -161,7 +161,6 @@ def template(text: str) -> Callable[[Path], None]:
         (rewritten("config.json", lambda c: c.update(model_type="mllama")), "mllama|processor"),
         (template("{{ raise_exception('no') }}"), "chat template"),
         (template("{% for m in messages %}{{ m['role'] }}{% endfor %}"), "does not take a picture"),
-        (template("text <|image_pad|>"), "does not take a picture.*end with text"),
     ],
 )
 def test_a_spoiled_checkpoint_is_a_typed_error(
@@ -173,6 +172,14 @@ def test_a_spoiled_checkpoint_is_a_typed_error(
         Engine(load(ModelConfig(str(folder))))
     assert caught.value.field == "path"
     assert caught.value.remedy
+
+
+def test_a_prompt_that_ends_with_a_picture_is_refused(tmp_path: Path) -> None:
+    """What follows a picture would have no token to follow."""
+    folder = shutil.copytree(tiny_folder("llava"), tmp_path / "model")
+    template("{% for m in messages %}look: <|image_pad|>{% endfor %}")(folder)
+    with pytest.raises(ModelError, match="does not take a picture.*end with text"):
+        load(ModelConfig(str(folder)))
 
 
 def test_a_missing_shard_is_a_typed_error(tmp_path: Path) -> None:

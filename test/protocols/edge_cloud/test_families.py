@@ -6,6 +6,7 @@ import pytest
 from tiny_models import scene, tiny_model
 
 from collab_llm_lab.bench.lossless.check import transformers_generate
+from collab_llm_lab.random_seeing_models import FAMILIES
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import InvalidInput
@@ -35,8 +36,9 @@ def test_the_answer_is_the_targets_own(draft: str, target: str) -> None:
     rows = [e.loaded.model.get_output_embeddings().out_features for e in (small, large)]
     assert rows[0] != rows[1], "padded to different sizes"
     assert small.vocabulary == large.vocabulary
-    prompts = [encode(PROMPT, engine.loaded).ids for engine in (small, large)]
-    assert prompts[0] != prompts[1], "each has as many placeholders as its own features"
+    if {draft, target} & FAMILIES.keys():
+        prompts = [encode(PROMPT, engine.loaded).ids for engine in (small, large)]
+        assert prompts[0] != prompts[1], "each has as many placeholders as its own features"
     expected, _ = transformers_generate(
         large.loaded, encode(PROMPT, large.loaded), SamplingConfig(), TOKENS, large.eos
     )
