@@ -17,7 +17,6 @@ from transformers import (
     AutoModelForImageTextToText,
     CLIPImageProcessorPil,
     Gemma3ImageProcessorPil,
-    Gemma4ImageProcessorPil,
     GotOcr2ImageProcessorPil,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -65,7 +64,7 @@ _SPLIT_TOKENS = {
     "video_token": VIDEO,
     "end_of_utterance_token": "<|im_end|>",
 }
-_GEMMA_TOKENS = {"image_token": PLACE, "boi_token": START, "eoi_token": END, "video_token": VIDEO}
+_GEMMA_TOKENS = {"image_token": PLACE, "boi_token": START, "eoi_token": END}
 _GEMMA = {"head_dim": 16, "sliding_window": 16}
 # Tied and scaled, an embedding of random weights would make each token repeat itself.
 _UNTIED = {"tie_word_embeddings": False}
@@ -119,27 +118,6 @@ FAMILIES = {
         {"processor_class": "Gemma3Processor", "image_seq_length": _TOKENS},
         shown=START,
     ),
-    "gemma4": Family(
-        {
-            **_GEMMA,
-            "model_type": "gemma4_text",
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-            "global_head_dim": 32,
-            "hidden_size_per_layer_input": 8,
-            "num_kv_shared_layers": 2,
-            "use_bidirectional_attention": "vision",
-        },
-        {
-            **_encoder(head_dim=16, num_key_value_heads=2, pooling_kernel_size=2),
-            "position_embedding_size": 64,
-        },
-        {**_UNTIED, "audio_config": None},
-        {**_GEMMA_TOKENS, "audio_token": VIDEO, "boa_token": START, "eoa_token": END},
-        lambda: Gemma4ImageProcessorPil(
-            patch_size=_PATCH, max_soft_tokens=70, pooling_kernel_size=2
-        ),
-        {"processor_class": "Gemma4Processor", "image_seq_length": 70},
-    ),
 }
 
 
@@ -156,8 +134,6 @@ def random_seeing_model(
     places = dict(zip(("image_token_id", "boi_token_id", "eoi_token_id"), ids, strict=True))
     special = {key: value for key, value in sizes.items() if key.endswith("_token_id")}
     text = {**sizes, **family.text}
-    if "layer_types" in text:
-        text["layer_types"] = text["layer_types"][-sizes["num_hidden_layers"] :]
     config = AutoConfig.for_model(
         name, text_config=text, vision_config=family.vision, **places, **special, **family.config
     )
