@@ -28,7 +28,7 @@ def test_models_that_see_run_with(version: str) -> None:
         pytest.skip("`scripts/setup.sh tests` installs it")
     environment = os.environ | {"PYTHONPATH": f"{packages}:{os.environ.get('PYTHONPATH', '')}"}
     tests = [str(HERE / f"test_{name}.py") for name in FILES]
-    seeing = "(qwen2_vl or qwen2_5_vl) and not (unrelated or noisy)"
+    seeing = "(qwen2_vl or qwen2_5_vl or qwen3_vl) and not (unrelated or noisy)"
     options = ["-q", "-p", "no:cacheprovider", "-k", seeing]
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(packages), *options, *tests],

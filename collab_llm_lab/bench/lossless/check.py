@@ -8,8 +8,7 @@ law agrees in distribution only: a chi-square test on short answers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,8 +27,10 @@ from transformers import (
 
 from collab_llm_lab import reference
 from collab_llm_lab.random_models import add_head_noise, write_random_model
+from collab_llm_lab.random_seeing_models import FAMILIES
 from collab_llm_nodes.decoding.randomness import gumbel
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
+from collab_llm_nodes.engine.eager import on_device
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.models.architectures import ARCHITECTURES
@@ -175,7 +176,8 @@ def check_lossless(
 ) -> LosslessReport:
     """Compare on random models of every architecture, and on the given pairs.
 
-    Drafts: the target itself, an unrelated model, the target with noise on its LM head.
+    Drafts: the target itself, an unrelated model, the target with noise on its LM head. Targets
+    with sliding windows draft no trees: their draft is a model of another family.
 
     Args:
         connect: builds the path under test from (draft, target).
@@ -203,7 +205,7 @@ def check_lossless(
             case=name,
             report=report,
         )
-    for architecture in ARCHITECTURES:
+    for architecture in (*ARCHITECTURES, *FAMILIES):
         target, drafts = random_pair(architecture, work_dir, seed)
         shown = [_for(target, prompt) for prompt in prompts]
         for kind, draft in drafts.items():
@@ -217,7 +219,7 @@ def check_lossless(
                 report=report,
             )
         if samples:
-            generate = connect(drafts["noisy"], target)
+            generate = connect(list(drafts.values())[-1], target)
             p = check_distribution(generate, target, shown[0], few, samples=samples)
             report.p_values[architecture] = p
             report.mismatches += p < alpha
@@ -225,16 +227,24 @@ def check_lossless(
 
 
 def random_pair(architecture: str, work_dir: Path, seed: int) -> tuple[Engine, dict[str, Engine]]:
-    """Return a random target and its drafts: "same", "unrelated" (smaller), "noisy" (LM head)."""
-    folders = [
-        write_random_model(work_dir / f"{architecture}-{n}", architecture, seed=n, layers=layers)
-        for n, layers in ((seed, 4), (seed + 1, 2))
-    ]
-    config = TargetConfig(str(folders[0]), exit_layers=(1, 2, 3))
-    target, noisy = load(config), load(config)
-    add_head_noise(noisy.model, 0.4, seed)
-    unrelated = load(ModelConfig(str(folders[1])))
+    """Return a random target and its drafts: "same", "unrelated" (smaller), "noisy" (LM head).
+
+    With sliding windows there is one: "unrelated", of another family.
+    """
+
+    def written(name: str, number: int, layers: int) -> str:
+        folder = work_dir / f"{name}-{number}"
+        return str(write_random_model(folder, name, seed=number, layers=layers))
+
+    config = TargetConfig(written(architecture, seed, 4), exit_layers=(1, 2, 3))
+    target = load(config)
     engine = Engine(target)
+    other = "qwen2_vl" if engine.windowed else architecture
+    unrelated = load(ModelConfig(written(other, seed + 1, 2)))
+    if engine.windowed:
+        return engine, {"unrelated": Engine(unrelated)}
+    noisy = load(config)
+    add_head_noise(noisy.model, 0.4, seed)
     return engine, {"same": engine, "unrelated": Engine(unrelated), "noisy": Engine(noisy)}
 
 
@@ -266,7 +276,7 @@ def transformers_generate(
         output_scores=True,
         return_dict_in_generate=True,
     )
-    with _no_defaults(loaded.model):
+    with reference.no_defaults(loaded.model):
         output = loaded.model.generate(
             **generate_inputs(loaded, prompt),
             generation_config=config,
@@ -283,18 +293,7 @@ def generate_inputs(loaded: LoadedModel, prompt: EncodedPrompt) -> dict[str, Any
         inputs["pixel_values"] = prompt.pixel_values.to(ids.device)
         inputs["image_grid_thw"] = prompt.image_grid_thw.to(ids.device)
         inputs["mm_token_type_ids"] = (ids == loaded.model.config.image_token_id).int()
-    return inputs
-
-
-@contextmanager
-def _no_defaults(model: Any) -> Iterator[None]:
-    """Hide the checkpoint's own settings, such as Qwen's repetition penalty."""
-    own = model.generation_config
-    model.generation_config = GenerationConfig()
-    try:
-        yield
-    finally:
-        model.generation_config = own
+    return inputs | on_device(prompt.processed or {}, ids.device)
 
 
 class _CommonVocabulary(LogitsProcessor):
@@ -382,4 +381,4 @@ def _law(
 
 
 def _for(target: Engine, prompt: Prompt) -> Prompt:
-    return prompt if target.loaded.image_processor is not None else Prompt(prompt.text)
+    return prompt if target.loaded.sees else Prompt(prompt.text)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -76,7 +77,7 @@ class StagedEngine:
         stages: PipelineConfig,
         *,
         sessions: int,
-        plan: Plan = equal_parts,
+        plan: Plan | None = None,
     ) -> None:
         _check_settings(model, stages, sessions)
         facts = read_facts(model)
@@ -84,7 +85,7 @@ class StagedEngine:
         self.placeholder = facts.placeholder
         self.vocab_size, self.vocabulary = facts.vocab_size, facts.vocabulary
         self.eos, self.num_layers, self.context = facts.eos, facts.num_layers, facts.context
-        self.pipeline = Pipeline(stages, plan)
+        self.pipeline = Pipeline(stages, plan or partial(equal_parts, first=facts.first_layers))
         try:
             check_model(self.pipeline.chain(time.monotonic() + _PASS_S).info, facts)
         except BaseException:
