@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from collab_llm_nodes.engine.pictures import encode_pictures, features_within
+from collab_llm_nodes.models.architectures import deepstack_levels
 from collab_llm_nodes.models.loading import DTYPES, LoadedModel
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.jupiter.messages import Step
@@ -64,7 +65,8 @@ def show(
     Raises:
         ModelError: the features are not finite, or ``form`` cannot hold them.
     """
-    width = loaded.model.config.get_text_config().hidden_size
+    config = loaded.model.config
+    width = (1 + deepstack_levels(config)) * config.get_text_config().hidden_size
     features = torch.empty(0, width, dtype=DTYPES[loaded.config.dtype])
     if prompt.pixel_values is not None:
         features = encode_pictures(loaded, prompt, features.to(loaded.config.device)).cpu()
