@@ -24,11 +24,7 @@ from collab_llm_nodes.engine.pictures import insert_features
 from collab_llm_nodes.engine.session import CachedSession, begin_pass, mark, undo
 from collab_llm_nodes.engine.static import StaticBackend
 from collab_llm_nodes.errors import InvalidInput, ModelError, ProtocolError
-from collab_llm_nodes.models.architectures import (
-    attention_windows,
-    context_length,
-    decoder_parts,
-)
+from collab_llm_nodes.models.architectures import context_length, decoder_parts
 from collab_llm_nodes.models.devices import find_device
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig
 from collab_llm_nodes.models.partial import CheckpointFacts, load_layers
@@ -45,11 +41,11 @@ def check_stages(facts: CheckpointFacts) -> None:
 
 
 def _check_attention(loaded: LoadedModel) -> None:
-    if not StaticBackend.supports(loaded) or any(attention_windows(loaded.model)):
+    if not StaticBackend.supports(loaded):
         raise ModelError(
             "this model's attention cannot be divided into stages",
             field="path",
-            remedy="take a model without sliding windows and dynamic rotations",
+            remedy="take a model without dynamic rotations and special scores",
         )
 
 
@@ -70,8 +66,8 @@ class Stage:
 
     Raises:
         ConfigError: there are no such layers.
-        ModelError: as ``models.partial.load_layers``; or its attention has windows or rotations
-            that the static backend does not support.
+        ModelError: as ``models.partial.load_layers``; or its attention is none that the static
+            backend supports.
     """
 
     def __init__(self, config: ModelConfig, first: int, last: int) -> None:

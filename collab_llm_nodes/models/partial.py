@@ -227,9 +227,14 @@ def load_layers(config: ModelConfig, first: int, last: int) -> tuple[LoadedModel
 
         size = _fill(model, wanted, config, device)
         decoder.layers = nn.ModuleList(decoder.layers[first:last])
-        if getattr(decoder, "rotary_emb", None) is not None:  # its angles are computed, not loaded
+        # What is computed, not loaded: angles, and the factor of Gemma's embedding.
+        if getattr(decoder, "rotary_emb", None) is not None:
             rotary = type(decoder.rotary_emb)(config=facts.architecture.get_text_config())
             decoder.rotary_emb = rotary.to(device)
+        embedding = model.get_input_embeddings()
+        if hasattr(embedding, "scalar_embed_scale"):
+            scale = torch.tensor(embedding.scalar_embed_scale, device=device)
+            embedding.embed_scale = scale
         model.eval().requires_grad_(False)
     return LoadedModel(model, facts.tokenizer, None, None, config), facts.num_layers, size
 
@@ -267,7 +272,7 @@ def _sees(folder: Path) -> bool:
         raise ModelError(
             "only models of known architectures are divided",
             field="path",
-            remedy=f"take one of {', '.join(ARCHITECTURES)}",
+            remedy=f"take one of {', '.join(n for n, a in ARCHITECTURES.items() if a.divided)}",
         )
     return architecture.vision
 
