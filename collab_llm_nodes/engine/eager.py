@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +12,8 @@ from transformers import DynamicCache
 
 from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Output
 from collab_llm_nodes.engine.device import OnDevice, Upload
-from collab_llm_nodes.models.architectures import cache_argument, decoder_parts
+from collab_llm_nodes.engine.eager_cache import EagerCache, RecurrentCache, writable
+from collab_llm_nodes.models.architectures import cache_argument, decoder_parts, is_recurrent
 from collab_llm_nodes.models.loading import LoadedModel
 
 
@@ -32,51 +31,11 @@ class Plan:
     positions: int | OnDevice
 
 
-@dataclass(frozen=True)
-class EagerCache:
-    """The cache of transformers as a ``backend.Cache``.
-
-    Attributes:
-        held: its tensors are never written to, so forks share them until they are fed.
-    """
-
-    held: DynamicCache
-    shared_bytes = 0
-
-    @property
-    def own_bytes(self) -> int:
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self._filled())
-
-    def move(self, kept: Sequence[int]) -> None:
-        self._pick(torch.tensor(kept))
-
-    def cut(self, columns: int) -> None:
-        self._pick(slice(columns))
-
-    def fork(self, columns: int, used: int) -> EagerCache:
-        twin = EagerCache(DynamicCache())
-        twin.held.layers = [copy.copy(layer) for layer in self.held.layers]
-        twin.cut(columns)
-        return twin
-
-    def parts(self, columns: int) -> list[Tensor]:
-        both = [torch.cat((layer.keys[0], layer.values[0])) for layer in self._filled()]
-        return [torch.stack(both)[:, :, :columns]] if both else []
-
-    def _filled(self) -> list[Any]:
-        """Return the layers that hold keys and values."""
-        return [layer for layer in self.held.layers if getattr(layer, "keys", None) is not None]
-
-    def _pick(self, columns: Tensor | slice) -> None:
-        for layer in self._filled():
-            layer.keys = layer.keys[..., columns, :]
-            layer.values = layer.values[..., columns, :]
-
-
 class EagerBackend:
     """A ``backend.Backend`` that runs one session at a time."""
 
     batches = False
+    session_bytes = 0
 
     def __init__(self, loaded: LoadedModel, vocab_size: int) -> None:
         self._loaded = loaded
@@ -84,6 +43,7 @@ class EagerBackend:
         # The hook of a layer runs in the thread of the forward pass: this finds its session.
         self._pass = threading.local()
         self._cache_argument = cache_argument(loaded.model)
+        self._recurrent = is_recurrent(loaded.model.config.get_text_config())
         parts = decoder_parts(loaded.model)
         self._hooks = [
             layer.register_forward_hook(self._hook(done))
@@ -95,6 +55,10 @@ class EagerBackend:
         return list(range(len(chunks)))
 
     def new_cache(self, expected: int = 0) -> EagerCache:
+        if self._recurrent:
+            model = self._loaded.model
+            like = model.get_input_embeddings().weight[:0].detach()
+            return RecurrentCache(model.config, like)
         # Without a config all layers keep all positions, also those with a sliding window (the
         # mask applies it), so every rollback is possible.
         return EagerCache(DynamicCache())
@@ -106,13 +70,15 @@ class EagerBackend:
         return Plan(chunk, mask, positions if isinstance(positions, int) else upload.add(positions))
 
     def forward(self, plan: Plan, embedded: Tensor, after_layer: AfterLayer | None) -> list[Output]:
-        chunk, held = plan.chunk, plan.chunk.cache.held
-        before = [copy.copy(layer) for layer in held.layers]  # tensors never change
-        self._pass.after_layer = after_layer
+        chunk, cache, held = plan.chunk, plan.chunk.cache, plan.chunk.cache.held
+        embedded = cache.begin(embedded)
+        before = held.layers  # their tensors never change
+        held.layers = [writable(layer) for layer in before]
+        self._pass.after_layer, self._pass.new = after_layer, chunk.new
         try:
             output = self._loaded.model(
                 inputs_embeds=embedded[None],
-                position_ids=_positions(plan, embedded.device),
+                position_ids=_positions(plan, embedded),
                 attention_mask=_mask(plan, embedded),
                 use_cache=True,
                 logits_to_keep=chunk.keep or 1,  # 0 would mean all
@@ -123,6 +89,7 @@ class EagerBackend:
             raise
         finally:
             self._pass.after_layer = None
+        self.session_bytes = cache.state_bytes
         logits: Tensor = output.logits[0, : chunk.keep, : self._vocab_size]
         return [Output(logits, self._pass.states[0, : chunk.keep])]
 
@@ -143,7 +110,7 @@ class EagerBackend:
             after_layer: AfterLayer | None = getattr(self._pass, "after_layer", None)
             if after_layer is not None:
                 hidden = output[0] if isinstance(output, tuple) else output
-                after_layer(layer, hidden[0])
+                after_layer(layer, hidden[0, -self._pass.new :])
 
         return fire
 
@@ -160,9 +127,13 @@ def _mask(plan: Plan, like: Tensor) -> Tensor | None:
     return mask.masked_fill_(hidden, torch.finfo(like.dtype).min)[None, None]
 
 
-def _positions(plan: Plan, device: torch.device) -> Tensor:
-    """Return the positions [1, k], with M-RoPE [3, 1, k]."""
+def _positions(plan: Plan, embedded: Tensor) -> Tensor:
+    """Return the positions [1, k], with M-RoPE [3, 1, k], of embedded tokens [k, hidden_size].
+
+    Those before the chunk's own, which a model with recurrent states reads again, come before.
+    """
     first = plan.positions
     if isinstance(first, int):
-        return torch.arange(first, first + plan.chunk.new, device=device)[None]
+        end = first + plan.chunk.new
+        return torch.arange(end - len(embedded), end, device=embedded.device)[None]
     return first()[..., None, :]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from collab_llm_nodes.errors import ModelError
-from collab_llm_nodes.models.architectures import context_length
+from collab_llm_nodes.models.architectures import attention_layers, context_length, is_recurrent
 from collab_llm_nodes.models.checkpoint import stored_tensors
 
 _ROWS, _LOGITS = 512, 64
@@ -58,13 +58,16 @@ def column_bytes(text: Any, dtype: torch.dtype) -> int:
     """Return the bytes of one token's keys and values.
 
     2 * layers * key heads * head width * bytes of a number: 57,344 for Qwen2-VL-7B in bfloat16.
+    Where some layers have recurrent states in place of them, the embedded token is held as well.
 
     Args:
         text: configuration of the text decoder (``config.get_text_config()``).
     """
     heads, key_heads = _heads(text)
     width = getattr(text, "head_dim", None) or text.hidden_size // heads
-    return 2 * text.num_hidden_layers * key_heads * width * dtype.itemsize
+    numbers = 2 * attention_layers(text) * key_heads * width
+    numbers += is_recurrent(text) * text.hidden_size
+    return numbers * dtype.itemsize
 
 
 def pass_bytes(

@@ -203,7 +203,7 @@ def check_lossless(
             case=name,
             report=report,
         )
-    for architecture in ARCHITECTURES:
+    for architecture in (*ARCHITECTURES, "qwen3_5_text"):
         target, drafts = random_pair(architecture, work_dir, seed)
         shown = [_for(target, prompt) for prompt in prompts]
         for kind, draft in drafts.items():
