@@ -28,10 +28,17 @@ from transformers import (
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
 
+from collab_llm_lab.random_seeing_models import (
+    FAMILIES,
+    random_seeing_model,
+    write_processor,
+)
 from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.loading import no_progress_bar
 from collab_llm_nodes.models.tokenizer import train_tokenizer, vision_tokens
@@ -67,7 +74,8 @@ def write_random_model(
     """Write a complete random checkpoint to ``folder`` and return it.
 
     Args:
-        architecture: a key of ``ARCHITECTURES``, or "qwen3_5_text".
+        architecture: a key of ``ARCHITECTURES`` or of ``random_seeing_models.FAMILIES``, or
+            "qwen3_5_text".
         seed: of the weights; the tokenizer is the same for all.
         hidden_size: a multiple of 16.
         padding: rows of embeddings and logits beyond the tokenizer's, as real checkpoints have.
@@ -76,10 +84,19 @@ def write_random_model(
     model = _random_model(architecture, tokenizer, seed, hidden_size, layers, padding)
     with no_progress_bar():
         model.save_pretrained(folder)
+    if architecture in FAMILIES:
+        write_processor(architecture, tokenizer, Path(folder))
+        return Path(folder)
     tokenizer.save_pretrained(folder)
     if architecture in ("qwen2_vl", "qwen2_5_vl"):
         size = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
         Qwen2VLImageProcessorPil(size=size).save_pretrained(folder)
+    if architecture == "qwen3_vl":
+        size = {"shortest_edge": 32 * 32, "longest_edge": 128 * 128}
+        grey = [0.5, 0.5, 0.5]
+        Qwen2VLImageProcessorPil(
+            size=size, patch_size=16, image_mean=grey, image_std=grey
+        ).save_pretrained(folder)
     return Path(folder)
 
 
@@ -133,6 +150,8 @@ def _random_model(
     torch_state = torch.get_rng_state()
     torch.manual_seed(seed)
     try:
+        if architecture in FAMILIES:
+            return random_seeing_model(architecture, tokenizer, {**sizes, **gated})
         if architecture == "llama":
             return LlamaForCausalLM(LlamaConfig(**sizes, **gated))
         if architecture == "qwen2":
@@ -180,7 +199,7 @@ def _random_model(
                     word_embed_proj_dim=hidden_size,
                 )
             )
-        if architecture in ("qwen2_vl", "qwen2_5_vl"):
+        if architecture in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
             vision: dict[str, Any] = {"depth": 2, "num_heads": 2, "initializer_range": SPREAD}
             shared: dict[str, Any] = {"text_config": text, "tie_word_embeddings": True}
             shared |= {**vision_tokens(tokenizer), **ids}
@@ -190,7 +209,14 @@ def _random_model(
                     Qwen2VLConfig(vision_config=vision, **shared)
                 )
             vision |= {"hidden_size": 32, "out_hidden_size": hidden_size}
-            vision |= {"intermediate_size": 64, "fullatt_block_indexes": [1]}
+            vision |= {"intermediate_size": 64}
+            if architecture == "qwen3_vl":
+                vision |= {"deepstack_visual_indexes": [0, 1], "num_position_embeddings": 64}
+                text["head_dim"] = hidden_size // 2
+                return Qwen3VLForConditionalGeneration(
+                    Qwen3VLConfig(vision_config=vision, **shared)
+                )
+            vision["fullatt_block_indexes"] = [1]
             return Qwen2_5_VLForConditionalGeneration(
                 Qwen2_5_VLConfig(vision_config=vision, **shared)
             )

@@ -138,7 +138,7 @@ def _autoregressive(models: _Models, prompts: Sequence[Prompt]) -> dict[str, Any
         ("llama_12x384", models.text, frozenset[int]()),  # random models do not end by themselves
     ):
         engine, peer = Engine(make()), make()
-        shown = [p if peer.image_processor is not None else Prompt(p.text) for p in prompts]
+        shown = [p if peer.sees else Prompt(p.text) for p in prompts]
         pairs = [(encode(p, engine.loaded), encode(p, peer)) for p in shown]
         found[name] = _decoding(engine, peer, pairs, engine.eos if eos is None else eos)
     return found

@@ -142,7 +142,7 @@ class _TableEngine:
 
     def __init__(self, logits: Tensor) -> None:
         self._logits = logits
-        self.loaded: Any = SimpleNamespace(image_processor=None, begun_thought="")
+        self.loaded: Any = SimpleNamespace(sees=False, processor=None, begun_thought="")
 
     def open(self, prompt: EncodedPrompt, expected: int = 0) -> _TableSession:
         """Return a session."""

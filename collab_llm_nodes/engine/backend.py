@@ -38,6 +38,21 @@ class Cache(Protocol):
         """Return the first columns, [layers, 2 * kv_heads, some, head_dim] each, in order."""
 
 
+class Rows(NamedTuple):
+    """Input of a pass: the new tokens of all chunks, in order.
+
+    Attributes:
+        embedded: [rows, hidden_size], with the features of pictures in their places.
+        added: [rows, hidden_size] for each of the first layers, added to the states after it
+            (DeepStack); empty where no picture is shown.
+        ids: [rows] the tokens themselves, which some layers of other models read, too (Gemma 4).
+    """
+
+    embedded: Tensor
+    added: Sequence[Tensor] = ()
+    ids: Tensor | None = None
+
+
 class Output(NamedTuple):
     """The last rows of one chunk.
 
@@ -99,10 +114,9 @@ class Backend(Protocol):
     def plan(self, chunks: Sequence[Chunk], upload: Upload) -> Any:
         """Make room in the caches, and add the arrays of the pass to ``upload``."""
 
-    def forward(self, plan: Any, embedded: Tensor, after_layer: AfterLayer | None) -> list[Output]:
+    def forward(self, plan: Any, rows: Rows, after_layer: AfterLayer | None) -> list[Output]:
         """Run the pass of :meth:`plan` and return each chunk's last rows.
 
-        ``embedded`` [rows, hidden_size] holds the new tokens of all chunks in order.
         ``after_layer`` is called after each layer but the last, with the rows of all chunks in
         order; an exception ends the pass. The caches then hold what they held before ``start``.
         """

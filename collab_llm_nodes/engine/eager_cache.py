@@ -25,9 +25,11 @@ class EagerCache:
 
     Attributes:
         held: its tensors are never written to, so forks share them until they are fed.
+        pinned: the first columns, which a prompt's pictures take; they are never cut.
     """
 
     held: DynamicCache
+    pinned: int = 0
     shared_bytes = 0
 
     @property
@@ -47,7 +49,7 @@ class EagerCache:
         self._pick(torch.tensor(kept))
 
     def cut(self, columns: int) -> None:
-        self._pick(slice(columns))
+        self._pick(slice(max(columns, self.pinned)))
 
     def fork(self, columns: int, used: int) -> EagerCache:
         twin = copy.copy(self)

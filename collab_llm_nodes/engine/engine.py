@@ -7,6 +7,7 @@ several threads may each drive their own sessions on one engine.
 from __future__ import annotations
 
 import gc
+import logging
 import math
 from collections.abc import Sequence
 from functools import cached_property
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from collab_llm_nodes.engine.attention import TOGETHER
-from collab_llm_nodes.engine.backend import Backend, Output
+from collab_llm_nodes.engine.backend import Backend, Output, Rows
 from collab_llm_nodes.engine.blocks import KEPT_BYTES
 from collab_llm_nodes.engine.cache import BLOCK, round_up
 from collab_llm_nodes.engine.device import Upload, stopwatch, synchronize
@@ -26,7 +27,9 @@ from collab_llm_nodes.engine.eager_cache import refuse_saving
 from collab_llm_nodes.engine.exits import ExitScorer, PassExits
 from collab_llm_nodes.engine.interface import AfterExit, Check, Feed, OnExit
 from collab_llm_nodes.engine.kernels import Head
+from collab_llm_nodes.engine.pictures import divided, widened
 from collab_llm_nodes.engine.saved import Fit, SavedSession
+from collab_llm_nodes.engine.self_check import check_steps
 from collab_llm_nodes.engine.session import Session, begin_pass, mark, no_memory, undo
 from collab_llm_nodes.engine.static import StaticBackend
 from collab_llm_nodes.errors import CollabError
@@ -34,6 +37,7 @@ from collab_llm_nodes.models.architectures import (
     attention_windows,
     context_length,
     decoder_parts,
+    deepstack_levels,
     is_recurrent,
 )
 from collab_llm_nodes.models.devices import free_bytes, lacks_memory
@@ -43,6 +47,8 @@ from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.pictures import Picture
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode, scaled_size
 from collab_llm_nodes.models.vocabulary import end_tokens
+
+log = logging.getLogger(__name__)
 
 _WARM_PROMPT = 64
 _WARM_ROWS = (1, 2, 5, 9)  # of drafts of 0, 1, 4 and 8 tokens
@@ -57,6 +63,9 @@ class Engine:
             are kept from exit to exit; other logits are -inf. 0 scores the whole vocabulary. For
             large vocabularies, where the head costs more than the layers between two exits.
         eager: run the transformers forward, also where the hand-written loop supports the model.
+
+    Raises:
+        ModelError: a model that encodes pictures by its own code answers otherwise in steps.
 
     Attributes:
         vocab_size: columns of all logits: the tokenizer's size, without padding rows, and without
@@ -94,8 +103,17 @@ class Engine:
         )
         self._embedding: Tensor = loaded.model.get_input_embeddings().weight.detach()
         self.device = self._embedding.device
+        self._levels = deepstack_levels(loaded.model.config)
         text = loaded.model.config.get_text_config()
         self._column_bytes = column_bytes(text, self._embedding.dtype)
+        if loaded.processor is not None:
+            check_steps(self)
+            log.warning(
+                "%s sees by transformers' own code: one session at a time, none of them saved; no"
+                " stages%s",
+                loaded.config.path,
+                "" if self.grows_trees else "; no token trees",
+            )
 
     def open(self, prompt: EncodedPrompt, expected: int = 0) -> Session:
         """Start a session, see ``DecodingEngine.open``."""
@@ -130,7 +148,7 @@ class Engine:
             fingerprint(model),
             self._embedding.dtype,
             (self.num_layers, 2 * keys, int(attention.head_dim)),
-            self._embedding.shape[1],
+            (1 + self._levels) * self._embedding.shape[1],
             self.context,
             self.vocab_size,
             self.loaded,
@@ -157,7 +175,7 @@ class Engine:
 
     def _sample(self) -> EncodedPrompt:
         """Return a prompt with a camera's picture; an empty one for a model that sees none."""
-        if self.loaded.image_processor is None:
+        if not self.loaded.sees:
             return EncodedPrompt(())
         width, height = scaled_size(640, 480, self.loaded, "images")
         picture = Picture(width, height, bytes(3 * width * height))
@@ -281,17 +299,14 @@ class Engine:
             if check is not None:
                 check()
 
-        embedded = self._embed(feeds, ids())
-        row = 0
-        for feed in feeds:
-            feed.session._show_images(feed.ids, embedded, row)
-            row += len(feed.ids)
+        rows = self._rows(feeds, ids())
         watched = check is not None or (watch is not None and watch.listening)
         failed: dict[int, Exception] = {} if watch is None else watch.failed
         try:
-            outputs = self._backend.forward(plan, embedded, after_layer if watched else None)
+            outputs = self._backend.forward(plan, rows, after_layer if watched else None)
         except _NoneLeft:
-            outputs = [Output(embedded[:0], embedded[:0])] * len(feeds)  # all have failed
+            none = rows.embedded[:0]
+            outputs = [Output(none, none)] * len(feeds)  # all have failed
         results: dict[int, Tensor | Exception] = {}
         for i, (feed, chunk, output) in enumerate(zip(feeds, chunks, outputs, strict=True)):
             if feed.on_states is not None and i not in failed:
@@ -305,6 +320,17 @@ class Engine:
                 feed.session._tree.cut(chunk.end)
             results[order[i]] = failed.get(i, output.logits)
         return [results[i] for i in range(len(feeds))]
+
+    def _rows(self, feeds: Sequence[Feed[Session]], ids: Tensor) -> Rows:
+        """Return the rows of ids [rows] of all feeds, with their pictures."""
+        embedded = self._embed(feeds, ids)
+        shown = any(feed.session._in_pictures for feed in feeds)
+        wide = widened(embedded, self._levels if shown else 0)
+        row = 0
+        for feed in feeds:
+            feed.session._show_images(feed.ids, wide, row)
+            row += len(feed.ids)
+        return divided(wide, embedded.shape[1])._replace(ids=ids)
 
     def _embed(self, feeds: Sequence[Feed[Session]], ids: Tensor) -> Tensor:
         """Return the embeddings [rows, hidden] of ids [rows] of all feeds."""

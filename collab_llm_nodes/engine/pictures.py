@@ -2,6 +2,9 @@
 
 ids       the  red  [image] [image] [image] [image]  ball    [image]: one id, the placeholder
 embedded   x    x      f0      f1      f2      f3      x     f: rows of the picture's features
+
+With DeepStack (Qwen3-VL), a row of features is longer: after the part that takes the place of the
+embedding, it holds one of the same width for each of the first layers, to be added after it.
 """
 
 from __future__ import annotations
@@ -13,14 +16,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
+from torch.nn import functional
+from transformers.vision_utils import (
+    get_vision_interpolation_indices_and_weights,
+    get_vision_position_ids,
+    get_vision_window_index,
+)
 
+from collab_llm_nodes.engine.backend import Rows
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.prompt import EncodedPrompt
 
 
 def encode_pictures(loaded: LoadedModel, prompt: EncodedPrompt, like: Tensor) -> Tensor:
-    """Return the features [placeholders of the prompt, width] of a prompt's pictures.
+    """Return the features [placeholders of the prompt, width of a row] of a prompt's pictures.
 
     On CUDA the encoder runs on a stream of its own, beside the passes, and the calling thread waits
     for it: a pass that waited instead would hold up the verdicts of all its sessions.
@@ -53,9 +62,12 @@ def _encode(loaded: LoadedModel, prompt: EncodedPrompt, like: Tensor) -> Tensor:
     # One by one: so much memory at a time is counted beside the passes.
     for own, patches in zip(grid.split(1), pixels.split(grid.prod(-1).tolist()), strict=True):
         indices = _indices(loaded.model.model.visual, own, like.device)
-        features += loaded.model.get_image_features(
+        found = loaded.model.get_image_features(
             patches.to(like.device), own, return_dict=True, **indices
-        ).pooler_output
+        )
+        levels = getattr(found, "deepstack_features", None) or ()
+        parts = [torch.cat(list(each)) for each in (found.pooler_output, *levels)]
+        features.append(torch.cat(parts, dim=1))
     return torch.cat(features).to(like.dtype)
 
 
@@ -76,6 +88,16 @@ def _indices(encoder: Any, grid: Tensor, device: torch.device) -> dict[str, Tens
         )
         found["image_window_index"] = index.to(device)
         found["image_cu_window_seqlens"] = lengths
+    if hasattr(encoder, "num_grid_per_side"):  # Qwen3-VL
+        taps, weights = get_vision_interpolation_indices_and_weights(
+            grid,
+            encoder.num_grid_per_side,
+            encoder.interpolation_mode,
+            encoder.interpolation_align_corners,
+            merge,
+        )
+        found["image_interp_indices"] = taps.to(device)
+        found["image_interp_weights"] = weights.to(device)
     return found
 
 
@@ -90,6 +112,17 @@ def features_within(
         return slice(0, 0)
     before = prompt.ids[:start].count(placeholder)
     return slice(before, before + prompt.ids[start : start + count].count(placeholder))
+
+
+def widened(embedded: Tensor, levels: int) -> Tensor:
+    """Return embeddings [rows, width] with room for DeepStack [rows, (1 + levels) * width]."""
+    return functional.pad(embedded, (0, levels * embedded.shape[1])) if levels else embedded
+
+
+def divided(wide: Tensor, width: int) -> Rows:
+    """Divide rows of :func:`widened` into embeddings and what is added after the first layers."""
+    embedded, *added = wide.split(width, dim=1)
+    return Rows(embedded, added)
 
 
 def insert_features(

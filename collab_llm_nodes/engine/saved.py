@@ -29,7 +29,7 @@ class Fit:
         model: fingerprint of the model.
         dtype: of keys and values.
         shape: (layers, 2 * kv_heads, head_dim).
-        width: columns of an image feature.
+        width: columns of a row of image features.
         context: most columns.
         vocab_size: token ids are below it.
         loaded: the model itself, against which prompts are checked.

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from collab_llm_nodes.engine.backend import Backend, Chunk
+from collab_llm_nodes.engine.eager import EagerBackend
 from collab_llm_nodes.engine.interface import Feed, OnExit
 from collab_llm_nodes.engine.pictures import encode_pictures, features_within, insert_features
 from collab_llm_nodes.engine.saved import SavedSession
@@ -218,10 +219,15 @@ class Session(CachedSession):
 
         Raises:
             InvalidInput: the session is empty, or the file cannot be written.
-            ModelError: the model has recurrent states.
+            ModelError: the model has recurrent states, or encodes pictures by its own code, which
+                may keep more than keys and values.
             ProtocolError: the session is closed.
         """
         self._check_open()
+        if self._engine.loaded.processor is not None:
+            raise ModelError(
+                "sessions of this model are not saved", remedy="keep the session, or feed it again"
+            )
         if not self.length:
             raise InvalidInput("nothing has been fed", field="file", remedy="feed prompt.ids first")
         self.encode_images()  # needed by a session that is restored and rolled back into the prompt
@@ -279,6 +285,18 @@ class Session(CachedSession):
         self._check_place(len(feed.ids), feed.parents, engine.context)
         if feed.parents is None:
             self._prompt.check_tokens(self.length, feed.ids)
+        if self.length < self._prompt.shown:
+            self._check_shown(feed)
+            self.encode_images()  # now, so that only this feed fails with it
+
+    def _check_shown(self, feed: Feed[Session]) -> None:
+        """Refuse to give logits of tokens that the model reads in one pass, by its own code."""
+        if feed.keep > max(0, self.length + len(feed.ids) - self._prompt.shown):
+            raise InvalidInput(
+                f"logits before the end of the prompt's pictures at token {self._prompt.shown}",
+                field="last",
+                remedy="feed the prompt with last=0 or 1",
+            )
 
     def _check_tree(self, parents: Sequence[int]) -> None:
         """Refuse nodes before the prompt's end, and branches of a model that grows no trees."""
@@ -327,19 +345,30 @@ class Session(CachedSession):
             raise no_memory(error) from None
 
     def _encode_images(self) -> None:
+        if self._prompt.processed is not None:
+            backend = self._engine._backend
+            assert isinstance(backend, EagerBackend)
+            delta = backend.read_pictures(self._prompt, self._cache)
+            self._prompt = replace(self._prompt, processed=None, position_delta=delta)
+            return
         if self._prompt.pixel_values is None or self._image_features is not None:
             return
         engine = self._engine
         self._image_features = encode_pictures(engine.loaded, self._prompt, engine._embedding)
         self._prompt = replace(self._prompt, pixel_values=None)  # ten times the features' memory
 
+    @property
+    def _in_pictures(self) -> bool:
+        """Pictures may be among the next tokens; nodes stand after the whole prompt."""
+        return self._prompt.image_grid_thw is not None and self.length < len(self._prompt.ids)
+
     def _show_images(self, ids: Sequence[int], embedded: Tensor, row: int) -> None:
-        """Put image features into the rows of ``ids``, from ``row``, of ``embedded`` [k, hidden].
+        """Put image features into the rows of ``ids``, from ``row``, of ``embedded`` [k, width].
 
         The tokens stand after the trunk.
         """
-        if self._prompt.image_grid_thw is None or self.length >= len(self._prompt.ids):
-            return  # nodes stand after the whole prompt
+        if not self._in_pictures:
+            return
         self._encode_images()
         assert self._image_features is not None
         placeholder: int = self._engine.loaded.model.config.image_token_id

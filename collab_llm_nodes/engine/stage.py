@@ -16,15 +16,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from collab_llm_nodes.engine.backend import Chunk
+from collab_llm_nodes.engine.backend import Chunk, Rows
 from collab_llm_nodes.engine.device import Upload
 from collab_llm_nodes.engine.interface import OnStates
 from collab_llm_nodes.engine.kernels import Head
-from collab_llm_nodes.engine.pictures import insert_features
+from collab_llm_nodes.engine.pictures import divided, insert_features, widened
 from collab_llm_nodes.engine.session import CachedSession, begin_pass, mark, undo
 from collab_llm_nodes.engine.static import StaticBackend
 from collab_llm_nodes.errors import InvalidInput, ModelError, ProtocolError
-from collab_llm_nodes.models.architectures import context_length, decoder_parts
+from collab_llm_nodes.models.architectures import (
+    context_length,
+    decoder_parts,
+    deepstack_levels,
+)
 from collab_llm_nodes.models.devices import find_device
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig
 from collab_llm_nodes.models.partial import CheckpointFacts, load_layers
@@ -49,6 +53,17 @@ def _check_attention(loaded: LoadedModel) -> None:
         )
 
 
+def _check_deepstack(levels: int, first: int, last: int) -> None:
+    """Refuse a stage that ends before all features of pictures have been added."""
+    if first < levels and not first == 0 < levels <= last:
+        raise ModelError(
+            f"pictures are added after each of the first {levels} layers (DeepStack), and stages"
+            f" hand on hidden states only: layers {first} to {last} cannot be a stage",
+            field="layers",
+            remedy=f"give the first stage at least {levels} layers",
+        )
+
+
 class Stage:
     """Layers ``first`` to ``last - 1`` of a model, counted from 0.
 
@@ -60,19 +75,22 @@ class Stage:
         parts: its model; those of other stages are missing in it.
         head: LM head; of use in the last stage only.
         width: of a hidden state.
+        feature_width: of a row of picture features, longer with DeepStack.
         takes_ids: it is the first stage; the others take hidden states.
         gives_logits: it is the last stage; the others give hidden states.
         placeholder: id of the tokens that stand for pictures; None: the model reads text only.
 
     Raises:
         ConfigError: there are no such layers.
-        ModelError: as ``models.partial.load_layers``; or its attention is none that the static
-            backend supports.
+        ModelError: as ``models.partial.load_layers``; its attention is none that the static backend
+            supports; or DeepStack would cross to another stage.
     """
 
     def __init__(self, config: ModelConfig, first: int, last: int) -> None:
         loaded, self.num_layers, self.bytes = load_layers(config, first, last)
         _check_attention(loaded)
+        self._levels = deepstack_levels(loaded.model.config)
+        _check_deepstack(min(self._levels, self.num_layers), first, last)
         self.first, self.last = first, last
         self.takes_ids, self.gives_logits = first == 0, last == self.num_layers
         self.vocab_size = loaded.vocab_size
@@ -81,6 +99,7 @@ class Stage:
         self.context = context_length(model.config.get_text_config())
         self.parts = decoder_parts(model)
         self.width = self.parts.hidden_size
+        self.feature_width = (1 + self._levels) * self.width
         self.head = Head(self.parts, self.vocab_size)
         self._backend = StaticBackend(loaded, self.head)
         self._embedding: Tensor = model.get_input_embeddings().weight.detach()
@@ -135,21 +154,21 @@ class Stage:
                 feeds[i].session._tree.cut(chunk.end)
         return [outputs[i] for i in range(len(feeds))]
 
-    def _rows(self, feeds: Sequence[StageFeed], upload: Upload) -> Tensor:
-        """Return the input of the layers for all feeds [rows, width]."""
+    def _rows(self, feeds: Sequence[StageFeed], upload: Upload) -> Rows:
+        """Return the input of the layers for all feeds."""
         if not self.takes_ids:
             states = [feed.rows for feed in feeds if isinstance(feed.rows, Tensor)]
-            return torch.cat(states).to(self.device, self._backend.dtype)
+            return Rows(torch.cat(states).to(self.device, self._backend.dtype))
         ids = upload.add([token for feed in feeds for token in feed.rows])
+        shown = any(feed.features is not None for feed in feeds)
         embedded = functional.embedding(ids(), self._embedding)
-        for feed, own in zip(
-            feeds, embedded.split([len(feed.rows) for feed in feeds]), strict=True
-        ):
+        wide = widened(embedded, self._levels if shown else 0)
+        for feed, own in zip(feeds, wide.split([len(feed.rows) for feed in feeds]), strict=True):
             if feed.features is not None and not isinstance(feed.rows, Tensor):
                 assert self.placeholder is not None
                 features = feed.features.to(self.device, self._backend.dtype)
                 insert_features(features, feed.rows, self.placeholder, own)
-        return embedded
+        return divided(wide, self.width)
 
 
 @dataclass(frozen=True)
@@ -163,8 +182,8 @@ class StageFeed:
         on_states: as ``session.Feed.on_states``; of the last stage only.
         positions: of the first token, where the others follow it, or M-RoPE's [3, new]. None: the
             columns. Those of a tree are always its columns.
-        features: [k, hidden_size] in place of the first k picture placeholders among the ids; of
-            the first stage only.
+        features: [k, feature_width] of the first k picture placeholders among the ids; of the first
+            stage only.
     """
 
     session: StageSession
@@ -226,9 +245,10 @@ class StageSession(CachedSession):
         if isinstance(rows, Tensor) or stage.placeholder is None:
             raise InvalidInput("features of pictures, where none are shown", field="features")
         places = sum(token == stage.placeholder for token in rows)
-        if features.shape[1:] != (stage.width,) or len(features) > places:
+        width = stage.feature_width
+        if features.shape[1:] != (width,) or len(features) > places:
             raise InvalidInput(
-                f"features {list(features.shape)} for {places} placeholders of width {stage.width}",
+                f"features {list(features.shape)} for {places} placeholders of width {width}",
                 field="features",
             )
 

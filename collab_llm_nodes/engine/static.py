@@ -29,7 +29,7 @@ from collab_llm_nodes.engine.attention import (
     arrange,
     group_chunks,
 )
-from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Output
+from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Output, Rows
 from collab_llm_nodes.engine.blocks import Blocks
 from collab_llm_nodes.engine.cache import StaticCache, round_up
 from collab_llm_nodes.engine.device import OnDevice, Upload
@@ -227,13 +227,13 @@ class StaticBackend:
             return Plan(chunks, groups, None)
         return Plan(chunks, groups, upload.add(_positions(chunks)))
 
-    def forward(self, plan: Plan, embedded: Tensor, after_layer: AfterLayer | None) -> list[Output]:
-        return self.outputs(self.hidden(plan, embedded, after_layer), plan.chunks)
+    def forward(self, plan: Plan, rows: Rows, after_layer: AfterLayer | None) -> list[Output]:
+        return self.outputs(self.hidden(plan, rows, after_layer), plan.chunks)
 
     def hidden(
         self,
         plan: Plan,
-        x: Tensor,
+        given: Rows,
         after_layer: AfterLayer | None,
         *,
         enter: bool = True,
@@ -244,9 +244,11 @@ class StaticBackend:
         a prompt, usually one.
 
         Args:
-            x: embedded tokens; or, if not ``enter``, the states after an earlier stage's layers.
+            given: embedded tokens; or, if not ``enter``, the states after an earlier stage's
+                layers.
         """
         chunks, groups = plan.chunks, plan.groups
+        x, added, _ = given
         if enter:
             x = self._enter(plan, x)
         for group in groups:
@@ -263,10 +265,13 @@ class StaticBackend:
                 last = number == len(layers) - 1
                 if last:
                     x, attended = _wanted(x[:rows], chunks), _wanted(attended, chunks)
+                    added = [_wanted(each, chunks) for each in added]
                     rows = x.shape[0]
                     x = self._filled_up(x)
                 if rows:
                     x = layer.after_attention(x, self._filled_up(attended))
+                    if number < len(added):
+                        x[:rows] += added[number]
                 if after_layer is not None and not last:
                     after_layer(number + 1, x[:rows])
             for group in groups:

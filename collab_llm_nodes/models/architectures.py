@@ -8,7 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from collab_llm_nodes.errors import ModelError
 
@@ -18,7 +21,8 @@ class Architecture:
     """Differences between architectures.
 
     Attributes:
-        vision: it takes images, and its positions are three-dimensional (M-RoPE).
+        vision: it takes images. Those of a known one are encoded here, and its positions are
+            three-dimensional (M-RoPE); any other one does both by its own code.
         norm: name of the final norm in the text decoder.
         known: its layers are as ``layer_parts`` takes them apart.
         divided: its layers can be loaded a part at a time.
@@ -33,6 +37,7 @@ class Architecture:
 ARCHITECTURES = {
     "qwen2_vl": Architecture(vision=True),
     "qwen2_5_vl": Architecture(vision=True),
+    "qwen3_vl": Architecture(vision=True),
     "llama": Architecture(vision=False),
     "qwen2": Architecture(vision=False),
     "qwen3": Architecture(vision=False),
@@ -42,6 +47,7 @@ ARCHITECTURES = {
     "opt": Architecture(vision=False, norm="final_layer_norm"),
 }
 _UNKNOWN = Architecture(vision=False, known=False, divided=False)
+_UNKNOWN_SEEING = Architecture(vision=True, known=False, divided=False)
 RECURRENT = {
     "qwen3_5_text": _UNKNOWN,
     "qwen3_5": _UNKNOWN,  # its text alone
@@ -65,20 +71,23 @@ _TAKEN = {"inputs_embeds", "position_ids", "attention_mask", "logits_to_keep"}
 def architecture_of(model_type: str) -> Architecture:
     """Return the architecture of a ``config.model_type``.
 
-    Any causal language model of transformers may run; ``check_eager`` decides at loading.
+    Any causal language model of transformers may run, and any that answers about pictures;
+    ``check_eager`` decides at loading.
 
     Raises:
-        ModelError: it is none of ``ARCHITECTURES`` and no causal language model.
+        ModelError: it is none of these.
     """
     found = ARCHITECTURES.get(model_type) or RECURRENT.get(model_type)
+    if found is None and model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        found = _UNKNOWN_SEEING
     if found is None and model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         found = _UNKNOWN
     if found is None:
         raise ModelError(
             f"unknown architecture {model_type!r}",
             field="path",
-            remedy=f"supported: {', '.join((*ARCHITECTURES, *RECURRENT))}, and most causal text"
-            " models of transformers",
+            remedy=f"supported: {', '.join((*ARCHITECTURES, *RECURRENT))}, and most models of"
+            " transformers that answer texts, or texts with pictures",
         )
     return found
 
@@ -103,6 +112,9 @@ def check_eager(model: Any) -> None:
         lacks.append("a list of layers with self_attn")
     if not isinstance(model.get_output_embeddings(), nn.Linear):
         lacks.append("a linear LM head")
+    vision = architecture_of(model.config.model_type).vision
+    if vision and getattr(model.config, "image_token_id", None) is None:
+        lacks.append("an image_token_id")
     if lacks:
         raise ModelError(
             f"a model of type {model.config.model_type!r} is built differently from those that run"
@@ -146,6 +158,19 @@ def context_length(text: Any) -> int:
     if rotation.get("rope_type") != "yarn" or not factor:
         return own
     return max(own, int(factor * rotation["original_max_position_embeddings"]))
+
+
+def deepstack_levels(config: Any) -> int:
+    """Return after how many of the first decoder layers a picture's features are added.
+
+    DeepStack (Qwen3-VL): features of intermediate layers of the vision encoder are added to the
+    hidden states of a picture's tokens. 0 for models without it.
+
+    Args:
+        config: configuration of the whole model.
+    """
+    vision = getattr(config, "vision_config", None)
+    return len(getattr(vision, "deepstack_visual_indexes", None) or ())
 
 
 def cache_argument(model: Any) -> str:

@@ -15,7 +15,12 @@ from typing import Any
 import torch
 
 from collab_llm_nodes.errors import ModelError
-from collab_llm_nodes.models.architectures import attention_layers, context_length, is_recurrent
+from collab_llm_nodes.models.architectures import (
+    attention_layers,
+    context_length,
+    deepstack_levels,
+    is_recurrent,
+)
 from collab_llm_nodes.models.checkpoint import stored_tensors
 
 _ROWS, _LOGITS = 512, 64
@@ -23,6 +28,8 @@ _ROWS, _LOGITS = 512, 64
 _SESSION = 4096
 """Tokens of a session with a full HD picture: 2,691 of them, and a long text."""
 _FULL_HD = 1920 * 1080
+_CHANNELS = 3
+_PATCH, _WIDTH = 14, 1280  # of encoders whose configuration has other names for them
 
 
 def check_fits(
@@ -57,16 +64,18 @@ def check_fits(
 def column_bytes(text: Any, dtype: torch.dtype) -> int:
     """Return the bytes of one token's keys and values.
 
-    2 * layers * key heads * head width * bytes of a number: 57,344 for Qwen2-VL-7B in bfloat16.
-    Where some layers have recurrent states in place of them, the embedded token is held as well.
+    2 * key heads * head width * bytes of a number, of each layer: 57,344 for Qwen2-VL-7B in
+    bfloat16. Where some layers have recurrent states in place of them, the embedded token is held
+    as well.
 
     Args:
         text: configuration of the text decoder (``config.get_text_config()``).
     """
-    heads, key_heads = _heads(text)
-    width = getattr(text, "head_dim", None) or text.hidden_size // heads
-    numbers = 2 * attention_layers(text) * key_heads * width
-    numbers += is_recurrent(text) * text.hidden_size
+    numbers = is_recurrent(text) * text.hidden_size
+    for layer in _layers(text)[: attention_layers(text)]:
+        heads, key_heads = _heads(layer)
+        width = getattr(layer, "head_dim", None) or layer.hidden_size // heads
+        numbers += 2 * key_heads * width
     return numbers * dtype.itemsize
 
 
@@ -78,6 +87,7 @@ def pass_bytes(
         rows * (9 * hidden + 3 * intermediate)
       + rows * query heads / key heads * columns   mask
       + 2 * logits * vocabulary                    and twice more in float32
+      + rows * hidden * levels                     features added after the first layers
       + patches * (9 * hidden + 3 * intermediate)  the picture encoder, beside the pass
       + patches * numbers of a patch               and once more in float32
 
@@ -92,20 +102,37 @@ def pass_bytes(
         pixels: of the pictures that are encoded at the same time; a text model has none.
     """
     text = config.get_text_config()
-    between = getattr(text, "intermediate_size", None) or getattr(text, "ffn_dim", None)
-    heads, key_heads = _heads(text)
+    layer = _layers(text)[-1]
+    between = getattr(layer, "intermediate_size", None) or getattr(layer, "ffn_dim", None)
+    heads, key_heads = _heads(layer)
     numbers = rows * _scratch(text.hidden_size, between) + rows * heads // key_heads * columns
     numbers += 2 * logits * text.vocab_size
     single = 2 * logits * text.vocab_size
+    numbers += rows * text.hidden_size * deepstack_levels(config)
     vision = getattr(config, "vision_config", None)
     if vision is not None:
-        patches = pixels // vision.patch_size**2
-        width = getattr(vision, "embed_dim", None) or vision.hidden_size  # Qwen2-VL, Qwen2.5-VL
-        between = getattr(vision, "intermediate_size", None) or int(width * vision.mlp_ratio)
-        patch = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+        side = _patch_side(vision)
+        patches = pixels // side**2
+        width = getattr(vision, "embed_dim", None) or getattr(vision, "hidden_size", _WIDTH)
+        between = getattr(vision, "intermediate_size", None)
+        between = between or int(width * getattr(vision, "mlp_ratio", 4))
+        patch = _CHANNELS * getattr(vision, "temporal_patch_size", 1) * side**2
         numbers += patches * (_scratch(width, between) + patch)
         single += patches * patch
     return numbers * dtype.itemsize + single * torch.float32.itemsize
+
+
+def _layers(text: Any) -> list[Any]:
+    """Return the configuration of each layer; in Gemma 4 they differ."""
+    if getattr(text, "is_heterogeneous", False):
+        return list(text.per_layer_config)
+    return [text] * text.num_hidden_layers
+
+
+def _patch_side(vision: Any) -> int:
+    """Return the pixels along a patch, which some configurations give by side."""
+    size = getattr(vision, "patch_size", _PATCH)
+    return int(size if isinstance(size, int) else size[0])
 
 
 def _heads(text: Any) -> tuple[int, int]:

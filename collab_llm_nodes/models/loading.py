@@ -38,6 +38,7 @@ from collab_llm_nodes.models.architectures import (
 from collab_llm_nodes.models.checkpoint import match_tensors, quantisation_of, stored_tensors
 from collab_llm_nodes.models.devices import find_device, free_bytes, shares_host_memory
 from collab_llm_nodes.models.footprint import check_fits, weight_bytes
+from collab_llm_nodes.models.processor import load_processor, written_tokens
 from collab_llm_nodes.models.prompt import begun_thought, takes_system, try_prompts
 from collab_llm_nodes.models.quantised import (
     bitsandbytes_options,
@@ -108,7 +109,8 @@ class LoadedModel:
 
     Attributes:
         model: a ``PreTrainedModel`` (whose own attributes carry no types).
-        image_processor: None for text-only models.
+        image_processor: of models whose pictures are encoded here; None for others.
+        processor: transformers' own (``models/processor.py``), of other models that see; else None.
         adapters: early exits, None when there are none.
     """
 
@@ -117,11 +119,19 @@ class LoadedModel:
     image_processor: Qwen2VLImageProcessorPil | None
     adapters: ExitAdapters | None
     config: ModelConfig
+    processor: Any = None
+
+    @property
+    def sees(self) -> bool:
+        """True if prompts may hold pictures."""
+        return self.image_processor is not None or self.processor is not None
 
     @cached_property
     def control_tokens(self) -> tuple[str, ...]:
         """Tokens that no prompt may spell out."""
-        return control_tokens(self.tokenizer, self.vocab_size)
+        found = control_tokens(self.tokenizer, self.vocab_size)
+        written = () if self.processor is None else written_tokens(self.processor)
+        return tuple(dict.fromkeys((*found, *written)))
 
     @cached_property
     def begun_thought(self) -> str:
@@ -185,9 +195,11 @@ def load_errors(folder: Path) -> AbstractContextManager[None]:
 
 def _load(folder: Path, config: ModelConfig, device: torch.device) -> LoadedModel:
     model_type = model_type_of(folder)
-    vision = architecture_of(model_type).vision
+    architecture = architecture_of(model_type)
+    vision, known = architecture.vision, architecture.known
     tokenizer = load_tokenizer(folder, vision)
-    image_processor = load_image_processor(folder) if vision else None
+    image_processor = load_image_processor(folder) if vision and known else None
+    processor = load_processor(folder, model_type, tokenizer) if vision and not known else None
     warn_of_overflow(config, model_type)
     package = None
     if config.quantization != "none":
@@ -208,7 +220,7 @@ def _load(folder: Path, config: ModelConfig, device: torch.device) -> LoadedMode
         adapters = ExitAdapters(parts.hidden_size, config.exit_layers)
     if adapters is not None:
         adapters.to(device, DTYPES[config.dtype]).eval().requires_grad_(False)
-    return LoadedModel(model, tokenizer, image_processor, adapters, config)
+    return LoadedModel(model, tokenizer, image_processor, adapters, config, processor)
 
 
 def model_folder(config: ModelConfig, *, offline: bool = False) -> Path:

@@ -34,6 +34,7 @@ from collab_llm_nodes.models.architectures import (
     ARCHITECTURES,
     architecture_of,
     context_length,
+    deepstack_levels,
 )
 from collab_llm_nodes.models.checkpoint import (
     match_tensors,
@@ -110,6 +111,16 @@ class CheckpointFacts:
     def placeholder(self) -> int | None:
         """Id of the tokens that stand for pictures; None: the model reads text only."""
         return self.architecture.image_token_id if self.vision else None
+
+    @property
+    def first_layers(self) -> int:
+        """The least number of layers of a first stage; more than one with DeepStack."""
+        return max(1, min(deepstack_levels(self.architecture), self.num_layers))
+
+    @property
+    def feature_width(self) -> int:
+        """Width of a row of picture features; more than ``width`` with DeepStack."""
+        return (1 + deepstack_levels(self.architecture)) * self.width
 
     @property
     def vocab_size(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
@@ -21,6 +21,7 @@ from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import InvalidInput, ModelError, translate_errors
 from collab_llm_nodes.models.architectures import context_length
 from collab_llm_nodes.models.pictures import MAX_SCANS, Picture, decode
+from collab_llm_nodes.models.processor import process
 from collab_llm_nodes.models.thoughts import is_thought_tag, opened_thought
 from collab_llm_nodes.models.turns import MAX_TURNS, Turn, check_texts, fold_system, texts
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # loading itself tries prompts
 log = logging.getLogger(__name__)
 
 _FULL_HD = 1920 * 1080  # of cameras; for small models far more than they keep
+_LONGEST_RATIO = 200  # of a picture's sides, as Qwen-VL's
 _SAMPLE = "Go on."
 _MARK = "Mind the system turn."
 
@@ -85,6 +87,9 @@ class EncodedPrompt:
         image_grid_thw: int64 [images, 3] patches in time, height and width.
         position_ids: int64 [3, n] M-RoPE positions; None for text-only models.
         position_delta: position of a later token minus its index.
+        processed: what the model's own processor made of prompt and images, besides the ids; None
+            without images, and for models whose images are encoded here.
+        shown: with ``processed``, the tokens up to the last placeholder; else 0.
     """
 
     ids: tuple[int, ...]
@@ -92,6 +97,8 @@ class EncodedPrompt:
     image_grid_thw: Tensor | None = None
     position_ids: Tensor | None = None
     position_delta: int = 0
+    processed: Mapping[str, Any] | None = None
+    shown: int = 0
 
     def positions(self, start: int, count: int) -> int | Tensor:
         """Return the positions of ``count`` tokens from index ``start``, of the prompt or after.
@@ -99,7 +106,7 @@ class EncodedPrompt:
         That is the first one, where the others follow it, or M-RoPE's int64 [3, count].
         """
         if self.position_ids is None:
-            return start
+            return start + self.position_delta
         if start >= len(self.ids):
             return start + self.position_delta
         own = self.position_ids[:, start : start + count]
@@ -139,16 +146,16 @@ def encode(
     limits = limits or PromptLimits()
     check_prompt(prompt, limits)
     _refuse_control_tokens(prompt, loaded)
-    if len(prompt.images) > (limits.max_images if loaded.image_processor else 0):
+    if len(prompt.images) > (limits.max_images if loaded.sees else 0):
         raise InvalidInput(
             f"{len(prompt.images)} images",
             field="images",
             remedy=f"send at most {limits.max_images}"
-            if loaded.image_processor
+            if loaded.sees
             else "this model reads text only",
         )
-    pixels, grid = _pixels(prompt, limits, loaded) if prompt.images else (None, None)
-    ids = _ids(prompt, grid, loaded)
+    encoded = _encoded(prompt, limits, loaded)
+    ids = encoded.ids
     if (highest := max(ids, default=0)) >= loaded.vocab_size:
         raise InvalidInput(
             f"contains the token {loaded.tokenizer.convert_ids_to_tokens(highest)!r}, which is"
@@ -163,10 +170,33 @@ def encode(
             field="text",
             remedy="shorten it",
         )
+    return encoded
+
+
+def _encoded(prompt: Prompt, limits: PromptLimits, loaded: LoadedModel) -> EncodedPrompt:
+    images = _images(prompt, limits, loaded)
+    if images and loaded.processor is not None:
+        return _processed(prompt, images, loaded)
+    pixels, grid = _pixels(images, loaded) if images else (None, None)
+    ids = _ids(prompt, grid, loaded)
     if loaded.image_processor is None:
         return EncodedPrompt(ids)
     positions, delta = _positions(ids, grid, loaded)
     return EncodedPrompt(ids, pixels, grid, positions, delta)
+
+
+def _processed(prompt: Prompt, images: Sequence[Image.Image], loaded: LoadedModel) -> EncodedPrompt:
+    """Return the prompt as the model's own processor encodes it."""
+    ids, inputs = process(_chat(prompt, loaded), images, loaded.processor, loaded.model.dtype)
+    places = [i for i, token in enumerate(ids) if token == loaded.model.config.image_token_id]
+    if not places or places[-1] == len(ids) - 1:
+        raise ModelError(
+            f"the chat template and the processor write {len(places)} placeholders of images among"
+            f" {len(ids)} tokens, which have to end with text",
+            field="path",
+            remedy="use the chat template and the processor that came with the model",
+        )
+    return EncodedPrompt(ids, processed=inputs, shown=places[-1] + 1)
 
 
 def begun_thought(loaded: LoadedModel) -> str:
@@ -199,16 +229,21 @@ def try_prompts(loaded: LoadedModel) -> None:
             remedy=f"{own}; of several templates, one is named default",
         ):
             encode(Prompt(_SAMPLE), loaded)
-    if loaded.image_processor is not None:
-        file = io.BytesIO()
-        Image.new("RGB", (56, 56)).save(file, "PNG")
+    if loaded.sees:
         with translate_errors(
             ModelError,
             f"preprocessor_config.json or the chat template in {folder} does not take a picture",
             field="path",
             remedy=own,
         ):
-            encode(Prompt(_SAMPLE, (file.getvalue(),)), loaded)
+            encode(sample_prompt(), loaded)
+
+
+def sample_prompt() -> Prompt:
+    """Return a question about a small picture."""
+    file = io.BytesIO()
+    Image.linear_gradient("L").resize((56, 56)).convert("RGB").save(file, "PNG")
+    return Prompt(_SAMPLE, (file.getvalue(),))
 
 
 def check_encoded(prompt: EncodedPrompt, loaded: LoadedModel, field: str) -> None:
@@ -287,19 +322,26 @@ def _refuse_control_tokens(prompt: Prompt, loaded: LoadedModel) -> None:
 
 def pixel_limit(max_pixels: int, loaded: LoadedModel) -> int:
     """Return how many pixels an image may have before it is scaled; 0 stands for the default."""
-    if max_pixels or loaded.image_processor is None:
+    if max_pixels or not loaded.sees:
         return max_pixels
-    return max(_FULL_HD, loaded.image_processor.size["longest_edge"])
+    processor = loaded.image_processor
+    return max(_FULL_HD, 0 if processor is None else processor.size["longest_edge"])
 
 
 def scaled_size(width: int, height: int, loaded: LoadedModel, field: str) -> tuple[int, int]:
     """Return the size to which the image processor of ``loaded`` scales an image (bicubic).
 
+    The size as it is, where the model's own processor scales it later.
+
     Raises:
         InvalidInput: one side is more than 200 times the other.
     """
     processor = loaded.image_processor
-    assert processor is not None
+    if processor is None:
+        # Otherwise one that scales the short side could make a long side of millions of pixels.
+        if max(width, height) > _LONGEST_RATIO * min(width, height):
+            raise InvalidInput(f"{width}x{height} pixels", field=field, remedy="crop the image")
+        return width, height
     sides = processor.size["shortest_edge"], processor.size["longest_edge"]
     try:
         scaled = smart_resize(height, width, processor.patch_size * processor.merge_size, *sides)
@@ -308,13 +350,16 @@ def scaled_size(width: int, height: int, loaded: LoadedModel, field: str) -> tup
     return scaled[1], scaled[0]
 
 
-def _pixels(prompt: Prompt, limits: PromptLimits, loaded: LoadedModel) -> tuple[Tensor, Tensor]:
-    processor = loaded.image_processor
-    assert processor is not None
-    images = [picture.image() for picture in prompt.decoded] or [
+def _images(prompt: Prompt, limits: PromptLimits, loaded: LoadedModel) -> list[Image.Image]:
+    return [picture.image() for picture in prompt.decoded] or [
         _scaled(data, i, limits, loaded) for i, data in enumerate(prompt.images)
     ]
-    encoded = processor(images=images, return_tensors="pt", do_resize=False)
+
+
+def _pixels(images: Sequence[Image.Image], loaded: LoadedModel) -> tuple[Tensor, Tensor]:
+    processor = loaded.image_processor
+    assert processor is not None
+    encoded = processor(images=list(images), return_tensors="pt", do_resize=False)
     return encoded["pixel_values"], encoded["image_grid_thw"]
 
 
@@ -322,11 +367,9 @@ def _scaled(data: bytes, index: int, limits: PromptLimits, loaded: LoadedModel) 
     field = f"images[{index}]"
     image = decode(data, pixel_limit(limits.max_pixels, loaded), limits.max_scans, field)
     size = scaled_size(*image.size, loaded, field)
-    fetch = _qwen_fetch_image()
-    if fetch is None:
+    processor, fetch = loaded.image_processor, _qwen_fetch_image()
+    if processor is None or fetch is None:
         return image.resize(size, Image.Resampling.BICUBIC)
-    processor = loaded.image_processor
-    assert processor is not None
     sizes = {
         "min_pixels": processor.size["shortest_edge"],
         "max_pixels": processor.size["longest_edge"],
@@ -405,7 +448,7 @@ def _rendered(turns: Sequence[Turn], loaded: LoadedModel, images: int = 0) -> st
     """Return ``turns`` in the chat form of ``loaded``; the images stand before the last one."""
 
     def content(text: str, images: int) -> Any:
-        if loaded.image_processor is None:
+        if not loaded.sees:
             return text
         return [{"type": "image"}] * images + [{"type": "text", "text": text}]
 

@@ -160,7 +160,7 @@ def test_padded_vocabularies_meet_in_the_common_part() -> None:
 # ---------------------------------------------------------------- rollback
 
 
-@pytest.mark.parametrize("architecture", ["qwen2_vl", "qwen2_5_vl", "llama", "opt"])
+@pytest.mark.parametrize("architecture", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llama", "opt"])
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_any_schedule_of_feeds_and_rollbacks_equals_a_fresh_prefill(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from fake_device import CUDA, FakeDevice, Ledger
-from tiny_models import tiny_folder, tiny_prompt
+from tiny_models import VISION, tiny_folder, tiny_prompt
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -186,6 +186,7 @@ TOLERANCES = {"float32": (5e-5, 1e-4), "bfloat16": (0.5, 0.0)}
         ("qwen2_vl", False, "bfloat16"),
         ("qwen2_vl", True, "bfloat16"),
         ("qwen2_5_vl", False, "float32"),
+        ("qwen3_vl", False, "float32"),
     ],
 )
 def test_answers_are_those_of_the_cpu(
@@ -314,7 +315,7 @@ def test_an_exit_waits_once_for_its_layer(device: FakeDevice, candidates: int, c
     assert not device_wide, ledger.show(device_wide)
 
 
-@pytest.mark.parametrize("architecture", ["qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("architecture", VISION)
 def test_waits_of_a_picture_do_not_grow_with_the_vision_layers(
     device: FakeDevice, architecture: str
 ) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from sessions import near
-from tiny_models import tiny_folder, tiny_model, tiny_prompt
+from tiny_models import VISION, tiny_folder, tiny_model, tiny_prompt
 
 from collab_llm_nodes.engine import attention
 from collab_llm_nodes.engine.backend import Chunk
@@ -28,7 +28,7 @@ from collab_llm_nodes.models.partial import load_vision, read_facts
 from collab_llm_nodes.models.prompt import Prompt, encode
 
 TEXT = [name for name, found in ARCHITECTURES.items() if not found.vision]
-SEEING = ["qwen2_vl", "qwen2_5_vl"]
+SEEING = VISION
 
 
 def divided(architecture: str, cuts: list[int]) -> list[Stage]:
@@ -96,7 +96,7 @@ class Front:
         self._stages = divided(architecture, cuts)
         self._parts = [stage.open() for stage in self._stages]
         self._placeholder = loaded.model.config.image_token_id
-        self._features = torch.empty(0, self._stages[0].width)
+        self._features = torch.empty(0, self._stages[0].feature_width)
         if self.prompt.pixel_values is not None:
             self._features = encode_pictures(loaded, self.prompt, self._features)
 
@@ -124,7 +124,7 @@ def test_stages_of_a_model_that_sees_equal_the_whole_one(architecture: str, imag
     engine = Engine(tiny_model(architecture))
     asked = tiny_prompt(architecture, images=images)
     whole = engine.open(encode(asked, engine.loaded))
-    front = Front(architecture, asked, [1, 3])
+    front = Front(architecture, asked, [2, 3])
     ids = front.prompt.ids
     placeholder = engine.loaded.model.config.image_token_id
     for start in range(0, len(ids), 7):
@@ -147,12 +147,12 @@ def test_the_vision_encoder_is_held_in_front_of_the_stages_and_nowhere_else(
     held = {n for n, p in loaded.model.named_parameters() if p.device.type != "meta"}
     assert size == encoder
     assert held == {n for n, _ in model.named_parameters() if n.startswith("model.visual.")}
-    for stage in divided(architecture, [1, 3]):
+    for stage in divided(architecture, [2, 3]):
         tensors = stage._backend._parts.layers.parameters()
         assert all(p.device.type != "meta" for p in tensors)
     total = sum(p.nbytes for p in model.parameters()) - encoder
     shared = model.get_input_embeddings().weight.nbytes  # held by the first and the last stage
-    assert sum(stage.bytes for stage in divided(architecture, [1, 3])) == total + shared
+    assert sum(stage.bytes for stage in divided(architecture, [2, 3])) == total + shared
 
 
 def test_tensors_are_found_by_their_old_and_their_new_names(tmp_path: Path) -> None:
@@ -284,17 +284,24 @@ def test_a_pass_of_a_stage_that_fails_leaves_all_sessions_as_they_were(
 
 @pytest.mark.parametrize(
     ("architecture", "words"),
-    [("phi3", "known architectures"), ("qwen3_vl", "unknown architecture")],
+    [("phi3", "known architectures"), ("internvl", "known architectures"), ("resnet", "unknown")],
 )
 def test_architectures_whose_layers_are_not_known_are_not_divided(
     architecture: str, words: str, tmp_path: Path
 ) -> None:
-    """Qwen3-VL feeds pictures to several layers (deepstack), which no stage is given."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": architecture}))
     with pytest.raises(ModelError, match=words) as refused:
         Stage(ModelConfig(str(tmp_path)), 0, 1)
     assert refused.value.field == "path"
     assert refused.value.remedy
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 1), (1, 2), (1, 4)])
+def test_deepstack_stays_within_one_stage(first: int, last: int) -> None:
+    """Pictures are added after the first two layers, and stages hand on hidden states only."""
+    with pytest.raises(ModelError, match=r"first 2 layers \(DeepStack\)") as refused:
+        Stage(ModelConfig(str(tiny_folder("qwen3_vl"))), first, last)
+    assert "at least 2 layers" in refused.value.remedy
 
 
 def test_features_and_positions_that_do_not_fit_are_refused() -> None:

@@ -29,7 +29,9 @@ def test_features_are_those_of_the_models_own_forward_pass(architecture: str, im
     own = loaded.model.get_image_features(
         prompt.pixel_values, prompt.image_grid_thw, return_dict=True
     )
-    assert torch.equal(encode_pictures(loaded, prompt, like), torch.cat(own.pooler_output))
+    levels = [own.pooler_output, *getattr(own, "deepstack_features", [])]
+    expected = torch.cat([torch.cat(list(level)) for level in levels], dim=1)
+    assert torch.equal(encode_pictures(loaded, prompt, like), expected)
 
 
 @pytest.mark.parametrize("architecture", VISION)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoConfig, Qwen2_5_VLConfig, Qwen2VLConfig
+from transformers import AutoConfig, Qwen2_5_VLConfig, Qwen2VLConfig, Qwen3VLConfig
 
 from collab_llm_lab.random_models import write_random_model
 from collab_llm_nodes.engine.engine import Engine
@@ -91,7 +91,7 @@ def _storages(tree: object) -> list[torch.UntypedStorage]:
     return [x.untyped_storage() for x in tensors if not x.is_mkldnn]  # those are weights
 
 
-@pytest.mark.parametrize("architecture", ["qwen2_vl", "qwen2_5_vl", "llama"])
+@pytest.mark.parametrize("architecture", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llama"])
 def test_a_pass_takes_no_more_than_estimated(architecture: str, tmp_path: Path) -> None:
     """Measured without a GPU, with a new session; weights and what is made once are left out."""
     folder = write_random_model(tmp_path / "model", architecture, hidden_size=256, layers=2)
@@ -168,6 +168,35 @@ def test_other_configurations_have_an_estimate(model_type: str) -> None:
     config = AutoConfig.for_model(model_type)
     assert pass_bytes(config, BF16, rows=512, logits=1, columns=512) > 0
     assert column_bytes(config.get_text_config(), BF16) > 0
+
+
+@pytest.mark.parametrize(
+    "model_type", ["smolvlm", "internvl", "gemma3", "gemma4", "gemma3n", "llava", "mistral3"]
+)
+def test_other_models_that_see_have_an_estimate(model_type: str) -> None:
+    config = AutoConfig.for_model(model_type)
+    small, large = (
+        pass_bytes(config, BF16, rows=512, logits=1, columns=512, pixels=n) for n in (0, 1 << 20)
+    )
+    assert 0 < small < large
+    assert column_bytes(config.get_text_config(), BF16) > 0
+
+
+def test_a_column_of_layers_that_differ_is_counted_layer_by_layer() -> None:
+    """Gemma 4's global layers have wider heads."""
+    text = AutoConfig.for_model(
+        "gemma4_text", num_hidden_layers=6, num_key_value_heads=1, head_dim=16, global_head_dim=64
+    )
+    assert column_bytes(text, BF16) == 2 * (5 * 16 + 64) * 2
+
+
+def test_deepstack_adds_its_features_to_a_pass() -> None:
+    plain, deep = (
+        Qwen3VLConfig(vision_config={"deepstack_visual_indexes": levels})
+        for levels in ([], [8, 16])
+    )
+    few, many = (pass_bytes(c, BF16, rows=512, logits=1, columns=512) for c in (plain, deep))
+    assert many - few == 2 * 512 * 2 * plain.get_text_config().hidden_size
 
 
 def test_weights_are_counted_tensor_by_tensor() -> None:

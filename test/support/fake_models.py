@@ -70,7 +70,10 @@ class FakeEngine:
         self.exit_layers = tuple(exits)
         self.before_layer = before_layer
         self.loaded: Any = SimpleNamespace(
-            config=SimpleNamespace(path="/models/fake"), image_processor=None, begun_thought=""
+            config=SimpleNamespace(path="/models/fake"),
+            sees=False,
+            processor=None,
+            begun_thought="",
         )
         self.alive = 0  # sessions with a cache
         self.freed: queue.SimpleQueue[None] = queue.SimpleQueue()

@@ -25,8 +25,9 @@ def full_pass(
         [rows, hidden] after each layer but the last, those before the first layer first.
     """
     options = reference.inputs(peer, prompt, answer)
-    output = peer.model(**options, use_cache=False, logits_to_keep=rows, output_hidden_states=True)
-    logits: Tensor = output.logits[0, :, : len(peer.tokenizer)]
+    output = peer.model.get_decoder()(**options, use_cache=False, output_hidden_states=True)
+    head = peer.model.get_output_embeddings()
+    logits: Tensor = head(output.last_hidden_state[0, -rows:])[:, : len(peer.tokenizer)]
     return logits, [states[0, -rows:] for states in output.hidden_states[:-1]]
 
 

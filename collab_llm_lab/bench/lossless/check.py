@@ -8,8 +8,7 @@ law agrees in distribution only: a chi-square test on short answers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,8 +27,10 @@ from transformers import (
 
 from collab_llm_lab import reference
 from collab_llm_lab.random_models import add_head_noise, write_random_model
+from collab_llm_lab.random_seeing_models import FAMILIES
 from collab_llm_nodes.decoding.randomness import gumbel
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
+from collab_llm_nodes.engine.eager import on_device
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.models.architectures import ARCHITECTURES
@@ -203,7 +204,7 @@ def check_lossless(
             case=name,
             report=report,
         )
-    for architecture in (*ARCHITECTURES, "qwen3_5_text"):
+    for architecture in (*ARCHITECTURES, *FAMILIES, "qwen3_5_text"):
         target, drafts = random_pair(architecture, work_dir, seed)
         shown = [_for(target, prompt) for prompt in prompts]
         for kind, draft in drafts.items():
@@ -266,7 +267,7 @@ def transformers_generate(
         output_scores=True,
         return_dict_in_generate=True,
     )
-    with _no_defaults(loaded.model):
+    with reference.no_defaults(loaded.model):
         output = loaded.model.generate(
             **generate_inputs(loaded, prompt),
             generation_config=config,
@@ -283,18 +284,7 @@ def generate_inputs(loaded: LoadedModel, prompt: EncodedPrompt) -> dict[str, Any
         inputs["pixel_values"] = prompt.pixel_values.to(ids.device)
         inputs["image_grid_thw"] = prompt.image_grid_thw.to(ids.device)
         inputs["mm_token_type_ids"] = (ids == loaded.model.config.image_token_id).int()
-    return inputs
-
-
-@contextmanager
-def _no_defaults(model: Any) -> Iterator[None]:
-    """Hide the checkpoint's own settings, such as Qwen's repetition penalty."""
-    own = model.generation_config
-    model.generation_config = GenerationConfig()
-    try:
-        yield
-    finally:
-        model.generation_config = own
+    return inputs | on_device(prompt.processed or {}, ids.device)
 
 
 class _CommonVocabulary(LogitsProcessor):
@@ -382,4 +372,4 @@ def _law(
 
 
 def _for(target: Engine, prompt: Prompt) -> Prompt:
-    return prompt if target.loaded.image_processor is not None else Prompt(prompt.text)
+    return prompt if target.loaded.sees else Prompt(prompt.text)

@@ -81,7 +81,7 @@ class Verifier(StreamService[Reply]):
         )
         self._pictures = (
             PictureReader(config.pictures, bounds, engine.loaded, self.name)
-            if engine.loaded.image_processor is not None
+            if engine.loaded.sees
             else None
         )
 

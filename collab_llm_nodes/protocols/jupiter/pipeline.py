@@ -107,10 +107,14 @@ class Loss:
     arranged_at: float
 
 
-def equal_parts(devices: Sequence[str], info: WorkerInfo) -> list[Placement]:
-    """Divide the layers evenly; with more devices than layers, the last ones get none."""
-    count = min(len(devices), info.num_layers)
-    ends = [info.num_layers * i // count for i in range(count + 1)]
+def equal_parts(devices: Sequence[str], info: WorkerInfo, first: int = 1) -> list[Placement]:
+    """Divide the layers evenly; with more devices than layers, the last ones get none.
+
+    Args:
+        first: the first device gets at least so many layers, the others at least one.
+    """
+    count = min(len(devices), info.num_layers - first + 1)
+    ends = [0, *(max(first + i, info.num_layers * (i + 1) // count) for i in range(count))]
     return [Placement(d, a, b) for d, a, b in zip(devices, ends, ends[1:], strict=False)]
 
 

@@ -39,6 +39,11 @@ class StageLanes:
         self._heads = heads
         self._sessions: dict[int, StageSession] = {}
 
+    @property
+    def feature_width(self) -> int:
+        """Width of a row of picture features."""
+        return self._stage.feature_width
+
     @torch.inference_mode()
     def run(self, steps: Sequence[Step], states: Tensor | None) -> tuple[Tensor, list[Outcome]]:
         """Run one pass.

@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -80,16 +81,16 @@ class StagedEngine:
         stages: PipelineConfig,
         *,
         sessions: int,
-        plan: Plan = equal_parts,
+        plan: Plan | None = None,
     ) -> None:
         _check_settings(model, stages, sessions)
         facts = read_facts(model)
         self.loaded, self.bytes = load_vision(facts)
         self.placeholder = facts.placeholder
-        self._no_features = torch.empty(0, facts.width, dtype=DTYPES[model.dtype])
+        self._no_features = torch.empty(0, facts.feature_width, dtype=DTYPES[model.dtype])
         self.vocab_size, self.vocabulary = facts.vocab_size, facts.vocabulary
         self.eos, self.num_layers, self.context = facts.eos, facts.num_layers, facts.context
-        self.pipeline = Pipeline(stages, plan)
+        self.pipeline = Pipeline(stages, plan or partial(equal_parts, first=facts.first_layers))
         try:
             info = self.pipeline.chain(time.monotonic() + _PASS_S).info
             self._check_workers(info, facts)

@@ -417,7 +417,8 @@ class StageWorker(StreamService[Answer]):
         assert chain.lanes is not None
         first = chain.load.first == 0
         rows = sum(step.features if first else len(step.ids) for step in order.steps)
-        states = unpack(order.states, rows, self.info.width, chain.load.states)
+        width = chain.lanes.feature_width if first else self.info.width
+        states = unpack(order.states, rows, width, chain.load.states)
         return chain.lanes.run(order.steps, states)
 
     def _fail(self, chain: _Chain, error: Exception) -> None:

@@ -19,6 +19,7 @@ from collab_llm_lab.bench.lossless.check import (
     rounding,
     transformers_generate,
 )
+from collab_llm_lab.random_seeing_models import FAMILIES
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.architectures import ARCHITECTURES, decoder_parts
@@ -39,7 +40,8 @@ def in_process(draft: Engine, target: Engine) -> Generate:
 def test_the_edge_cloud_path_is_lossless_on_every_architecture(tmp_path: Path) -> None:
     prompts = [Prompt("go to the red box", (scene(0),))]
     report = check_lossless(in_process, prompts, tmp_path, max_tokens=8, samples=0)
-    assert report.answers == (len(ARCHITECTURES) + 1) * 3 * 3  # with Qwen3.5; drafts, samplings
+    families = len(ARCHITECTURES) + len(FAMILIES) + 1  # and Qwen3.5
+    assert report.answers == families * 3 * 3  # drafts, samplings
     assert report.tokens > 250
     assert report.mismatches == 0, report.differences
     assert report.near_ties == 0

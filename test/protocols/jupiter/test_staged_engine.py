@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 from jupiter_bed import ARCHITECTURE, LAYERS, PATIENT, alone, folder, prompt, workers
-from tiny_models import tiny_folder, tiny_model, tiny_prompt
+from tiny_models import VISION, tiny_folder, tiny_model, tiny_prompt
 
 from collab_llm_lab.reference import generate
 from collab_llm_nodes.decoding.sampling import SamplingConfig
@@ -56,7 +56,7 @@ def opened(engine: StagedEngine, ids: list[int]) -> StagedSession:
     return engine.open(EncodedPrompt(tuple(ids)))
 
 
-@pytest.mark.parametrize("architecture", [ARCHITECTURE, "qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("architecture", [ARCHITECTURE, *VISION])
 @pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(0.8, seed=5, law="coupled")])
 def test_a_verifier_over_stages_answers_as_one_that_holds_the_target(
     sampling: SamplingConfig, architecture: str
