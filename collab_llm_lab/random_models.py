@@ -7,8 +7,12 @@ from typing import Any
 
 import torch
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     OPTConfig,
     OPTForCausalLM,
     PreTrainedModel,
@@ -20,8 +24,14 @@ from transformers import (
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
     Qwen2VLImageProcessorPil,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from collab_llm_lab.random_seeing_models import (
@@ -35,6 +45,8 @@ from collab_llm_nodes.models.tokenizer import train_tokenizer, vision_tokens
 
 # Large enough that the logits of a random model spread by about 2.
 SPREAD = 0.3
+WINDOW = 16
+"""Tokens that layers with a sliding window see: fewer than a prompt has."""
 
 SENTENCES = [
     f"the {colour} {shape} is {place}. the next action is {action}."
@@ -62,7 +74,8 @@ def write_random_model(
     """Write a complete random checkpoint to ``folder`` and return it.
 
     Args:
-        architecture: a key of ``ARCHITECTURES`` or of ``random_seeing_models.FAMILIES``.
+        architecture: a key of ``ARCHITECTURES`` or of ``random_seeing_models.FAMILIES``, or
+            "qwen3_5_text".
         seed: of the weights; the tokenizer is the same for all.
         hidden_size: a multiple of 16.
         padding: rows of embeddings and logits beyond the tokenizer's, as real checkpoints have.
@@ -143,6 +156,40 @@ def _random_model(
             return LlamaForCausalLM(LlamaConfig(**sizes, **gated))
         if architecture == "qwen2":
             return Qwen2ForCausalLM(Qwen2Config(**sizes, **gated, tie_word_embeddings=True))
+        if architecture == "qwen3":
+            return Qwen3ForCausalLM(
+                Qwen3Config(**sizes, **gated, head_dim=16, tie_word_embeddings=True)
+            )
+        if architecture == "smollm3":  # its fourth layer has no positions
+            return SmolLM3ForCausalLM(SmolLM3Config(**sizes, **gated))
+        if architecture == "mistral":
+            return MistralForCausalLM(MistralConfig(**sizes, **gated, sliding_window=WINDOW))
+        if architecture == "gemma3_text":
+            return Gemma3ForCausalLM(
+                Gemma3TextConfig(
+                    **sizes,
+                    **gated,
+                    head_dim=16,
+                    query_pre_attn_scalar=16,
+                    sliding_window=WINDOW,
+                    layer_types=(["sliding_attention", "full_attention"] * layers)[:layers],
+                    # Scaled and tied, a random embedding would make each token repeat itself.
+                    tie_word_embeddings=False,
+                )
+            )
+        if architecture == "qwen3_5_text":
+            return Qwen3_5ForCausalLM(
+                Qwen3_5TextConfig(
+                    **sizes,
+                    **gated,
+                    head_dim=16,
+                    linear_key_head_dim=8,
+                    linear_value_head_dim=8,
+                    linear_num_key_heads=2,
+                    linear_num_value_heads=4,
+                    layer_types=(["linear_attention", "full_attention"] * layers)[:layers],
+                )
+            )
         if architecture == "opt":
             return OPTForCausalLM(
                 OPTConfig(

@@ -30,6 +30,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
 )
 
 from collab_llm_lab.bench.harness import medians, save_plot, subplots
@@ -62,6 +64,7 @@ BRANCHES = (1, 2, 4, 8)
 SESSIONS = (1, 4, 16)
 LANES = (32, 2048)  # sessions or forks, and cached columns of each
 PAPER_EXITS = (1, 2, 3, 4)
+RECURRENT_LAYERS = 8  # of 24 of Qwen3.5-0.8B; every fourth one attends
 SAMPLED = SamplingConfig(temperature=0.8, seed=1)
 PAPER_CONFIG = "verifier_qwen2_vl_7b.yaml"
 Timed = Mapping[str, Callable[[], Any]]
@@ -86,8 +89,8 @@ def run_engine(
 
     Returns:
         ``threads.<n>`` with ``autoregressive``, ``speculation``, ``exits``, ``predraft``,
-        ``drafter``, ``sessions``, ``lanes``, ``forks`` and ``paper_sized``; times in ms. ``lanes``
-        and ``forks`` once more, with the most threads. ``mismatches`` over all of it.
+        ``drafter``, ``sessions``, ``lanes``, ``forks``, ``rollbacks`` and ``paper_sized``; times in
+        ms. ``lanes`` and ``forks`` once more, with the most threads. ``mismatches`` over all of it.
     """
     prompts = scene_prompts(answers, seed)
     results: dict[str, Any] = {"threads": {}, "gamma": GAMMA, "dtype": "float32"}
@@ -104,6 +107,7 @@ def run_engine(
                 ("sessions", partial(_sessions, models, repeats, prompts)),
                 ("lanes", partial(_lanes, models, repeats)),
                 ("forks", partial(_forks, models, repeats)),
+                ("rollbacks", partial(_rollbacks, models, repeats)),
                 ("paper_sized", partial(_paper_sized, models, repeats, paper_layers)),
             ):
                 if name != "paper_sized" or paper_layers:
@@ -436,6 +440,37 @@ def _forks(models: _Models, repeats: int) -> dict[str, dict[str, float]]:
     }
 
 
+def _rollbacks(models: _Models, repeats: int) -> dict[str, Any]:
+    """Verifications by a model with recurrent states, after others that a rollback followed.
+
+    ``1`` and ``GAMMA + 1`` are passes over as many tokens, with no rollback before them.
+    ``after i`` is the latter where ``i`` tokens of the pass before stood: it reads these again.
+    ``rollback`` restores the states, without a pass.
+    """
+    engine = Engine(models.recurrent())
+    session = engine.open(EncodedPrompt(tuple(range(5, 69))))
+    session.feed(session.prompt.ids, last=0)
+    session.feed([9] * (GAMMA + 1), last=0)
+
+    def verify(rolled: int, new: int) -> Callable[[], None]:
+        def run() -> None:
+            twin = session.fork()
+            twin.length -= rolled
+            if new:
+                twin.feed([9] * new)
+
+        return run
+
+    timed = {
+        "1": verify(0, 1),
+        f"{GAMMA + 1}": verify(0, GAMMA + 1),
+        **{f"after {i}": verify(GAMMA + 1 - i, GAMMA + 1) for i in range(1, GAMMA + 1)},
+        "rollback": verify(GAMMA, 0),
+    }
+    found = {name: 1e3 * s for name, s in medians(timed, max(5, repeats // 5)).items()}
+    return {"ms": found, "ratio": {k: found[k] / found[f"{GAMMA + 1}"] for k in found}}
+
+
 def _long(engine: Engine, first: int = 0) -> Session:
     """Return a session whose cache holds the columns of ``LANES``, all of them prompt."""
     prompt = EncodedPrompt(tuple((first + i) % 100 for i in range(LANES[1])))
@@ -569,6 +604,25 @@ class _Models:
         )
         return self._random(LlamaForCausalLM, config, tokenizer)
 
+    def recurrent(self) -> LoadedModel:
+        """Return a random model of layers as wide as Qwen3.5-0.8B's, with a small vocabulary."""
+        tokenizer = random_tokenizer()
+        config = Qwen3_5TextConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=1024,
+            intermediate_size=3584,
+            num_hidden_layers=RECURRENT_LAYERS,
+            num_attention_heads=8,
+            num_key_value_heads=2,
+            linear_num_key_heads=16,
+            linear_num_value_heads=16,
+            max_position_embeddings=1024,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+        )
+        return self._random(Qwen3_5ForCausalLM, config, tokenizer)
+
     def paper_sized(self, layers: int) -> LoadedModel:
         """Return a random model with the widths and the vocabulary of Qwen2-VL-2B's decoder."""
         rows = 151_936
@@ -637,6 +691,10 @@ def _rows(row: Mapping[str, Any]) -> Iterator[tuple[str, str, str, float]]:
         for base in ("copies", "one_by_one"):
             times = (f"{found[f'{what}_ms']:.0f} ms" for what in ("together", base))
             yield f"step of {name} forks, over {base}", *times, found[f"over_{base}"]
+    found = row["rollbacks"]
+    for name, ms in found["ms"].items():
+        base = f"{found['ms'][f'{GAMMA + 1}']:.0f} ms"
+        yield f"recurrent states, {name}", f"{ms:.1f} ms", base, found["ratio"][name]
     for law, found in row["drafter"].items():
         for n, ms in found["ms"].items():
             base = f"{found['ms']['1']:.2f} ms"

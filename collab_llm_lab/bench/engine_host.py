@@ -136,6 +136,7 @@ class _TableEngine:
     vocab_size = VOCABULARY
     vocabulary = ""
     context = 1024
+    grows_trees = True
     eos = frozenset({0})
     device = torch.device("cpu")
 

@@ -99,9 +99,11 @@ class Backend(Protocol):
 
     Attributes:
         batches: one pass takes several chunks; else they come one by one.
+        session_bytes: of a session beside its columns, as seen in the last pass: recurrent states.
     """
 
     batches: bool
+    session_bytes: int
 
     def arrange(self, chunks: Sequence[Chunk]) -> list[int]:
         """Return the numbers of the chunks in the order in which a pass should take them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,9 @@ from transformers import DynamicCache
 
 from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Output, Rows
 from collab_llm_nodes.engine.device import OnDevice, Upload
+from collab_llm_nodes.engine.eager_cache import EagerCache, RecurrentCache, writable
 from collab_llm_nodes.errors import ModelError
-from collab_llm_nodes.models.architectures import cache_argument, decoder_parts
+from collab_llm_nodes.models.architectures import cache_argument, decoder_parts, is_recurrent
 from collab_llm_nodes.models.devices import lacks_memory
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.prompt import EncodedPrompt
@@ -38,53 +38,11 @@ class Plan:
     positions: int | OnDevice
 
 
-@dataclass
-class EagerCache:
-    """The cache of transformers as a ``backend.Cache``.
-
-    Attributes:
-        held: its tensors are never written to, so forks share them until they are fed.
-        pinned: the first columns, which a prompt's pictures take; they are never cut.
-    """
-
-    held: DynamicCache
-    pinned: int = 0
-    shared_bytes = 0
-
-    @property
-    def own_bytes(self) -> int:
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self._filled())
-
-    def move(self, kept: Sequence[int]) -> None:
-        self._pick(torch.tensor(kept))
-
-    def cut(self, columns: int) -> None:
-        self._pick(slice(max(columns, self.pinned)))
-
-    def fork(self, columns: int, used: int) -> EagerCache:
-        twin = EagerCache(DynamicCache(), self.pinned)
-        twin.held.layers = [copy.copy(layer) for layer in self.held.layers]
-        twin.cut(columns)
-        return twin
-
-    def parts(self, columns: int) -> list[Tensor]:
-        both = [torch.cat((layer.keys[0], layer.values[0])) for layer in self._filled()]
-        return [torch.stack(both)[:, :, :columns]] if both else []
-
-    def _filled(self) -> list[Any]:
-        """Return the layers that hold keys and values."""
-        return [layer for layer in self.held.layers if getattr(layer, "keys", None) is not None]
-
-    def _pick(self, columns: Tensor | slice) -> None:
-        for layer in self._filled():
-            layer.keys = layer.keys[..., columns, :]
-            layer.values = layer.values[..., columns, :]
-
-
 class EagerBackend:
     """A ``backend.Backend`` that runs one session at a time."""
 
     batches = False
+    session_bytes = 0
 
     def __init__(self, loaded: LoadedModel, vocab_size: int) -> None:
         self._loaded = loaded
@@ -92,6 +50,7 @@ class EagerBackend:
         # The hook of a layer runs in the thread of the forward pass: this finds its session.
         self._pass = threading.local()
         self._cache_argument = cache_argument(loaded.model)
+        self._recurrent = is_recurrent(loaded.model.config.get_text_config())
         parts = decoder_parts(loaded.model)
         self._num_layers = len(parts.layers)
         self._hooks = [
@@ -109,6 +68,10 @@ class EagerBackend:
         return list(range(len(chunks)))
 
     def new_cache(self, expected: int = 0) -> EagerCache:
+        if self._recurrent:
+            model = self._loaded.model
+            like = model.get_input_embeddings().weight[:0].detach()
+            return RecurrentCache(model.config, like)
         # Without a config all layers keep all positions, also those with a sliding window (the
         # mask applies it), so every rollback is possible.
         return EagerCache(DynamicCache())
@@ -120,21 +83,24 @@ class EagerBackend:
         return Plan(chunk, mask, positions if isinstance(positions, int) else upload.add(positions))
 
     def forward(self, plan: Plan, rows: Rows, after_layer: AfterLayer | None) -> list[Output]:
-        chunk, held = plan.chunk, plan.chunk.cache.held
-        skipped = min(max(0, chunk.cache.pinned - chunk.start), chunk.new)  # read with the pictures
+        chunk, cache, held = plan.chunk, plan.chunk.cache, plan.chunk.cache.held
+        skipped = min(max(0, cache.pinned - chunk.start), chunk.new)  # read with the pictures
         if skipped == chunk.new:
             none = rows.embedded[:0]
             return [Output(none.new_empty(0, self._vocab_size), none)]
-        before = [copy.copy(layer) for layer in held.layers]  # tensors never change
+        embedded = cache.begin(rows.embedded)
+        before = held.layers  # their tensors never change
+        held.layers = [writable(layer) for layer in before]
         wanted: int | Tensor = chunk.keep or 1  # 0 would mean all
         if after_layer is not None:  # as a number, it would have Gemma 4 cut the states themselves
-            wanted = torch.arange(-wanted, 0, device=rows.embedded.device)
-        self._pass.after_layer, self._pass.added = _shifted(after_layer, skipped), rows.added
+            wanted = torch.arange(-wanted, 0, device=embedded.device)
+        self._pass.after_layer, self._pass.new = _shifted(after_layer, skipped), chunk.new
+        self._pass.added = rows.added
         try:
             output = self._loaded.model(
-                **self._tokens(rows, skipped),
-                position_ids=_positions(plan, rows.embedded.device)[..., skipped:],
-                attention_mask=_mask(plan, rows.embedded),
+                **self._tokens(rows._replace(embedded=embedded), skipped),
+                position_ids=_positions(plan, embedded)[..., skipped:],
+                attention_mask=_mask(plan, embedded),
                 use_cache=True,
                 logits_to_keep=wanted,
                 **{self._cache_argument: held},
@@ -144,6 +110,7 @@ class EagerBackend:
             raise
         finally:
             self._pass.after_layer, self._pass.added = None, ()
+        self.session_bytes = cache.state_bytes
         logits: Tensor = output.logits[0, : chunk.keep, : self._vocab_size]
         return [Output(logits, self._pass.states[0, : chunk.keep])]
 
@@ -215,7 +182,7 @@ class EagerBackend:
                 hidden = hidden + added[layer - 1]
             after_layer: AfterLayer | None = getattr(self._pass, "after_layer", None)
             if after_layer is not None and layer < self._num_layers:
-                after_layer(layer, hidden[0])
+                after_layer(layer, hidden[0, -self._pass.new :])
             return (hidden, *others) if isinstance(output, tuple) else hidden
 
         return fire
@@ -254,9 +221,13 @@ def _mask(plan: Plan, like: Tensor) -> Tensor | None:
     return mask.masked_fill_(hidden, torch.finfo(like.dtype).min)[None, None]
 
 
-def _positions(plan: Plan, device: torch.device) -> Tensor:
-    """Return the positions [1, k], with M-RoPE [3, 1, k]."""
+def _positions(plan: Plan, embedded: Tensor) -> Tensor:
+    """Return the positions [1, k], with M-RoPE [3, 1, k], of embedded tokens [k, hidden_size].
+
+    Those before the chunk's own, which a model with recurrent states reads again, come before.
+    """
     first = plan.positions
     if isinstance(first, int):
-        return torch.arange(first, first + plan.chunk.new, device=device)[None]
+        end = first + plan.chunk.new
+        return torch.arange(end - len(embedded), end, device=embedded.device)[None]
     return first()[..., None, :]

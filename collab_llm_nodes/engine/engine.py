@@ -23,6 +23,7 @@ from collab_llm_nodes.engine.blocks import KEPT_BYTES
 from collab_llm_nodes.engine.cache import BLOCK, round_up
 from collab_llm_nodes.engine.device import Upload, stopwatch, synchronize
 from collab_llm_nodes.engine.eager import EagerBackend
+from collab_llm_nodes.engine.eager_cache import refuse_saving
 from collab_llm_nodes.engine.exits import ExitScorer, PassExits
 from collab_llm_nodes.engine.interface import AfterExit, Check, Feed, OnExit
 from collab_llm_nodes.engine.kernels import Head
@@ -37,6 +38,7 @@ from collab_llm_nodes.models.architectures import (
     context_length,
     decoder_parts,
     deepstack_levels,
+    is_recurrent,
 )
 from collab_llm_nodes.models.devices import free_bytes, lacks_memory
 from collab_llm_nodes.models.fingerprint import fingerprint
@@ -73,7 +75,9 @@ class Engine:
         context: tokens a session can hold.
         exit_layers: exits that fire, counted in layers done.
         eager: the transformers forward runs the model.
-        windowed: some layers attend to the last tokens only; such a model grows no trees.
+        recurrent: some layers have recurrent states, see ``eager_cache.RecurrentCache``.
+        grows_trees: nodes may branch. Recurrent states do not, and transformers' forward pass only
+            where no layer has a sliding window.
         device: the model's.
     """
 
@@ -90,8 +94,10 @@ class Engine:
         self._exits = (
             ExitScorer(head, loaded.adapters, candidates) if loaded.adapters is not None else None
         )
-        self.windowed = any(attention_windows(loaded.model))
         self.eager = eager or not StaticBackend.supports(loaded)
+        self.recurrent = is_recurrent(loaded.model.config.get_text_config())
+        narrow = self.eager and any(attention_windows(loaded.model))
+        self.grows_trees = not (self.recurrent or narrow)
         self._backend: Backend = (
             EagerBackend(loaded, self.vocab_size) if self.eager else StaticBackend(loaded, head)
         )
@@ -106,7 +112,7 @@ class Engine:
                 "%s sees by transformers' own code: one session at a time, none of them saved; no"
                 " stages%s",
                 loaded.config.path,
-                "; no token trees" if self.windowed else "",
+                "" if self.grows_trees else "; no token trees",
             )
 
     def open(self, prompt: EncodedPrompt, expected: int = 0) -> Session:
@@ -119,7 +125,8 @@ class Engine:
 
         Raises:
             InvalidInput: the file is damaged, or its contents contradict each other.
-            ModelError: it was saved with another model, or another type of numbers.
+            ModelError: it was saved with another model, or another type of numbers; or the model
+                has recurrent states.
         """
         saved = SavedSession.read(file, self._fit)
         session = Session(self, saved.prompt, self._backend.filled(saved.keys_values))
@@ -131,6 +138,8 @@ class Engine:
     @cached_property
     def _fit(self) -> Fit:
         """Facts a saved session must agree with; the first call reads all weights."""
+        if self.recurrent:
+            refuse_saving()
         model = self.loaded.model
         config = model.config.get_text_config()
         attention: Any = decoder_parts(model).layers[0].self_attn
@@ -157,7 +166,7 @@ class Engine:
             for result in self.run(feeds):
                 if isinstance(result, Exception):
                     raise result
-        if not self.windowed:
+        if self.grows_trees:
             last = sessions[0].length - 1
             sessions[0].grow([0, 0, 0], [last, last, last + 1])
         for session in sessions:
@@ -176,7 +185,7 @@ class Engine:
 
     def cache_bytes(self, tokens: int) -> int:
         """Return the bytes that a session of so many tokens takes."""
-        return round_up(tokens, BLOCK) * self._column_bytes
+        return round_up(tokens, BLOCK) * self._column_bytes + self._backend.session_bytes
 
     def cache_room(self, *, rows: int, logits: int, pixels: int) -> float:
         """Return the bytes that are free for sessions, see ``ServingEngine.cache_room``."""

@@ -107,7 +107,7 @@ class DecodingSession(Protocol):
 
         Raises:
             InvalidInput: ids outside the vocabulary, bad parents, or more than fit.
-            ModelError: the model grows no trees: its attention has sliding windows.
+            ModelError: the model grows no trees, see ``DecodingEngine``, and the nodes branch.
             ProtocolError: the session is closed, or its prompt has not been fed to its end.
                 Whatever is raised, the session is as it was before.
         """
@@ -147,6 +147,7 @@ class DecodingEngine(Protocol):
         vocabulary: hash of these tokens.
         eos: end tokens.
         context: tokens a session can hold.
+        grows_trees: nodes of a session may branch; else they continue the trunk in a row.
         device: of logits.
     """
 
@@ -155,6 +156,7 @@ class DecodingEngine(Protocol):
     vocabulary: str
     eos: frozenset[int]
     context: int
+    grows_trees: bool
     device: torch.device
 
     def open(self, prompt: EncodedPrompt, expected: int = 0) -> DecodingSession:

@@ -49,6 +49,9 @@ class Masks(ABC):
         """Return ``chunk`` as layers with a window see it; the same where they see all of it."""
         if self._window is None or chunk.end <= self._window:
             return chunk
+        if chunk.mask is not None:  # of a node: its nearest ancestors, which are the last ones
+            nearer = chunk.mask.flip(1).cumsum(1).flip(1)
+            return replace(chunk, mask=chunk.mask & (nearer <= self._window))
         seen = torch.ones(chunk.new, chunk.end, dtype=torch.bool).tril_(chunk.start)
         return replace(chunk, mask=seen.triu_(chunk.start - self._window + 1))
 

@@ -111,6 +111,8 @@ class CachedSession(abc.ABC):
         start = self.columns
         grown = self._tree.positions(parents, self._position)
         mask = torch.from_numpy(self._tree.grow(parents, grown))
+        if self._tree.is_chain():
+            return Chunk(self._cache, start, new, grown[0], None, keep)
         return Chunk(self._cache, start, new, torch.tensor(grown), mask, keep)
 
     def _drop_nodes(self) -> None:
@@ -217,8 +219,8 @@ class Session(CachedSession):
 
         Raises:
             InvalidInput: the session is empty, or the file cannot be written.
-            ModelError: the model encodes pictures by its own code, which may keep more than keys
-                and values.
+            ModelError: the model has recurrent states, or encodes pictures by its own code, which
+                may keep more than keys and values.
             ProtocolError: the session is closed.
         """
         self._check_open()
@@ -279,7 +281,7 @@ class Session(CachedSession):
                     f"token {token} is outside the vocabulary of {engine.vocab_size}", field="ids"
                 )
         if feed.parents is not None:
-            self._check_trees()
+            self._check_tree(feed.parents)
         self._check_place(len(feed.ids), feed.parents, engine.context)
         if feed.parents is None:
             self._prompt.check_tokens(self.length, feed.ids)
@@ -296,11 +298,14 @@ class Session(CachedSession):
                 remedy="feed the prompt with last=0 or 1",
             )
 
-    def _check_trees(self) -> None:
-        """Refuse nodes before the prompt's end, and where layers have sliding windows."""
-        if self._engine.windowed:
+    def _check_tree(self, parents: Sequence[int]) -> None:
+        """Refuse nodes before the prompt's end, and branches of a model that grows no trees."""
+        if not self._engine.grows_trees and not self._tree.is_chain(parents):
             raise ModelError(
-                "token trees with sliding-window attention", remedy="draft one continuation only"
+                "token trees with recurrent states, or with sliding windows in transformers'"
+                " forward pass",
+                field="parents",
+                remedy="draft one continuation only",
             )
         if self.length < len(self._prompt.ids):
             raise ProtocolError(

@@ -25,7 +25,6 @@ from collab_llm_nodes.engine.session import CachedSession, begin_pass, mark, und
 from collab_llm_nodes.engine.static import StaticBackend
 from collab_llm_nodes.errors import InvalidInput, ModelError, ProtocolError
 from collab_llm_nodes.models.architectures import (
-    attention_windows,
     context_length,
     decoder_parts,
     deepstack_levels,
@@ -46,11 +45,11 @@ def check_stages(facts: CheckpointFacts) -> None:
 
 
 def _check_attention(loaded: LoadedModel) -> None:
-    if not StaticBackend.supports(loaded) or any(attention_windows(loaded.model)):
+    if not StaticBackend.supports(loaded):
         raise ModelError(
             "this model's attention cannot be divided into stages",
             field="path",
-            remedy="take a model without sliding windows and dynamic rotations",
+            remedy="take a model without dynamic rotations and special scores",
         )
 
 
@@ -83,8 +82,8 @@ class Stage:
 
     Raises:
         ConfigError: there are no such layers.
-        ModelError: as ``models.partial.load_layers``; its attention has windows or rotations that
-            the static backend does not support; or DeepStack would cross to another stage.
+        ModelError: as ``models.partial.load_layers``; its attention is none that the static backend
+            supports; or DeepStack would cross to another stage.
     """
 
     def __init__(self, config: ModelConfig, first: int, last: int) -> None:

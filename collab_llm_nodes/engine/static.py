@@ -160,6 +160,7 @@ class StaticBackend:
     """
 
     batches = True
+    session_bytes = 0
     arrange = staticmethod(arrange)
 
     def __init__(self, loaded: LoadedModel, head: Head) -> None:
@@ -181,10 +182,7 @@ class StaticBackend:
         self._rotary = getattr(decoder, "rotary_emb", None)
         # Of each layer: models whose layers rotate by different angles name them by a type.
         several = isinstance(getattr(self._rotary, "rope_type", None), dict)
-        layers: Any = parts.layers
-        self._rotates: list[str] = [
-            layer.self_attn.layer_type if several else "" for layer in layers
-        ]
+        self._rotates = [_rotates_by(layer.self_attn, several) for layer in parts.layers]
         # By type, [positions, 2, 1, head_dim]: cosines and sines
         self._rotations: dict[str, Tensor] = {}
         self._growing = threading.Lock()
@@ -261,7 +259,7 @@ class StaticBackend:
         x = self._filled_up(x)
         try:
             for number, layer in enumerate(layers):
-                rotation = rotations.get(self._rotates[number])
+                rotation = rotations.get(self._rotates[number])  # SmolLM3: none in some layers
                 qkv = layer.before_attention(x)[:rows]
                 attended = self._attend(number, qkv, rotation, groups)
                 last = number == len(layers) - 1
@@ -338,11 +336,12 @@ class StaticBackend:
             return groups[0].attend(layer, qkv, windowed)
         return torch.cat([group.attend(layer, qkv[group.rows], windowed) for group in groups])
 
-    def _rotations_of(self, plan: Plan) -> dict[str, tuple[Tensor, ...]]:
+    def _rotations_of(self, plan: Plan) -> dict[str | None, tuple[Tensor, ...]]:
         """Return the rotation of each type of layers; none where positions are embedded."""
         if self._rotary is None:
             return {}
-        return {kind: self._rotation(plan, kind) for kind in set(self._rotates)}
+        kinds = {kind for kind in self._rotates if kind is not None}
+        return {kind: self._rotation(plan, kind) for kind in kinds}
 
     def _rotation(self, plan: Plan, kind: str) -> tuple[Tensor, ...]:
         """Return cosines and signed sines [rows, 1, head_dim], for x * cos + swapped x * sin."""
@@ -396,6 +395,13 @@ class StaticBackend:
         """Return normed states and logits of rows [rows, hidden]."""
         states = self._head.norm(x)
         return states, self._head(states)
+
+
+def _rotates_by(attention: Any, several: bool) -> str | None:
+    """Return the type of a layer's rotation; None where it has none."""
+    if not getattr(attention, "use_rope", True):
+        return None
+    return str(attention.layer_type) if several else ""
 
 
 def _scales_as_usual(attention: Any) -> bool:

@@ -34,6 +34,11 @@ class TokenTree:
         """Trunk and nodes."""
         return self.length + len(self._parents)
 
+    def is_chain(self, parents: Sequence[int] = ()) -> bool:
+        """Return True if the nodes, and new ones with ``parents``, continue the trunk in a row."""
+        chain = [*self._parents, *parents]
+        return chain == list(range(self.length - 1, self.length - 1 + len(chain)))
+
     def cut(self, length: int) -> None:
         """Drop all nodes and set the trunk's length, which may also grow."""
         self.length = length

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -40,12 +40,31 @@ ARCHITECTURES = {
     "qwen3_vl": Architecture(vision=True),
     "llama": Architecture(vision=False),
     "qwen2": Architecture(vision=False),
+    "qwen3": Architecture(vision=False),
+    "gemma3_text": Architecture(vision=False),
+    "mistral": Architecture(vision=False),
+    "smollm3": Architecture(vision=False),
     "opt": Architecture(vision=False, norm="final_layer_norm"),
 }
-_OTHERS = {"gemma3_text": Architecture(vision=False, divided=False)}
-"""Others whose layers are known, but are not divided."""
 _UNKNOWN = Architecture(vision=False, known=False, divided=False)
 _UNKNOWN_SEEING = Architecture(vision=True, known=False, divided=False)
+RECURRENT = {
+    "qwen3_5_text": _UNKNOWN,
+    "qwen3_5": _UNKNOWN,  # its text alone
+    "qwen3_next": _UNKNOWN,
+    "olmo_hybrid": _UNKNOWN,
+    "granitemoehybrid": _UNKNOWN,
+    "bamba": replace(_UNKNOWN, norm="final_layernorm"),
+    "falcon_h1": replace(_UNKNOWN, norm="final_layernorm"),
+    "lfm2": replace(_UNKNOWN, norm="embedding_norm"),
+    "lfm2_moe": replace(_UNKNOWN, norm="embedding_norm"),
+}
+"""Architectures with recurrent states, whose forward pass goes on from them with several tokens.
+
+That of Jamba begins from empty states instead; Nemotron-H's differs by more than rounding.
+"""
+_STATES_ALONE = {"linear_attention", "conv"}  # types of layers, as configurations name them
+_STATES_BESIDE = {"hybrid", "hybrid_sliding"}
 _TAKEN = {"inputs_embeds", "position_ids", "attention_mask", "logits_to_keep"}
 
 
@@ -58,7 +77,7 @@ def architecture_of(model_type: str) -> Architecture:
     Raises:
         ModelError: it is none of these.
     """
-    found = ARCHITECTURES.get(model_type) or _OTHERS.get(model_type)
+    found = ARCHITECTURES.get(model_type) or RECURRENT.get(model_type)
     if found is None and model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
         found = _UNKNOWN_SEEING
     if found is None and model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
@@ -67,7 +86,7 @@ def architecture_of(model_type: str) -> Architecture:
         raise ModelError(
             f"unknown architecture {model_type!r}",
             field="path",
-            remedy=f"supported: {', '.join(ARCHITECTURES)}, and most models of"
+            remedy=f"supported: {', '.join((*ARCHITECTURES, *RECURRENT))}, and most models of"
             " transformers that answer texts, or texts with pictures",
         )
     return found
@@ -80,13 +99,16 @@ def check_eager(model: Any) -> None:
         ModelError: its layers, cache or positions work differently (as in Mamba or GPT-2).
     """
     decoder = model.get_decoder()
+    recurrent = is_recurrent(model.config.get_text_config())
     lacks = sorted(
         (_TAKEN | {cache_argument(model)}) - inspect.signature(model.forward).parameters.keys()
     )
     if not hasattr(decoder, architecture_of(model.config.model_type).norm):
         lacks.append("a final norm")
     layers = list(getattr(decoder, "layers", ()))
-    if not layers or not all(hasattr(layer, "self_attn") for layer in layers):
+    if recurrent and model.config.model_type not in RECURRENT:
+        lacks.append("a pass that is known to go on exactly from recurrent states")
+    elif not recurrent and not all(hasattr(layer, "self_attn") for layer in layers or [None]):
         lacks.append("a list of layers with self_attn")
     if not isinstance(model.get_output_embeddings(), nn.Linear):
         lacks.append("a linear LM head")
@@ -100,6 +122,25 @@ def check_eager(model: Any) -> None:
             field="path",
             remedy=f"take one of {', '.join(ARCHITECTURES)}, or one built like them",
         )
+
+
+def is_recurrent(text: Any) -> bool:
+    """Return True if layers have recurrent states, in place of keys and values or beside them.
+
+    Args:
+        text: configuration of the text decoder (``config.get_text_config()``).
+    """
+    return not (_STATES_ALONE | _STATES_BESIDE).isdisjoint(_layer_types(text))
+
+
+def attention_layers(text: Any) -> int:
+    """Count the layers that hold keys and values; ``text`` as of ``is_recurrent``."""
+    alone = sum(kind in _STATES_ALONE for kind in _layer_types(text))
+    return int(text.num_hidden_layers) - alone
+
+
+def _layer_types(text: Any) -> Sequence[str]:
+    return getattr(text, "layer_types", None) or ()
 
 
 def context_length(text: Any) -> int:
@@ -239,8 +280,10 @@ def layer_parts(layer: Any) -> LayerParts:
 def attention_windows(model: Any) -> list[int | None]:
     """Return the sliding window of each decoder layer; None where it attends to everything."""
     layers = model.get_decoder().layers
-    found = [getattr(layer.self_attn, "sliding_window", None) for layer in layers]
+    # Mistral and others keep it in the configuration alone, for all layers.
+    whole = getattr(model.config.get_text_config(), "sliding_window", None)
+    attentions = [getattr(layer, "self_attn", None) for layer in layers]
+    found = [getattr(attention, "sliding_window", whole) for attention in attentions]
     if not any(found) and not architecture_of(model.config.model_type).known:
-        window = getattr(model.config.get_text_config(), "sliding_window", None)
-        return [window] * len(layers)  # some architectures keep it in the configuration alone
+        return [whole] * len(layers)
     return found

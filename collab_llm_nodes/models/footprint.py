@@ -15,7 +15,12 @@ from typing import Any
 import torch
 
 from collab_llm_nodes.errors import ModelError
-from collab_llm_nodes.models.architectures import context_length, deepstack_levels
+from collab_llm_nodes.models.architectures import (
+    attention_layers,
+    context_length,
+    deepstack_levels,
+    is_recurrent,
+)
 from collab_llm_nodes.models.checkpoint import stored_tensors
 
 _ROWS, _LOGITS = 512, 64
@@ -61,13 +66,14 @@ def column_bytes(text: Any, dtype: torch.dtype) -> int:
     """Return the bytes of one token's keys and values.
 
     2 * key heads * head width * bytes of a number, of each layer: 57,344 for Qwen2-VL-7B in
-    bfloat16.
+    bfloat16. Where some layers have recurrent states in place of them, the embedded token is held
+    as well.
 
     Args:
         text: configuration of the text decoder (``config.get_text_config()``).
     """
-    numbers = 0
-    for layer in _layers(text):
+    numbers = is_recurrent(text) * text.hidden_size
+    for layer in _layers(text)[: attention_layers(text)]:
         heads, key_heads = _heads(layer)
         width = getattr(layer, "head_dim", None) or layer.hidden_size // heads
         numbers += 2 * key_heads * width

@@ -302,7 +302,7 @@ def _sees(folder: Path) -> bool:
         raise ModelError(
             "only models of known architectures are divided",
             field="path",
-            remedy=f"take one of {', '.join(ARCHITECTURES)}",
+            remedy=f"take one of {', '.join(n for n, a in ARCHITECTURES.items() if a.divided)}",
         )
     return architecture.vision
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import VISION, tiny_model, tiny_prompt
+from tiny_models import GROWING, VISION, tiny_model, tiny_prompt
 
 from collab_llm_lab import reference
 from collab_llm_lab.bench.lossless.check import transformers_generate
@@ -336,8 +336,7 @@ def test_wrong_feeds_are_refused_and_change_nothing() -> None:
 # ---------------------------------------------------------------- devices
 
 
-@pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a not in VISION])
+@pytest.mark.parametrize(("architecture", "eager"), [p for p in GROWING if p[0] not in VISION])
 def test_a_pass_stays_on_the_models_device_and_waits_for_nothing(
     architecture: str, eager: bool
 ) -> None:

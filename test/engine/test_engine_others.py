@@ -7,57 +7,46 @@ from typing import Any
 
 import pytest
 import torch
+from sessions import near
+from tiny_models import WINDOWED, tiny_model
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
-    MistralConfig,
-    MistralForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
 )
 
 from collab_llm_lab import reference
-from collab_llm_lab.random_models import SPREAD, random_tokenizer
+from collab_llm_lab.random_models import SPREAD, WINDOW, random_tokenizer
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine import attention
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed
 from collab_llm_nodes.engine.stage import Stage
 from collab_llm_nodes.errors import ModelError
+from collab_llm_nodes.models.footprint import column_bytes
 from collab_llm_nodes.models.loading import ModelConfig, TargetConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt
 
 TOKENS = 24
 PROMPT = EncodedPrompt(tuple(range(5, 45)))
-WINDOW = 16
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 4,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
-    "head_dim": 16,
     "initializer_range": SPREAD,
     "max_position_embeddings": 256,
 }
 OTHERS = {
-    "gemma3_text": (
-        Gemma3ForCausalLM,
-        Gemma3TextConfig,
-        # Its embedding, scaled and tied, would make each token of random weights repeat itself.
-        {
-            **SIZES,
-            "sliding_window": WINDOW,
-            "_sliding_window_pattern": 2,
-            "tie_word_embeddings": False,
-            "query_pre_attn_scalar": SIZES["head_dim"],
-        },
-    ),
-    "mistral": (MistralForCausalLM, MistralConfig, {**SIZES, "sliding_window": WINDOW}),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config, SIZES),
+    "granite": (GraniteForCausalLM, GraniteConfig, {**SIZES, "attention_multiplier": 0.3}),
+    "phi3": (Phi3ForCausalLM, Phi3Config, {**SIZES, "sliding_window": WINDOW}),
 }
 
 
@@ -77,7 +66,7 @@ def test_answers_equal_the_reference_across_rollbacks(name: str, tmp_path: Path)
     model, config, sizes = OTHERS[name]
     loaded = load(TargetConfig(str(written(tmp_path, model, config, **sizes)), exit_layers=(2,)))
     engine = Engine(loaded)
-    assert engine.eager == (name != "gemma3_text")
+    assert engine.eager
     right = reference.generate(loaded, PROMPT, SamplingConfig(), TOKENS, frozenset())
     assert len(set(right)) > 3, "a constant answer proves nothing"
     exits: dict[int, torch.Tensor] = {}
@@ -94,10 +83,9 @@ def test_answers_equal_the_reference_across_rollbacks(name: str, tmp_path: Path)
 
 @pytest.mark.parametrize("columns", [512, 40, 0], ids=["in blocks", "forks", "in place"])
 def test_sessions_of_a_model_with_windows_share_passes(
-    columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, config, sizes = OTHERS["gemma3_text"]
-    loaded = load(ModelConfig(str(written(tmp_path, model, config, **sizes))))
+    loaded = tiny_model("gemma3_text")
     prefix = list(range(5, 140))
     after = [[30, 31, 32], [40, 41], [50]], [[33], [42], [51]]
 
@@ -112,18 +100,31 @@ def test_sessions_of_a_model_with_windows_share_passes(
         return found
 
     right = logits(Engine(loaded, eager=True))
-    column_bytes = 2 * sizes["num_hidden_layers"] * sizes["head_dim"] * 4
-    monkeypatch.setattr(attention, "GATHERED", columns * column_bytes)
+    text = loaded.model.config
+    monkeypatch.setattr(attention, "GATHERED", columns * column_bytes(text, torch.float32))
     for found, expected in zip(logits(Engine(loaded)), right, strict=True):
         torch.testing.assert_close(found, expected, atol=5e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma3_text"])
-def test_trees_are_refused_where_attention_has_windows(name: str, tmp_path: Path) -> None:
-    model, config, sizes = OTHERS[name]
-    session = Engine(load(ModelConfig(str(written(tmp_path, model, config, **sizes))))).open(PROMPT)
+@pytest.mark.parametrize("name", WINDOWED)
+def test_the_window_of_a_node_holds_its_nearest_ancestors(name: str) -> None:
+    """Two branches whose nodes take turns, longer than the window."""
+    engine = Engine(tiny_model(name))
+    session = engine.open(PROMPT)
+    session.feed(PROMPT.ids, last=0)
+    count, first = 2 * (WINDOW + 4), session.length
+    ids = [(7 * i) % 90 for i in range(count)]
+    logits = session.grow(ids, [first - 1] * 2 + list(range(first, first + count - 2)))
+    for branch in (0, 1):
+        path = ids[branch::2]
+        near(logits[branch::2], engine.open(PROMPT).feed([*PROMPT.ids, *path], last=len(path)))
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_trees_are_refused_where_transformers_attends_in_windows(name: str) -> None:
+    session = Engine(tiny_model(name), eager=True).open(PROMPT)
     session.feed(PROMPT.ids)
-    with pytest.raises(ModelError, match="sliding-window"):
+    with pytest.raises(ModelError, match="sliding windows"):
         session.grow([3, 4], parents=[session.length - 1, session.length - 1])
 
 
@@ -141,12 +142,11 @@ def test_a_model_built_in_another_way_is_a_typed_error(tmp_path: Path) -> None:
 def test_what_the_layer_loop_does_not_follow_is_left_to_transformers(
     changed: dict[str, Any], tmp_path: Path
 ) -> None:
-    model, config, sizes = OTHERS["gemma3_text"]
-    folder = written(tmp_path, model, config, **{**sizes, **changed})
+    folder = written(tmp_path, Gemma3ForCausalLM, Gemma3TextConfig, **{**SIZES, **changed})
     assert Engine(load(ModelConfig(str(folder)))).eager
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma3_text"])
+@pytest.mark.parametrize("name", OTHERS)
 def test_only_known_architectures_are_divided(name: str, tmp_path: Path) -> None:
     model, config, sizes = OTHERS[name]
     folder = written(tmp_path, model, config, **sizes)

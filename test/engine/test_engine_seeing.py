@@ -110,8 +110,8 @@ def test_models_with_windows_grow_no_trees() -> None:
     engine = engine_of("gemma3")
     session = engine.open(asked(engine))
     session.feed(session.prompt.ids, last=0)
-    with pytest.raises(ModelError, match="sliding-window"):
-        session.grow([3], [session.length - 1])
+    with pytest.raises(ModelError, match="sliding windows"):
+        session.grow([3, 4], [session.length - 1] * 2)
 
 
 def test_logits_within_pictures_are_refused_and_nothing_is_changed() -> None:

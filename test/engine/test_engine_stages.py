@@ -22,11 +22,12 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.pictures import encode_pictures, features_within
 from collab_llm_nodes.engine.stage import Stage, StageFeed, StageSession
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError, ProtocolError
+from collab_llm_nodes.models.architectures import ARCHITECTURES
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.models.partial import load_vision, read_facts
 from collab_llm_nodes.models.prompt import Prompt, encode
 
-TEXT = ["llama", "qwen2", "opt"]
+TEXT = [name for name, found in ARCHITECTURES.items() if not found.vision]
 SEEING = VISION
 
 
@@ -283,7 +284,7 @@ def test_a_pass_of_a_stage_that_fails_leaves_all_sessions_as_they_were(
 
 @pytest.mark.parametrize(
     ("architecture", "words"),
-    [("mistral", "known architectures"), ("internvl", "known architectures"), ("bert", "unknown")],
+    [("phi3", "known architectures"), ("internvl", "known architectures"), ("resnet", "unknown")],
 )
 def test_architectures_whose_layers_are_not_known_are_not_divided(
     architecture: str, words: str, tmp_path: Path

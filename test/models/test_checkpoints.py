@@ -157,8 +157,8 @@ def tensors_of_another(folder: Path) -> None:
     store(folder, {**tensors_in(folder), **more})
 
 
-EVERY = ["llama", "qwen2", "opt", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
-TIED = [name for name in EVERY if name != "llama"]
+EVERY = ["llama", "qwen2", "qwen3", "gemma3_text", "opt", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+TIED = [name for name in EVERY if name not in ("llama", "gemma3_text")]
 LAYOUTS = [
     *((as_saved, name) for name in EVERY),
     *((new_names, name) for name in VISION),
@@ -296,6 +296,27 @@ def test_a_quantised_checkpoint_whose_package_is_missing_is_refused(
     refused(folder, "is quantised, and cannot be read here", also_whole=False)
 
 
+@pytest.mark.parametrize(
+    ("method", "package"),
+    [
+        ("awq", "gptqmodel"),
+        ("gptq", "optimum"),
+        ("compressed-tensors", "compressed.tensors"),
+        ("bitsandbytes", "bitsandbytes|accelerate"),
+    ],
+)
+def test_a_quantised_checkpoint_without_its_package_names_it(
+    method: str, package: str, copied: Callable[[str], Path]
+) -> None:
+    folder = copied("llama")
+    eight_bits(folder, torch.float8_e4m3fn, "weight_scale_inv")
+    edit(folder, quantization_config={"quant_method": method, **METHODS[method]})
+    with pytest.raises(ModelError, match=package) as caught:
+        load(ModelConfig(str(folder)))
+    assert caught.value.field == "path"
+    assert "packages" in caught.value.remedy
+
+
 @pytest.mark.parametrize("found", [{"quant_method": "of next year"}, {"bits": 4}, "int4"])
 def test_an_unknown_quantisation_is_refused(found: object, copied: Callable[[str], Path]) -> None:
     """transformers warns, and reads the weights as if they were plain."""
@@ -346,11 +367,10 @@ def test_a_worker_that_cannot_quantise_refuses_when_it_starts(
 def test_a_worker_whose_stages_cannot_be_loaded_refuses_when_it_starts(
     copied: Callable[[str], Path],
 ) -> None:
-    windows = copied("qwen2")
-    own = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}
-    edit(windows, **own, layer_types=["sliding_attention"] * 4)
+    capped = copied("gemma3_text")
+    edit(capped, final_logit_softcapping=3.0)
     refused_device = ModelConfig(str(tiny_folder("llama")), device="cuda:99")
-    for config, field in ((ModelConfig(str(windows)), "path"), (refused_device, "device")):
+    for config, field in ((ModelConfig(str(capped)), "path"), (refused_device, "device")):
         with pytest.raises(ModelError) as caught:
             StageWorker(WorkerConfig(address="127.0.0.1:0", model=config))
         assert caught.value.field == field

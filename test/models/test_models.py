@@ -316,11 +316,14 @@ def fewer_rows(folder: Path, by: int) -> int:
     return rows
 
 
-def test_the_tokenizer_of_a_larger_model_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("read", [load, read_facts], ids=["whole", "stages"])
+def test_the_tokenizer_of_a_larger_model_is_refused(
+    read: Callable[[ModelConfig], object], tmp_path: Path
+) -> None:
     folder = shutil.copytree(tiny_folder("llama"), tmp_path / "model")
     fewer_rows(folder, 8)
     with pytest.raises(ModelError, match="logits, and text becomes token") as caught:
-        load(ModelConfig(str(folder)))
+        read(ModelConfig(str(folder)))
     assert caught.value.field == "path"
     assert "belongs to another model" in caught.value.remedy
 

@@ -54,6 +54,7 @@ class FakeEngine:
     vocabulary = VOCABULARY
     num_layers = 4
     context = 512
+    grows_trees = True
     device = torch.device("cpu")
 
     def __init__(

@@ -16,6 +16,11 @@ from collab_llm_nodes.models.loading import LoadedModel, TargetConfig, load
 from collab_llm_nodes.models.prompt import Prompt
 
 VISION = tuple(name for name, a in ARCHITECTURES.items() if a.vision)
+WINDOWED = ("gemma3_text", "mistral")
+GROWING = [(name, False) for name in ARCHITECTURES] + [
+    (name, True) for name in ARCHITECTURES if name not in WINDOWED
+]
+"""(architecture, eager), where sessions take trees."""
 
 
 @cache

@@ -176,8 +176,7 @@ def check_lossless(
 ) -> LosslessReport:
     """Compare on random models of every architecture, and on the given pairs.
 
-    Drafts: the target itself, an unrelated model, the target with noise on its LM head. Targets
-    with sliding windows draft no trees: their draft is a model of another family.
+    Drafts: the target itself, an unrelated model, the target with noise on its LM head.
 
     Args:
         connect: builds the path under test from (draft, target).
@@ -205,7 +204,7 @@ def check_lossless(
             case=name,
             report=report,
         )
-    for architecture in (*ARCHITECTURES, *FAMILIES):
+    for architecture in (*ARCHITECTURES, *FAMILIES, "qwen3_5_text"):
         target, drafts = random_pair(architecture, work_dir, seed)
         shown = [_for(target, prompt) for prompt in prompts]
         for kind, draft in drafts.items():
@@ -219,7 +218,7 @@ def check_lossless(
                 report=report,
             )
         if samples:
-            generate = connect(list(drafts.values())[-1], target)
+            generate = connect(drafts["noisy"], target)
             p = check_distribution(generate, target, shown[0], few, samples=samples)
             report.p_values[architecture] = p
             report.mismatches += p < alpha
@@ -227,24 +226,16 @@ def check_lossless(
 
 
 def random_pair(architecture: str, work_dir: Path, seed: int) -> tuple[Engine, dict[str, Engine]]:
-    """Return a random target and its drafts: "same", "unrelated" (smaller), "noisy" (LM head).
-
-    With sliding windows there is one: "unrelated", of another family.
-    """
-
-    def written(name: str, number: int, layers: int) -> str:
-        folder = work_dir / f"{name}-{number}"
-        return str(write_random_model(folder, name, seed=number, layers=layers))
-
-    config = TargetConfig(written(architecture, seed, 4), exit_layers=(1, 2, 3))
-    target = load(config)
-    engine = Engine(target)
-    other = "qwen2_vl" if engine.windowed else architecture
-    unrelated = load(ModelConfig(written(other, seed + 1, 2)))
-    if engine.windowed:
-        return engine, {"unrelated": Engine(unrelated)}
-    noisy = load(config)
+    """Return a random target and its drafts: "same", "unrelated" (smaller), "noisy" (LM head)."""
+    folders = [
+        write_random_model(work_dir / f"{architecture}-{n}", architecture, seed=n, layers=layers)
+        for n, layers in ((seed, 4), (seed + 1, 2))
+    ]
+    config = TargetConfig(str(folders[0]), exit_layers=(1, 2, 3))
+    target, noisy = load(config), load(config)
     add_head_noise(noisy.model, 0.4, seed)
+    unrelated = load(ModelConfig(str(folders[1])))
+    engine = Engine(target)
     return engine, {"same": engine, "unrelated": Engine(unrelated), "noisy": Engine(noisy)}
 
 

@@ -76,6 +76,7 @@ class Drafter:
 
     Attributes:
         room: tokens of an answer that all models can read.
+        branches: they read several continuations side by side; else one draft at a time.
         between_pieces: called between two passes over a long prompt; may raise to end the read.
         on_pass: called after each forward pass with the number of tokens read and its duration [s],
             the choice of the next tokens included; with several models, for all of them together.
@@ -92,6 +93,7 @@ class Drafter:
         self.between_pieces: Callable[[], None] = _nothing
         models = [(engine, prompt), *others]
         self.room = min(model.context - len(read.ids) for model, read in models)
+        self.branches = all(model.grows_trees for model, _ in models)
         self._models = [
             Continuations(model, read, self._laws, own, lambda: self.between_pieces())
             for model, read in models

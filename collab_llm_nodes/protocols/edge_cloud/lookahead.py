@@ -9,9 +9,9 @@ the caller can check for a verdict in between.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from collab_llm_nodes.errors import Cancelled, CollabError, InvalidInput
+from collab_llm_nodes.errors import Cancelled, CollabError, InvalidInput, ModelError
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.client import DraftJob, EdgeClient
 from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter, DraftInProgress
@@ -83,6 +83,8 @@ class Lookahead:
         self._send = send
         self._config = ahead
         self._profile = profile
+        if not drafter.branches:
+            predraft = replace(predraft, max_predrafts=0)
         self._enabled = predraft.max_predrafts > 0
         self._ordered = predraft.queue == "priority"
         self._queue = OutcomeQueue(predraft)
@@ -103,6 +105,9 @@ class Lookahead:
 
     def demand(self, outcome: Answer, reply: Reply) -> None:
         """Draft for ``outcome`` of this round with priority; ``reply`` is called once."""
+        if not self._drafter.branches:
+            reply(ModelError("this draft model reads one continuation at a time"))
+            return
         try:
             job = self._job_for(outcome)
         except CollabError as error:

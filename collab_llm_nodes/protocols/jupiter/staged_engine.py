@@ -69,6 +69,7 @@ class StagedEngine:
     """
 
     exit_layers: tuple[int, ...] = ()
+    grows_trees = False
     device = torch.device("cpu")  # of logits
 
     def __init__(

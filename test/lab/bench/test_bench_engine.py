@@ -29,6 +29,7 @@ def test_the_benchmark_measures_what_it_names(
 
     monkeypatch.setattr(VerifierSession, "preview", counted)
     monkeypatch.setattr(engine, "LANES", (3, 640))
+    monkeypatch.setattr(engine, "RECURRENT_LAYERS", 4)
     plot = tmp_path / "engine.png"
     results = run_engine(
         answers=1,
@@ -58,6 +59,9 @@ def test_the_benchmark_measures_what_it_names(
     for base in ("copies", "one_by_one"):
         assert forks[f"over_{base}"] == pytest.approx(forks["together_ms"] / forks[f"{base}_ms"])
     assert 0 < 2 * forks["forks_mb"] < forks["copies_mb"], "forks hold one prefix, copies three"
+    rollbacks = row["rollbacks"]["ms"]
+    assert {"1", "5", "rollback", *(f"after {i}" for i in (1, 2, 3, 4))} == set(rollbacks)
+    assert 0 < rollbacks["rollback"] < rollbacks["5"], "to restore states needs no pass"
     assert set(previewed) >= set(range(1, 12)), (
         "exits are timed with what the verifier makes of them"
     )

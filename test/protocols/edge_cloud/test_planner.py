@@ -18,7 +18,7 @@ from collab_llm_lab.bench.emulation import batch_factor, paced_draft
 from collab_llm_nodes.decoding.rejection import propose, verify_chain, verify_own
 from collab_llm_nodes.decoding.sampling import Distribution, SamplingConfig, distributions, to_wire
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
+from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, ModelError
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
 from collab_llm_nodes.models.prompt import encode as encode_for_model
 from collab_llm_nodes.protocols.edge_cloud import planner as planner_module
@@ -146,9 +146,10 @@ def test_a_draft_model_that_is_too_sure_is_believed_less() -> None:
 class Bench:
     """A lookahead behind a draft that is under verification."""
 
-    def __init__(self, **ahead: int) -> None:
+    def __init__(self, *, trees: bool = True, **ahead: int) -> None:
         self.sent: list[Draft] = []
         self.engine = FakeEngine(1, noise=0.5)
+        self.engine.grows_trees = trees
         self.client = EdgeClient(EdgeClientConfig(4, 40))
         self.drafter = Drafter(as_engine(self.engine), encode(PROMPT), GREEDY)
         self.ready = ReadyDrafts()
@@ -191,6 +192,19 @@ def test_what_is_demanded_is_made_first_and_never_sent_twice() -> None:
     assert len(prefixes) == len(set(prefixes)) == 8
     bench.lookahead.demand((), replies.append)
     assert isinstance(replies[2], InvalidInput), "nothing comes of nothing"
+
+
+def test_a_draft_model_without_trees_makes_one_draft_at_a_time() -> None:
+    bench = Bench(trees=False, push_window=8)
+    replies: list[CollabError | None] = []
+    bench.lookahead.expect((7,), 1.0)  # as an early exit suggests
+    bench.lookahead.demand((7,), replies.append)
+    assert [type(reply) for reply in replies] == [ModelError]
+    assert not bench.lookahead.step()
+    assert not bench.sent
+    bench.lookahead.advance((7,))
+    job = DraftJob(1, (7,), 4)
+    assert bench.drafter.draft(job) == fresh(GREEDY).draft(job)
 
 
 def test_pushes_are_no_deeper_than_allowed() -> None:
