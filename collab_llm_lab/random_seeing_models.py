@@ -56,7 +56,10 @@ def _encoder(**others: Any) -> dict[str, Any]:
     return {**sizes, "num_attention_heads": 2, "image_size": _SIDE, "patch_size": _PATCH, **others}
 
 
-_TILES = {"size": {"longest_edge": 2 * _SIDE}, "max_image_size": {"longest_edge": _SIDE}}
+_TILES: dict[str, Any] = {
+    "size": {"longest_edge": 2 * _SIDE},
+    "max_image_size": {"longest_edge": _SIDE},
+}
 _SPLIT_TOKENS = {
     "image_token": PLACE,
     "fake_image_token": START,
@@ -130,8 +133,8 @@ def random_seeing_model(
         sizes: settings of the text decoder: its widths, layers, vocabulary and special tokens.
     """
     family = FAMILIES[name]
-    ids = tokenizer.convert_tokens_to_ids([PLACE, START, END])
-    places = dict(zip(("image_token_id", "boi_token_id", "eoi_token_id"), ids, strict=True))
+    names = {"image_token_id": PLACE, "boi_token_id": START, "eoi_token_id": END}
+    places = {key: tokenizer.convert_tokens_to_ids(token) for key, token in names.items()}
     special = {key: value for key, value in sizes.items() if key.endswith("_token_id")}
     text = {**sizes, **family.text}
     config = AutoConfig.for_model(

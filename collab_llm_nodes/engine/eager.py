@@ -91,9 +91,10 @@ class EagerBackend:
         embedded = cache.begin(rows.embedded)
         before = held.layers  # their tensors never change
         held.layers = [writable(layer) for layer in before]
-        wanted: int | Tensor = chunk.keep or 1  # 0 would mean all
+        last = chunk.keep or 1  # 0 would mean all
+        wanted: int | Tensor = last
         if after_layer is not None:  # as a number, it would have Gemma 4 cut the states themselves
-            wanted = torch.arange(-wanted, 0, device=embedded.device)
+            wanted = torch.arange(-last, 0, device=embedded.device)
         self._pass.after_layer, self._pass.new = _shifted(after_layer, skipped), chunk.new
         self._pass.added = rows.added
         try:

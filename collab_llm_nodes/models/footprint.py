@@ -123,7 +123,7 @@ def picture_bytes(vision: Any, dtype: torch.dtype, pixels: int = FULL_HD) -> int
     """
     side = _patch_side(vision)
     patches = pixels // side**2
-    width = getattr(vision, "embed_dim", None) or getattr(vision, "hidden_size", _WIDTH)
+    width: int = getattr(vision, "embed_dim", 0) or getattr(vision, "hidden_size", _WIDTH)
     between = getattr(vision, "intermediate_size", None)
     between = between or int(width * getattr(vision, "mlp_ratio", 4))
     patch = _CHANNELS * getattr(vision, "temporal_patch_size", 1) * side**2

@@ -39,7 +39,7 @@ def load_processor(folder: Path, model_type: str, tokenizer: PreTrainedTokenizer
         if found is None:
             raise ValueError(f"transformers has no processor for {model_type!r}")
         # Video processors need torchvision, which is left out on purpose (docs/dependencies.md).
-        made = type(found.__name__, (found,), {"check_argument_for_proper_class": _accept})
+        made: Any = type(found.__name__, (found,), {"check_argument_for_proper_class": _accept})
         parts: Mapping[str, Any] = {
             # The PIL variant needs no torchvision, so pixels are the same on every machine.
             "image_processor": AutoImageProcessor.from_pretrained(

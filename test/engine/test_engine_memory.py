@@ -11,7 +11,7 @@ import torch
 from tiny_models import tiny_model
 
 from collab_llm_nodes.engine import cache
-from collab_llm_nodes.engine.backend import AfterLayer
+from collab_llm_nodes.engine.backend import AfterLayer, Rows
 from collab_llm_nodes.engine.cache import BLOCK, StaticCache
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
@@ -77,14 +77,14 @@ def test_a_pass_too_large_for_the_memory_is_divided(
     held: list[weakref.ref[torch.Tensor]] = []  # what failed passes have computed
 
     def short(
-        self: StaticBackend, plan: Plan, x: torch.Tensor, after: AfterLayer | None
+        self: StaticBackend, plan: Plan, rows: Rows, after: AfterLayer | None
     ) -> torch.Tensor:
         assert all(ref() is None for ref in held), "a failed pass still holds its memory"
         if len(plan.chunks) > 2:
-            held.append(weakref.ref(x))
+            held.append(weakref.ref(rows.embedded))
             raise lack()
         passes.append(len(plan.chunks))
-        return hidden(self, plan, x, after)
+        return hidden(self, plan, rows, after)
 
     shown: list[int] = []
 

@@ -175,8 +175,11 @@ def test_a_pass_that_fails_leaves_the_session_as_it_was(fails: str) -> None:
     def stop(*heard: object) -> None:
         raise Cancelled("nobody wants it")
 
-    wrong = Feed(session, [30, 31], **{"on_exit" if fails == "a layer" else "on_states": stop})
-    assert isinstance(engine.run([wrong])[0], Cancelled)
+    feeds = {
+        "a layer": Feed(session, [30, 31], on_exit=stop),
+        "a listener": Feed(session, [30, 31], on_states=stop),
+    }
+    assert isinstance(engine.run([feeds[fails]])[0], Cancelled)
     assert session.length == len(prompt.ids) + 1
     near(session.feed([40], last=1)[0], alone(engine, prompt, [20, 40]))
 

@@ -28,7 +28,7 @@ def test_ids_are_those_of_the_processors_own_chat(name: str) -> None:
     loaded = tiny_model(name)
     pictures = [Image.open(io.BytesIO(scene(seed))) for seed in (1, 2)]
     content = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "go on"}]
-    chat = [
+    chat: list[dict[str, Any]] = [
         {"role": "system", "content": [{"type": "text", "text": "be brief"}]},
         {"role": "user", "content": content},
     ]
