@@ -140,7 +140,9 @@ def random_seeing_model(
     config = AutoConfig.for_model(
         name, text_config=text, vision_config=family.vision, **places, **special, **family.config
     )
-    model: PreTrainedModel = AutoModelForImageTextToText.from_config(config)
+    model: PreTrainedModel = AutoModelForImageTextToText.from_config(
+        config, trust_remote_code=False
+    )
     return model
 
 

@@ -126,7 +126,7 @@ def inputs(loaded: LoadedModel, prompt: EncodedPrompt, answer: Sequence[int]) ->
         deep = (
             {
                 "visual_pos_masks": kinds.bool(),
-                "deepstack_visual_embeds": [torch.cat(list(level)) for level in levels],
+                "deepstack_visual_embeds": [torch.vstack(tuple(level)) for level in levels],
             }
             if levels
             else {}

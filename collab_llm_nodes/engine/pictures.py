@@ -66,7 +66,8 @@ def _encode(loaded: LoadedModel, prompt: EncodedPrompt, like: Tensor) -> Tensor:
             patches.to(like.device), own, return_dict=True, **indices
         )
         levels = getattr(found, "deepstack_features", None) or ()
-        parts = [torch.cat(list(each)) for each in (found.pooler_output, *levels)]
+        # In transformers 5.17 the levels are not divided by picture; vstack takes both.
+        parts = [torch.vstack(tuple(each)) for each in (found.pooler_output, *levels)]
         features.append(torch.cat(parts, dim=1))
     return torch.cat(features).to(like.dtype)
 

@@ -8,7 +8,7 @@ Sizes are of transformers' configurations; ``dtype`` is that of weights and acti
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,8 @@ def pass_bytes(
     text = config.get_text_config()
     layer = _layers(text)[-1]
     between = getattr(layer, "intermediate_size", None) or getattr(layer, "ffn_dim", None)
+    if isinstance(between, Sequence):  # Gemma 3n has one for each layer
+        between = max(between)
     heads, key_heads = _heads(layer)
     numbers = rows * _scratch(text.hidden_size, between) + rows * heads // key_heads * columns
     numbers += 2 * logits * text.vocab_size

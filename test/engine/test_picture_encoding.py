@@ -30,7 +30,7 @@ def test_features_are_those_of_the_models_own_forward_pass(architecture: str, im
         prompt.pixel_values, prompt.image_grid_thw, return_dict=True
     )
     levels = [own.pooler_output, *getattr(own, "deepstack_features", [])]
-    expected = torch.cat([torch.cat(list(level)) for level in levels], dim=1)
+    expected = torch.cat([torch.vstack(tuple(level)) for level in levels], dim=1)
     assert torch.equal(encode_pictures(loaded, prompt, like), expected)
 
 

@@ -174,7 +174,7 @@ def test_other_configurations_have_an_estimate(model_type: str) -> None:
     "model_type", ["smolvlm", "internvl", "gemma3", "gemma4", "gemma3n", "llava", "mistral3"]
 )
 def test_other_models_that_see_have_an_estimate(model_type: str) -> None:
-    config = AutoConfig.for_model(model_type)
+    config = AutoConfig.for_model(model_type, vision_config={})  # unset, Gemma 4 has none
     small, large = (
         pass_bytes(config, BF16, rows=512, logits=1, columns=512, pixels=n) for n in (0, 1 << 20)
     )

@@ -158,7 +158,10 @@ def template(text: str) -> Callable[[Path], None]:
             rewritten("processor_config.json", lambda c: c.update(image_seq_length=3)),
             "does not answer a question about a picture",
         ),
-        (rewritten("config.json", lambda c: c.update(model_type="mllama")), "mllama|processor"),
+        (
+            rewritten("config.json", lambda c: c.update(model_type="mllama")),
+            "cannot load the tokenizer",
+        ),
         (template("{{ raise_exception('no') }}"), "chat template"),
         (template("{% for m in messages %}{{ m['role'] }}{% endfor %}"), "does not take a picture"),
     ],
@@ -178,7 +181,7 @@ def test_a_prompt_that_ends_with_a_picture_is_refused(tmp_path: Path) -> None:
     """What follows a picture would have no token to follow."""
     folder = shutil.copytree(tiny_folder("llava"), tmp_path / "model")
     template("{% for m in messages %}look: <|image_pad|>{% endfor %}")(folder)
-    with pytest.raises(ModelError, match="does not take a picture.*end with text"):
+    with pytest.raises(ModelError, match="have to end with text"):
         load(ModelConfig(str(folder)))
 
 
