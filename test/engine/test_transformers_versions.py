@@ -17,7 +17,7 @@ FILES = (
     "engine_stages",
     "picture_encoding",
 )
-FAMILIES = "qwen2_vl or qwen2_5_vl or qwen3 or gemma3_text or engine_recurrent"
+FAMILIES = "qwen2_vl or qwen2_5_vl or qwen3 or qwen3_vl or gemma3_text or engine_recurrent"
 RUN = """
 import sys, pytest, transformers
 assert transformers.__file__.startswith(sys.argv[1]), transformers.__file__
@@ -25,6 +25,7 @@ sys.exit(pytest.main(sys.argv[2:]))
 """
 
 
+@pytest.mark.timeout(300)  # a hundred tests in a process of their own
 @pytest.mark.parametrize(
     "version", ["oldest", pytest.param("newest", marks=pytest.mark.exhaustive)]
 )
