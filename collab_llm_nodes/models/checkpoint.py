@@ -102,6 +102,25 @@ def quantisation_of(config: Any) -> Any:
     return found
 
 
+def check_quantisation(quantisation: Any, device: str = "cpu") -> None:
+    """Refuse weights stored by a method whose package is not here.
+
+    Args:
+        quantisation: entry of the configuration, as ``quantisation_of`` returns it.
+
+    Raises:
+        ModelError: a package or a device is missing; the message is transformers' own.
+    """
+    with translate_errors(
+        ModelError,
+        "the weights are quantised, and cannot be read here",
+        field="path",
+        remedy="install what the message names, or take the checkpoint that is not quantised",
+    ):
+        quantizer = AutoHfQuantizer.from_config(quantisation, pre_quantized=True)
+        quantizer.validate_environment(device_map={"": device})
+
+
 @dataclass(frozen=True)
 class Match:
     """A stored tensor and its place in a model.
@@ -141,3 +160,27 @@ def match_tensors(model: Any, stored: dict[str, Stored]) -> list[Match]:
             )
         matches.append(Match(name, found, converter is None))
     return matches
+
+
+def check_tensors(model: Any, stored: dict[str, Stored]) -> None:
+    """Refuse stored tensors that are not all of ``model``, whose weights are not read.
+
+    Raises:
+        ModelError: as ``match_tensors``; or a weight is missing, or has another shape.
+    """
+    own = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    matches = match_tensors(model, stored)
+    for match in matches:
+        shape, expected = stored[match.stored].shape, own.get(match.name)
+        if match.whole and expected not in (None, shape):
+            raise ModelError(
+                f"{match.stored} is {shape}, config.json says {expected}",
+                field="path",
+                remedy=_DAMAGED,
+            )
+    tied = {name for pair in model.all_tied_weights_keys.items() for name in pair}
+    missing = sorted(own.keys() - tied - {match.name for match in matches})
+    if missing:
+        raise ModelError(
+            f"the checkpoint lacks {', '.join(missing[:3])}", field="path", remedy=_DAMAGED
+        )
