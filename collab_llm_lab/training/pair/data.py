@@ -202,7 +202,7 @@ class DataWriter:
 
     def __contains__(self, prompt: Prompt) -> bool:
         """Return True if the folder holds an answer to ``prompt``."""
-        return _sample(prompt).key in self._keys
+        return key_of(prompt) in self._keys
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -249,6 +249,11 @@ def writing(folder: Path, facts: Facts) -> Iterator[DataWriter]:
             yield writer
         finally:
             writer.close()
+
+
+def key_of(prompt: Prompt) -> str:
+    """Return the ``Sample.key`` of ``prompt``."""
+    return _sample(prompt).key
 
 
 def _sample(
