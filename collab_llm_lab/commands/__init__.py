@@ -15,5 +15,6 @@ def add_to(app: typer.Typer) -> None:
     """Add the commands to ``app``; the entry point in setup.py names this function."""
     app.add_typer(demo.app)
     product_pair.app.command("collect")(pair.collect)
+    train.app.command("exits")(pair.train_exits)
     for name, group in (("train", train), ("eval", evaluate), ("bench", bench), ("check", check)):
         app.add_typer(group.app, name=name)

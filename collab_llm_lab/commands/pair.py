@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 from collab_llm_nodes.cli.options import JsonOption, SeedOption
 from collab_llm_nodes.cli.output import console, write_json
@@ -72,3 +73,86 @@ def collect(
     say(f"{out} holds {found.answers} answers; {found.refused} prompts were left out")
     write_json(json_file, {"out": str(out), **found._asdict()})
     stop.end()
+
+
+def train_exits(
+    target: TargetOption,
+    data: Annotated[Path, typer.Option(help="Folder that pair collect has written.")],
+    out: Annotated[Path, typer.Option(help="Of the adapters, the state and the cache; resumes.")],
+    layers: Annotated[
+        str, typer.Option(help="Candidates in layers done, with commas; empty: seven.")
+    ] = "",
+    width: Annotated[
+        int, typer.Option(help="Of the adapters' bottleneck; 0: one linear map.", min=0)
+    ] = 0,
+    epochs: Annotated[float, typer.Option(help="Times that each answer is learnt from.")] = 3.0,
+    batch: Annotated[int, typer.Option(help="Answers of a step.", min=1)] = 8,
+    learning_rate: Annotated[float, typer.Option(help="At its peak.")] = 1e-3,
+    cache_gb: Annotated[
+        float, typer.Option(help="Hidden states kept on disk [GB]; others are computed again.")
+    ] = 8.0,
+    hours: Annotated[float, typer.Option(help="Stop after this long; 0 = at the end.")] = 0.0,
+    rtt_ms: Annotated[float, typer.Option(help="Round trip of the robot's link [ms].")] = 60.0,
+    pass_ms: Annotated[
+        float, typer.Option(help="A verification in the cloud [ms]; 0 = as measured here.")
+    ] = 0.0,
+    draft_ms: Annotated[
+        float, typer.Option(help="A token of the draft model [ms]; 0 = an eighth of a pass.")
+    ] = 0.0,
+    tau: Annotated[float, typer.Option(help="Tokens per round with the draft model.")] = 3.0,
+    missed: Annotated[
+        float, typer.Option(help="Share of verdicts that the draft model does not foresee.")
+    ] = 0.55,
+    candidates: Annotated[int, typer.Option(help="exit_candidates of the verifier.", min=0)] = 0,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    quantization: QuantizationOption = "none",
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Train early exits of any target on its own answers, and keep those that pay; resumable.
+
+    Which exits pay depends on the link and the draft model: give what `pair check --measure` says.
+    The same command with other figures chooses again, without training.
+    """
+    from collab_llm_lab.bench.options import numbers
+    from collab_llm_lab.training.pair import exits
+    from collab_llm_lab.training.pair.choosing import Operation
+    from collab_llm_lab.training.pair.target import target_config
+    from collab_llm_lab.training.stopping import StopRequest
+
+    config = exits.ExitsConfig(
+        target_config(target, device, dtype, quantization),
+        data,
+        out,
+        numbers(layers or None, "--layers", 1) or (),
+        width,
+        epochs,
+        batch,
+        learning_rate,
+        cache_gb,
+        hours,
+        seed,
+        Operation(rtt_ms, pass_ms, draft_ms, tau=tau, missed=missed, candidates=candidates),
+    )
+    with StopRequest() as stop:
+        report = exits.train_exits(config, stop)
+    if report is not None:
+        _show_exits(report, out)
+    write_json(json_file, report or {"out": str(out), "finished": False})
+    stop.end()
+
+
+def _show_exits(report: dict[str, Any], out: Path) -> None:
+    columns = ("agreement_before", "agreement", "calibration_error", "rounds_foreseen")
+    table = Table("after layer", *(name.replace("_", " ") for name in columns), "pays")
+    for layer, figures in report["exits"].items():
+        pays = "yes" if int(layer) in report["chosen"] else ""
+        table.add_row(layer, *(f"{figures[name]:.3f}" for name in columns), pays)
+    console.print(table)
+    say = partial(console.print, highlight=False, soft_wrap=True)
+    with_ms, without_ms = report["round_ms"], report["round_ms_without_exits"]
+    if report["chosen"]:
+        say(f"wrote {out}: a round takes {with_ms:.1f} ms, {without_ms:.1f} ms without exits")
+    else:
+        say(f"no exit pays here: a round takes {without_ms:.1f} ms without; no adapters written")

@@ -1,0 +1,322 @@
+"""``train exits``: adapters behind some layers of a frozen target, towards its last layer's law.
+
+Paper 003, section 3, on the target's own answers. Which of the trained exits pay is then chosen by
+the planner's formula (``choosing``); the others are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from collab_llm_lab.training import loop
+from collab_llm_lab.training.learner import ModelLearner, Recipe
+from collab_llm_lab.training.pair.choosing import Operation, choose
+from collab_llm_lab.training.pair.data import Data, Target, read_data
+from collab_llm_lab.training.pair.states import HiddenStates
+from collab_llm_lab.training.run import make_stages
+from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.models.adapters import NAME, ExitAdapters, check_exit_layers
+from collab_llm_nodes.models.architectures import decoder_parts
+from collab_llm_nodes.models.heads import head_fingerprint
+from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load
+
+STAGE, REPORT = "exits", "report.json"
+_LOGITS = 1 << 25
+"""Logits that are held at a time: 128 rows of Gemma's 262,144."""
+_JUDGED = 256
+"""Held-out answers that are judged, at most."""
+_BINS = 10
+"""Of the calibration error."""
+
+
+@dataclass(frozen=True)
+class ExitsConfig:
+    """Training of early exits.
+
+    Attributes:
+        out: of the adapters, the state and the cache.
+        layers: candidates, counted in layers done; empty: seven, spread over the model.
+        operation: by which exits pay.
+    """
+
+    target: ModelConfig
+    data: Path
+    out: Path
+    layers: tuple[int, ...] = ()
+    width: int = setting(0, "Of the adapters' bottleneck; 0: a single linear map.", low=0)
+    epochs: float = setting(3.0, "Times that each answer is learnt from.", low=0.01, high=1e4)
+    batch: int = setting(8, "Answers of a step.", low=1, high=4096)
+    learning_rate: float = setting(1e-3, "At its peak.", low=1e-7, high=1.0)
+    cache_gb: float = setting(
+        8.0, "Hidden states kept on disk [GB]; the others are computed again.", low=0.0, high=1e5
+    )
+    hours: float = setting(0.0, "Stop after this long; 0: at the end.", low=0.0)
+    seed: int = 0
+    operation: Operation = field(default_factory=Operation)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+class ExitLearner(ModelLearner):
+    """Adapters of some layers; the target stays as it is.
+
+    The loss is the sum over exits of the divergence KL(last layer || exit), in nats per token.
+    """
+
+    def __init__(self, target: LoadedModel, adapters: ExitAdapters, recipe: Recipe) -> None:
+        self.adapters = adapters.to(target.device)
+        self._parts = decoder_parts(target.model)
+        self._vocabulary = target.vocab_size
+        self._rows = max(1, _LOGITS // self._parts.head.out_features)
+        super().__init__(self.adapters, recipe, target.device)
+
+    def losses(self, states: Tensor) -> dict[str, Tensor]:
+        """Compare all exits; ``states`` is [exits + 1, n, hidden], the last layer's at the end."""
+        # Each part's logits are computed again for its gradient, and never held all at once.
+        parts = [
+            checkpoint(self._compare, part, use_reentrant=False)
+            for part in states.split(self._rows, dim=1)
+        ]
+        distance, agreement = torch.stack(parts).sum(0) / states.shape[1]
+        each = {
+            f"exit_{n}": share for n, share in zip(self.adapters.layers, agreement, strict=True)
+        }
+        return {"loss": distance.sum(), "agreement": agreement.mean(), **each}
+
+    @torch.no_grad()
+    def judge(self, states: Tensor) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
+        """Return whether each exit's best token is the target's, and its confidence, [exits, n]."""
+        same, sure = [], []
+        for part in states.split(self._rows, dim=1):
+            best = self._last(part).argmax(-1)
+            laws = [law.exp().max(-1) for law in self._exits(part)]
+            same.append(torch.stack([law.indices == best for law in laws]))
+            sure.append(torch.stack([law.values for law in laws]))
+        return torch.cat(same, 1).cpu().numpy(), torch.cat(sure, 1).cpu().numpy()
+
+    def _compare(self, states: Tensor) -> Tensor:
+        """Return the sums of divergences and of agreeing best tokens, [2, exits]."""
+        with torch.no_grad():
+            wanted = self._last(states)
+            law, best = wanted.exp(), wanted.argmax(-1)
+        sums = [
+            torch.stack([(law * (wanted - found)).sum(), (found.argmax(-1) == best).float().sum()])
+            for found in self._exits(states)
+        ]
+        return torch.stack(sums, dim=1)
+
+    def _last(self, states: Tensor) -> Tensor:
+        """Return the log-probabilities of the last layer, [n, V]."""
+        return self._log_law(states[-1])
+
+    def _exits(self, states: Tensor) -> Iterator[Tensor]:
+        """Yield the log-probabilities of each exit, [n, V]."""
+        for layer, hidden in zip(self.adapters.layers, states, strict=False):
+            yield self._log_law(self.adapters(layer, hidden.float()).to(hidden.dtype))
+
+    def _log_law(self, hidden: Tensor) -> Tensor:
+        logits = self._parts.logits(hidden)[:, : self._vocabulary]
+        return logits.float().log_softmax(-1)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The exits' answers to the held-out prompts.
+
+    Attributes:
+        same: of each answer, whether the best tokens are the target's, [exits, n].
+        sure: the exits' confidence in them.
+    """
+
+    same: list[NDArray[np.bool_]]
+    sure: list[NDArray[np.float32]]
+
+    def agreement(self) -> NDArray[np.float64]:
+        """Share of tokens that each exit says as the target does."""
+        return np.concatenate(self.same, axis=1).mean(axis=1)
+
+    def calibration_error(self) -> NDArray[np.float64]:
+        """Mean distance of confidence from agreement, over bins of confidence."""
+        same, sure = (np.concatenate(each, axis=1) for each in (self.same, self.sure))
+        bins = np.minimum((sure * _BINS).astype(int), _BINS - 1)
+        error = np.zeros(len(same))
+        for number in range(_BINS):
+            inside = bins == number
+            error += np.abs(np.sum((same - sure) * inside, axis=1)) / same.shape[1]
+        return error
+
+    def rounds(self, tau: int) -> NDArray[np.bool_]:
+        """Return which exits say all of ``tau`` tokens in a row, [exits, rounds]."""
+        found = [
+            np.lib.stride_tricks.sliding_window_view(each, tau, axis=1).all(axis=-1)
+            for each in self.same
+            if each.shape[1] >= tau
+        ]
+        return np.concatenate(found or [np.zeros((len(self.same[0]), 0), bool)], axis=1)
+
+
+def train_exits(config: ExitsConfig, stop: loop.Stop = lambda: False) -> dict[str, Any] | None:
+    """Train exits and write those that pay to ``config.out``, from where an earlier call stopped.
+
+    Returns:
+        The report, which ``report.json`` holds, too; None if the call was stopped.
+
+    Raises:
+        InvalidInput: the data is another target's, empty or damaged.
+        ConfigError: the folder is in use, or belongs to another training.
+        ModelError: the target cannot be loaded, a layer is none of its intermediate ones, or a loss
+            is not finite.
+    """
+    data = read_data(config.data)
+    data.parts()
+    target = load(config.target)
+    identity = Target.of(target)
+    data.check_target(identity)
+    with closing(_Training(config, target, data)) as training:
+        finished = make_stages(
+            config.out,
+            {STAGE: training.train},
+            options={
+                "target": identity.fingerprint,
+                "dtype": config.target.dtype,
+                "quantization": config.target.quantization,
+                "layers": training.layers,
+                "width": config.width,
+                "seed": config.seed,
+            },
+            hours=config.hours,
+            shown=("loss", "agreement"),
+            stop=stop,
+        )
+        return training.write() if finished else None
+
+
+class _Training:
+    """One call: the learner, the states that it learns from, and the report."""
+
+    def __init__(self, config: ExitsConfig, target: LoadedModel, data: Data) -> None:
+        self._config, self._target = config, target
+        self._samples, held_out = data.parts()
+        self._held_out = held_out[:_JUDGED]
+        parts = decoder_parts(target.model)
+        count = len(parts.layers)
+        self.layers = tuple(sorted(config.layers or candidate_layers(count)))
+        check_exit_layers(self.layers, count)
+        torch.manual_seed(config.seed)
+        adapters = ExitAdapters(
+            parts.hidden_size, self.layers, config.width, head_fingerprint(parts)
+        )
+        self._states = HiddenStates(
+            target, data, (*self.layers, count), config.out / "states", int(config.cache_gb * 1e9)
+        )
+        self._epoch = math.ceil(len(self._samples) / config.batch)  # steps
+        steps = math.ceil(config.epochs * self._epoch)
+        recipe = Recipe(
+            config.batch,
+            config.learning_rate,
+            steps=steps,
+            warmup=min(20, steps // 10),
+            decay=0.0,
+            beta2=0.999,
+            measure_every=self._epoch,
+        )
+        self._learner = ExitLearner(target, adapters, recipe)
+
+    def close(self) -> None:
+        """Leave the target as it was found."""
+        self._states.close()
+
+    def train(self, report: loop.Progress, stop: loop.Stop) -> bool:
+        """Train to the end, or until ``stop``; return True at the end."""
+        run, learner = self._config.out / STAGE, self._learner
+        loop.restore(learner, run, learner.device)
+
+        def measure() -> dict[str, float]:
+            return {f"held_out_{n}": share for n, share in self._agreements(self._judge(report))}
+
+        if not learner.curve:
+            learner.curve.append({"step": 0, "seconds": 0.0, **measure()})
+        return loop.train(learner, run, self._advance, measure=measure, report=report, stop=stop)
+
+    def write(self) -> dict[str, Any]:
+        """Judge the trained exits, write those that pay, and return the report."""
+        config, learner = self._config, self._learner
+        loop.restore(learner, config.out / STAGE, learner.device)
+        with loop.show_progress(()) as show:
+            found = self._judge(show("held-out answers"))
+        operation = config.operation.measured(self._target, learner.adapters)
+        count = len(decoder_parts(self._target.model).layers)
+        rounds = found.rounds(round(operation.tau))
+        choice = choose(rounds, self.layers, count, operation)
+        self._write_adapters(choice.layers)
+        report = {
+            "exits": self._figures(found, rounds),
+            "answers": {"learnt": len(self._samples), "held_out": len(self._held_out)},
+            "tokens_held_out": int(sum(same.shape[1] for same in found.same)),
+            **choice.report(operation),
+        }
+        text = json.dumps(report, indent=1) + "\n"
+        (config.out / REPORT).write_text(text, encoding="utf-8")
+        return report
+
+    def _advance(self) -> dict[str, float]:
+        """Learn from the next answers; each epoch has an order of its own."""
+        epoch, place = divmod(self._learner.step, self._epoch)
+        order = list(self._samples)
+        random.Random(f"{self._config.seed} {epoch}").shuffle(order)
+        first = place * self._config.batch
+        chosen = order[first : first + self._config.batch]
+        return self._learner.learn(torch.cat([self._states.of(each) for each in chosen], dim=1))
+
+    def _judge(self, report: loop.Progress) -> HeldOut:
+        found = HeldOut([], [])
+        for number, sample in enumerate(self._held_out, 1):
+            same, sure = self._learner.judge(self._states.of(sample))
+            found.same.append(same)
+            found.sure.append(sure)
+            report("judging", number, len(self._held_out), {})
+        return found
+
+    def _agreements(self, found: HeldOut) -> list[tuple[int, float]]:
+        return list(zip(self.layers, found.agreement().tolist(), strict=True))
+
+    def _figures(self, found: HeldOut, rounds: NDArray[np.bool_]) -> dict[str, dict[str, float]]:
+        """Return the figures of each exit, by its layer."""
+        before, error = self._learner.curve[0], found.calibration_error()
+        foreseen = rounds.mean(axis=1) if rounds.size else np.zeros(len(self.layers))
+        return {
+            str(layer): {
+                "agreement_before": before[f"held_out_{layer}"],
+                "agreement": agreement,
+                "calibration_error": float(error[i]),
+                "rounds_foreseen": float(foreseen[i]),
+            }
+            for i, (layer, agreement) in enumerate(self._agreements(found))
+        }
+
+    def _write_adapters(self, layers: Sequence[int]) -> None:
+        """Write the exits at ``layers``, in place of those of an earlier call."""
+        for file in self._config.out.glob(f"{NAME}.*"):
+            file.unlink()
+        if layers:
+            self._learner.adapters.restrict(layers).save(self._config.out)
+
+
+def candidate_layers(count: int) -> tuple[int, ...]:
+    """Return the usual candidates of a model with ``count`` layers, from two ninths of it on."""
+    spread = {round(count * part / 9) for part in range(2, 9)}
+    return tuple(sorted(spread & set(range(1, count))))
