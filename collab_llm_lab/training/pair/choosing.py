@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -33,17 +34,15 @@ from collab_llm_nodes.protocols.means import Mean
 
 _DRAFTS_PER_PASS = 8
 """Passes of a usual draft model in one of its target: paper 003's robot (72 of 620 ms)."""
+_MOST = 4
+"""Exits that are chosen, at most."""
 _CONTEXT, _REPEATS = 256, 9
 """Tokens before the passes that are timed, and their number."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """The operating point by which exits pay.
-
-    Attributes:
-        exit_ms: what one exit adds to a verification; ``measured`` fills it in.
-    """
+    """The operating point by which exits pay."""
 
     rtt_ms: float = setting(60.0, "Round trip of the link [ms].", low=0.0, high=60_000.0)
     pass_ms: float = setting(
@@ -60,22 +59,22 @@ class Operation:
     candidates: int = setting(
         0, "exit_candidates of the verifier; 0: exits score the whole vocabulary.", low=0
     )
-    exit_ms: float = 0.0
+    exit_ms: float = setting(
+        0.0, "What an exit adds to a verification [ms]; 0: measured, like ``pass_ms``.", low=0.0
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)
 
     def measured(self, target: LoadedModel, adapters: ExitAdapters) -> Operation:
         """Return the same with what was left to be measured on this machine."""
-        pass_s, exit_s = _times(target, adapters, self.gamma, self.candidates)
-        scale = self.pass_ms / 1e3 / pass_s if self.pass_ms else 1.0  # another, like machine
-        pass_ms = 1e3 * pass_s * scale
-        return replace(
-            self,
-            pass_ms=pass_ms,
-            exit_ms=1e3 * exit_s * scale,
-            draft_ms=self.draft_ms or pass_ms / _DRAFTS_PER_PASS,
-        )
+        pass_ms, exit_ms = self.pass_ms, self.exit_ms
+        if not (pass_ms and exit_ms):
+            here_ms, one_ms = _times(target, adapters, self.gamma, self.candidates)
+            pass_ms = pass_ms or here_ms
+            exit_ms = exit_ms or one_ms * pass_ms / here_ms  # another machine, but like this one
+        draft_ms = self.draft_ms or pass_ms / _DRAFTS_PER_PASS
+        return replace(self, pass_ms=pass_ms, exit_ms=exit_ms, draft_ms=draft_ms)
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ class Choice:
 def choose(
     right: NDArray[np.bool_], layers: Sequence[int], count: int, operation: Operation
 ) -> Choice:
-    """Return the exits that pay: the one that saves most, then the next, while one saves.
+    """Return the exits that pay: of all choices of a few, the one with the shortest rounds.
 
     Args:
         right: [exits, rounds], whether the exit foresees the round's verdict.
@@ -118,13 +117,8 @@ def choose(
     def round_ms(chosen: tuple[int, ...]) -> float:
         return _round_ms([share[layer] for layer in chosen], chosen, count, operation)
 
-    chosen: tuple[int, ...] = ()
-    while True:
-        more = [tuple(sorted((*chosen, layer))) for layer in layers if layer not in chosen]
-        best = min(more, key=round_ms, default=chosen)
-        if round_ms(best) >= round_ms(chosen):
-            break
-        chosen = best
+    sizes = range(min(_MOST, len(layers)) + 1)
+    chosen = min((some for size in sizes for some in combinations(layers, size)), key=round_ms)
     hits = [share[layer] for layer in chosen]
     foreseen = float(np.any(hits, axis=0).mean()) if hits else 0.0
     return Choice(chosen, foreseen, round_ms(chosen), round_ms(()))
@@ -159,7 +153,7 @@ def _round_ms(
 def _times(
     target: LoadedModel, adapters: ExitAdapters, gamma: int, candidates: int
 ) -> tuple[float, float]:
-    """Return the median times of a verification and of one of its exits on this machine [s]."""
+    """Return the median times of a verification and of one of its exits on this machine [ms]."""
     dtype = DTYPES[target.config.dtype]
     own = copy.deepcopy(adapters).to(target.device, dtype).eval().requires_grad_(False)
     engine = Engine(replace(target, adapters=own), candidates=candidates)
@@ -172,7 +166,7 @@ def _times(
             begun = time.perf_counter()
             session.feed([0] * (gamma + 1), (lambda layer, logits: None) if exits else None)
             synchronize(engine.device)
-            return time.perf_counter() - begun
+            return 1e3 * (time.perf_counter() - begun)
 
         once(exits=True)
         once(exits=False)

@@ -151,7 +151,7 @@ class HeldOut:
 
     def calibration_error(self) -> NDArray[np.float64]:
         """Mean distance of confidence from agreement, over bins of confidence."""
-        same, sure = (np.concatenate(each, axis=1) for each in (self.same, self.sure))
+        same, sure = np.concatenate(self.same, axis=1), np.concatenate(self.sure, axis=1)
         bins = np.minimum((sure * _BINS).astype(int), _BINS - 1)
         error = np.zeros(len(same))
         for number in range(_BINS):

@@ -26,6 +26,8 @@ from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.prompt import encode
 
 _NAME = "states"
+_HEADER = 256
+"""Bytes of a file beside the states, at most."""
 
 
 class HiddenStates:
@@ -63,12 +65,12 @@ class HiddenStates:
         if file.exists():
             return self._read(file)
         states = self._compute(sample)
-        if self.held + states.nbytes <= self._budget:
+        if self.held + states.nbytes + _HEADER <= self._budget:
             self._folder.mkdir(parents=True, exist_ok=True)
             building = file.with_suffix(".part")
             save_file({_NAME: states.cpu().contiguous()}, building)
+            self.held += building.stat().st_size
             os.replace(building, file)
-            self.held += states.nbytes
         return states
 
     def _read(self, file: Path) -> Tensor:

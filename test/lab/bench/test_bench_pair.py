@@ -33,7 +33,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ExitsConfig:
         folder / "exits",
         epochs=6,
         learning_rate=5e-3,
-        operation=Operation(pass_ms=100.0, draft_ms=10.0),
+        operation=Operation(pass_ms=100.0, draft_ms=10.0, exit_ms=0.01),
     )
 
 

@@ -127,7 +127,8 @@ def test_a_drive_without_pictures_is_refused(tmp_path: Path) -> None:
 def test_answers_are_the_target_s_own(tmp_path: Path, model: str) -> None:
     for number in range(2):
         (tmp_path / f"{number}.jpg").write_bytes(scene(number))
-    lines = [{"text": f"question {i}"} for i in range(3)] + [{"text": "Go", "raw": True}]
+    lines: list[dict[str, Any]] = [{"text": f"question {i}"} for i in range(3)]
+    lines.append({"text": "Go", "raw": True})
     if model == "qwen2_vl":
         lines += [{"text": "what is this?", "images": [f"{i}.jpg"]} for i in range(2)]
     collected = collect(config(tmp_path, questions(tmp_path, *lines), model=model))
