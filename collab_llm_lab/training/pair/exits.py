@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from collab_llm_lab.training import loop
 from collab_llm_lab.training.learner import ModelLearner, Recipe
@@ -31,7 +30,7 @@ from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.models.adapters import NAME, ExitAdapters, check_exit_layers
 from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.heads import head_fingerprint
-from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, load
+from collab_llm_nodes.models.loading import DTYPES, LoadedModel, ModelConfig, load
 
 STAGE, REPORT = "exits", "report.json"
 _LOGITS = 1 << 25
@@ -81,55 +80,69 @@ class ExitLearner(ModelLearner):
         self.adapters = adapters.to(target.device)
         self._parts = decoder_parts(target.model)
         self._vocabulary = target.vocab_size
+        self._dtype = DTYPES[target.config.dtype]
         self._rows = max(1, _LOGITS // self._parts.head.out_features)
         super().__init__(self.adapters, recipe, target.device)
 
     def losses(self, states: Tensor) -> dict[str, Tensor]:
         """Compare all exits; ``states`` is [exits + 1, n, hidden], the last layer's at the end."""
-        # Each part's logits are computed again for its gradient, and never held all at once.
+        corrected = self._corrected(states)
         parts = [
-            checkpoint(self._compare, part, use_reentrant=False)
-            for part in states.split(self._rows, dim=1)
+            self._compare(own, last)
+            for own, last in zip(
+                corrected.detach().split(self._rows, dim=1),
+                states[-1].split(self._rows),
+                strict=True,
+            )
         ]
-        distance, agreement = torch.stack(parts).sum(0) / states.shape[1]
+        distance, agreement = torch.stack([sums for sums, _ in parts]).sum(0) / states.shape[1]
+        gradient = torch.cat([slope for _, slope in parts], dim=1) / states.shape[1]
+        # The value is the distance; the gradient, which was computed in parts, that of a product.
+        product = (corrected * gradient).sum()
+        loss = distance.sum() + product - product.detach()
         each = {
             f"exit_{n}": share for n, share in zip(self.adapters.layers, agreement, strict=True)
         }
-        return {"loss": distance.sum(), "agreement": agreement.mean(), **each}
+        return {"loss": loss, "agreement": agreement.mean(), **each}
 
     @torch.no_grad()
     def judge(self, states: Tensor) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
         """Return whether each exit's best token is the target's, and its confidence, [exits, n]."""
         same, sure = [], []
         for part in states.split(self._rows, dim=1):
-            best = self._last(part).argmax(-1)
-            laws = [law.exp().max(-1) for law in self._exits(part)]
+            best = self._log_law(part[-1]).argmax(-1)
+            laws = [self._log_law(own).exp().max(-1) for own in self._corrected(part)]
             same.append(torch.stack([law.indices == best for law in laws]))
             sure.append(torch.stack([law.values for law in laws]))
         return torch.cat(same, 1).cpu().numpy(), torch.cat(sure, 1).cpu().numpy()
 
-    def _compare(self, states: Tensor) -> Tensor:
-        """Return the sums of divergences and of agreeing best tokens, [2, exits]."""
+    def _corrected(self, states: Tensor) -> Tensor:
+        """Return what the exits put in place of the last layer's output, [exits, n, hidden]."""
+        exits = zip(self.adapters.layers, states[:-1].float(), strict=True)
+        return torch.stack([self.adapters(layer, hidden) for layer, hidden in exits])
+
+    def _compare(self, corrected: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+        """Compare some rows of all exits with the last layer; one exit's logits are held at a time.
+
+        Returns:
+            The sums of divergences and of agreeing best tokens, [2, exits]; and the gradient of the
+            former by ``corrected``.
+        """
         with torch.no_grad():
-            wanted = self._last(states)
+            wanted = self._log_law(last)
             law, best = wanted.exp(), wanted.argmax(-1)
-        sums = [
-            torch.stack([(law * (wanted - found)).sum(), (found.argmax(-1) == best).float().sum()])
-            for found in self._exits(states)
-        ]
-        return torch.stack(sums, dim=1)
-
-    def _last(self, states: Tensor) -> Tensor:
-        """Return the log-probabilities of the last layer, [n, V]."""
-        return self._log_law(states[-1])
-
-    def _exits(self, states: Tensor) -> Iterator[Tensor]:
-        """Yield the log-probabilities of each exit, [n, V]."""
-        for layer, hidden in zip(self.adapters.layers, states, strict=False):
-            yield self._log_law(self.adapters(layer, hidden.float()).to(hidden.dtype))
+        sums, slopes = [], []
+        for own in corrected:
+            found = self._log_law(own.requires_grad_())
+            distance = (law * (wanted - found)).sum()
+            slopes += torch.autograd.grad(distance, own)
+            agreed = (found.argmax(-1) == best).float().sum()
+            sums.append(torch.stack([distance.detach(), agreed]))
+        return torch.stack(sums, dim=1), torch.stack(slopes)
 
     def _log_law(self, hidden: Tensor) -> Tensor:
-        logits = self._parts.logits(hidden)[:, : self._vocabulary]
+        """Return the log-probabilities [n, V] that the model's head gives to [n, hidden]."""
+        logits = self._parts.logits(hidden.to(self._dtype))[:, : self._vocabulary]
         return logits.float().log_softmax(-1)
 
 

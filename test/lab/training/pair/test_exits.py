@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from collected_answers import collect_answers
 from safetensors.torch import load_file
 from tiny_models import tiny_folder, tiny_model
@@ -149,16 +150,13 @@ def test_the_loss_is_the_divergence_however_it_is_divided(
             torch.testing.assert_close(one, two)
     parts, vocabulary = decoder_parts(tiny_model("llama").model), tiny_model("llama").vocab_size
     law = parts.logits(rows[-1])[:, :vocabulary].log_softmax(-1)
-    right = sum(
-        torch.nn.functional.kl_div(
-            parts.logits(learner.adapters(layer, hidden))[:, :vocabulary].log_softmax(-1),
-            law,
-            reduction="batchmean",
-            log_target=True,
-        )
-        for layer, hidden in zip((1, 3), rows, strict=False)
-    )
-    torch.testing.assert_close(found[0][0], right)
+    right = torch.zeros(())
+    for layer, hidden in zip((1, 3), rows, strict=False):
+        said = parts.logits(learner.adapters(layer, hidden))[:, :vocabulary].log_softmax(-1)
+        right = right + F.kl_div(said, law, reduction="batchmean", log_target=True)
+    expected = [right, *torch.autograd.grad(right, list(learner.adapters.parameters()))]
+    for one, two in zip([found[0][0], *found[0][2:]], expected, strict=True):
+        torch.testing.assert_close(one, two)
 
 
 def test_a_confident_exit_is_measured_against_its_hits() -> None:
