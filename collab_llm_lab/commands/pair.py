@@ -82,9 +82,6 @@ def train_exits(
     layers: Annotated[
         str, typer.Option(help="Candidates in layers done, with commas; empty: seven.")
     ] = "",
-    width: Annotated[
-        int, typer.Option(help="Of the adapters' bottleneck; 0: one linear map.", min=0)
-    ] = 0,
     epochs: Annotated[float, typer.Option(help="Times that each answer is learnt from.")] = 3.0,
     batch: Annotated[int, typer.Option(help="Answers of a step.", min=1)] = 8,
     learning_rate: Annotated[float, typer.Option(help="At its peak.")] = 1e-3,
@@ -126,7 +123,6 @@ def train_exits(
         data,
         out,
         numbers(layers or None, "--layers", 1) or (),
-        width,
         epochs,
         batch,
         learning_rate,
@@ -144,7 +140,10 @@ def train_exits(
 
 
 def _show_exits(report: dict[str, Any], out: Path) -> None:
-    columns = ("agreement_before", "agreement", "calibration_error", "rounds_foreseen")
+    columns = (
+        *("agreement_before", "agreement_fitted", "agreement"),
+        *("calibration_error", "rounds_foreseen"),
+    )
     table = Table("after layer", *(name.replace("_", " ") for name in columns), "pays")
     for layer, figures in report["exits"].items():
         pays = "yes" if int(layer) in report["chosen"] else ""

@@ -1,7 +1,8 @@
 """``train exits``: adapters behind some layers of a frozen target, towards its last layer's law.
 
-Paper 003, section 3, on the target's own answers. Which of the trained exits pay is then chosen by
-the planner's formula (``choosing``); the others are left out.
+Paper 003, section 3, on the target's own answers: least squares first, then the divergence of the
+laws. Which of the trained exits pay is then chosen by the planner's formula (``choosing``); the
+others are left out.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from collab_llm_lab.training import loop
 from collab_llm_lab.training.learner import ModelLearner, Recipe
 from collab_llm_lab.training.pair.choosing import Operation, choose
 from collab_llm_lab.training.pair.data import Data, Target, read_data
+from collab_llm_lab.training.pair.held_out import HeldOut
 from collab_llm_lab.training.pair.states import HiddenStates
 from collab_llm_lab.training.run import make_stages
 from collab_llm_nodes.config import check_ranges, setting
@@ -37,8 +39,8 @@ _LOGITS = 1 << 25
 """Logits that are held at a time: 128 rows of Gemma's 262,144."""
 _JUDGED = 256
 """Held-out answers that are judged, at most."""
-_BINS = 10
-"""Of the calibration error."""
+_RIDGE = 1e-3
+"""Weight of small corrections in the least squares, relative to the mean square of a state."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,6 @@ class ExitsConfig:
     data: Path
     out: Path
     layers: tuple[int, ...] = ()
-    width: int = setting(0, "Of the adapters' bottleneck; 0: a single linear map.", low=0)
     epochs: float = setting(3.0, "Times that each answer is learnt from.", low=0.01, high=1e4)
     batch: int = setting(8, "Answers of a step.", low=1, high=4096)
     learning_rate: float = setting(1e-3, "At its peak.", low=1e-7, high=1.0)
@@ -71,7 +72,7 @@ class ExitsConfig:
 
 
 class ExitLearner(ModelLearner):
-    """Adapters of some layers; the target stays as it is.
+    """Adapters of some layers, each a linear map; the target stays as it is.
 
     The loss is the sum over exits of the divergence KL(last layer || exit), in nats per token.
     """
@@ -104,6 +105,14 @@ class ExitLearner(ModelLearner):
             f"exit_{n}": share for n, share in zip(self.adapters.layers, agreement, strict=True)
         }
         return {"loss": loss, "agreement": agreement.mean(), **each}
+
+    @torch.no_grad()
+    def begin(self, maps: Tensor) -> None:
+        """Take ``maps`` [exits, in, out] as the exits' corrections."""
+        for layer, found in zip(self.adapters.layers, maps, strict=True):
+            correction = self.adapters.corrections[str(layer)]
+            assert isinstance(correction, nn.Linear)
+            correction.weight.copy_(found.T)
 
     @torch.no_grad()
     def judge(self, states: Tensor) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
@@ -146,40 +155,30 @@ class ExitLearner(ModelLearner):
         return logits.float().log_softmax(-1)
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """The exits' answers to the held-out prompts.
+class LeastSquares:
+    """Linear corrections that bring states nearest to the last layer's, in closed form.
 
-    Attributes:
-        same: of each answer, whether the best tokens are the target's, [exits, n].
-        sure: the exits' confidence in them.
+    The head reads normed states, so an error counts relative to the size of the last state. A
+    gradient alone would take thousands of steps to come here.
     """
 
-    same: list[NDArray[np.bool_]]
-    sure: list[NDArray[np.float32]]
+    def __init__(self) -> None:
+        self._gram: Tensor | float = 0.0
+        self._cross: Tensor | float = 0.0
 
-    def agreement(self) -> NDArray[np.float64]:
-        """Share of tokens that each exit says as the target does."""
-        return np.concatenate(self.same, axis=1).mean(axis=1)
+    def add(self, states: Tensor) -> None:
+        """Take in [exits + 1, n, hidden], the last layer's at the end."""
+        states = states.float() * states[-1].float().pow(2).mean(-1, keepdim=True).rsqrt()
+        own, missing = states[:-1], states[-1] - states[:-1]
+        self._gram = self._gram + own.mT @ own
+        self._cross = self._cross + own.mT @ missing
 
-    def calibration_error(self) -> NDArray[np.float64]:
-        """Mean distance of confidence from agreement, over bins of confidence."""
-        same, sure = np.concatenate(self.same, axis=1), np.concatenate(self.sure, axis=1)
-        bins = np.minimum((sure * _BINS).astype(int), _BINS - 1)
-        error = np.zeros(len(same))
-        for number in range(_BINS):
-            inside = bins == number
-            error += np.abs(np.sum((same - sure) * inside, axis=1)) / same.shape[1]
-        return error
-
-    def rounds(self, tau: int) -> NDArray[np.bool_]:
-        """Return which exits say all of ``tau`` tokens in a row, [exits, rounds]."""
-        found = [
-            np.lib.stride_tricks.sliding_window_view(each, tau, axis=1).all(axis=-1)
-            for each in self.same
-            if each.shape[1] >= tau
-        ]
-        return np.concatenate(found or [np.zeros((len(self.same[0]), 0), bool)], axis=1)
+    def solve(self) -> Tensor:
+        """Return the maps, [exits, in, out]."""
+        assert isinstance(self._gram, Tensor)
+        diagonal = self._gram.diagonal(dim1=1, dim2=2)
+        diagonal += _RIDGE * diagonal.mean(1, keepdim=True)
+        return torch.linalg.solve(self._gram, self._cross)
 
 
 def train_exits(config: ExitsConfig, stop: loop.Stop = lambda: False) -> dict[str, Any] | None:
@@ -208,7 +207,6 @@ def train_exits(config: ExitsConfig, stop: loop.Stop = lambda: False) -> dict[st
                 "dtype": config.target.dtype,
                 "quantization": config.target.quantization,
                 "layers": training.layers,
-                "width": config.width,
                 "seed": config.seed,
             },
             hours=config.hours,
@@ -229,10 +227,7 @@ class _Training:
         count = len(parts.layers)
         self.layers = tuple(sorted(config.layers or candidate_layers(count)))
         check_exit_layers(self.layers, count)
-        torch.manual_seed(config.seed)
-        adapters = ExitAdapters(
-            parts.hidden_size, self.layers, config.width, head_fingerprint(parts)
-        )
+        adapters = ExitAdapters(parts.hidden_size, self.layers, fingerprint=head_fingerprint(parts))
         self._states = HiddenStates(
             target, data, (*self.layers, count), config.out / "states", int(config.cache_gb * 1e9)
         )
@@ -262,7 +257,11 @@ class _Training:
             return {f"held_out_{n}": share for n, share in self._agreements(self._judge(report))}
 
         if not learner.curve:
-            learner.curve.append({"step": 0, "seconds": 0.0, **measure()})
+            before = measure()
+            if not self._begin(report, stop):
+                return False
+            learner.curve += [{"step": 0, "seconds": 0.0, **each} for each in (before, measure())]
+            loop.save(learner, run)
         return loop.train(learner, run, self._advance, measure=measure, report=report, stop=stop)
 
     def write(self) -> dict[str, Any]:
@@ -285,6 +284,17 @@ class _Training:
         text = json.dumps(report, indent=1) + "\n"
         (config.out / REPORT).write_text(text, encoding="utf-8")
         return report
+
+    def _begin(self, report: loop.Progress, stop: loop.Stop) -> bool:
+        """Begin with the least squares of all answers; return False if ``stop`` ended it."""
+        squares = LeastSquares()
+        for number, sample in enumerate(self._samples, 1):
+            if stop():
+                return False
+            squares.add(self._states.of(sample))
+            report("fitting", number, len(self._samples), {})
+        self._learner.begin(squares.solve())
+        return True
 
     def _advance(self) -> dict[str, float]:
         """Learn from the next answers; each epoch has an order of its own."""
@@ -309,11 +319,13 @@ class _Training:
 
     def _figures(self, found: HeldOut, rounds: NDArray[np.bool_]) -> dict[str, dict[str, float]]:
         """Return the figures of each exit, by its layer."""
-        before, error = self._learner.curve[0], found.calibration_error()
+        before, fitted = self._learner.curve[:2]
+        error = found.calibration_error()
         foreseen = rounds.mean(axis=1) if rounds.size else np.zeros(len(self.layers))
         return {
             str(layer): {
                 "agreement_before": before[f"held_out_{layer}"],
+                "agreement_fitted": fitted[f"held_out_{layer}"],
                 "agreement": agreement,
                 "calibration_error": float(error[i]),
                 "rounds_foreseen": float(foreseen[i]),

@@ -28,10 +28,11 @@ from collab_llm_lab.training.pair.data import Data, read_data
 from collab_llm_lab.training.pair.exits import (
     ExitLearner,
     ExitsConfig,
-    HeldOut,
+    LeastSquares,
     candidate_layers,
     train_exits,
 )
+from collab_llm_lab.training.pair.held_out import HeldOut
 from collab_llm_lab.training.pair.states import HiddenStates
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, ModelError
@@ -159,6 +160,17 @@ def test_the_loss_is_the_divergence_however_it_is_divided(
         torch.testing.assert_close(one, two)
 
 
+def test_a_linear_relation_is_found_by_least_squares() -> None:
+    torch.manual_seed(0)
+    last, turns = torch.randn(200, 8), torch.linalg.qr(torch.randn(2, 8, 8)).Q
+    own = last @ turns
+    squares = LeastSquares()
+    for part in torch.cat([own, last[None]]).split(50, dim=1):
+        squares.add(part)
+    found = own + own @ squares.solve()
+    torch.testing.assert_close(found, last.expand(2, -1, -1), atol=0.05, rtol=0.05)
+
+
 def test_a_confident_exit_is_measured_against_its_hits() -> None:
     same = [np.array([[True, True, False, False]]), np.array([[True, True]])]
     sure = [np.full((1, 4), 0.95, np.float32), np.full((1, 2), 0.55, np.float32)]
@@ -248,7 +260,7 @@ def test_what_cannot_be_trained_is_a_typed_error(
 def test_another_training_in_the_same_folder_is_refused(config: ExitsConfig) -> None:
     assert train_exits(config, lambda: True) is None
     with pytest.raises(ConfigError, match="begun with"):
-        train_exits(replace(config, width=8))
+        train_exits(replace(config, layers=(1,)))
 
 
 @pytest.mark.parametrize("values", [{"epochs": 0.0}, {"cache_gb": -1.0}, {"batch": 0}])
