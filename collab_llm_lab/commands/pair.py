@@ -27,7 +27,7 @@ def collect(
         list[Path],
         typer.Argument(
             metavar="SOURCE...",
-            help="Bags, folders of pictures or texts, .txt, .md or .jsonl files of questions.",
+            help="Bags, pictures, texts (.txt, .md), folders of them; .jsonl files of questions.",
         ),
     ],
     target: TargetOption,
@@ -135,7 +135,7 @@ def train_exits(
         report = exits.train_exits(config, stop)
     if report is not None:
         _show_exits(report, out)
-    write_json(json_file, report or {"out": str(out), "finished": False})
+    write_json(json_file, {"out": str(out), "finished": report is not None, **(report or {})})
     stop.end()
 
 

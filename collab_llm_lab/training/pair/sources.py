@@ -14,7 +14,7 @@ from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.errors import InvalidInput, translate_errors
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.models.turns import Turn
-from collab_llm_nodes.replay.bag import SUFFIXES
+from collab_llm_nodes.replay.log import looks_like_a_bag
 from collab_llm_nodes.replay.recording import Step, read_recording
 
 QUESTIONS = (
@@ -44,20 +44,20 @@ class Asked(NamedTuple):
 
 
 def prompts_of(source: Path, questions: Sequence[str] = QUESTIONS) -> list[Asked]:
-    """Return the prompts of a bag, a ``.jsonl`` file, a text, or a folder of pictures or texts.
+    """Return the prompts of a ``.jsonl`` file, or of the bags, pictures and texts in a folder.
 
     Args:
         questions: asked about each picture of a folder.
 
     Raises:
-        InvalidInput: the source is none of these, it is empty, or it is a bag without pictures.
+        InvalidInput: the source holds none of these, or a bag without pictures.
     """
     found = list(_found(source, questions))
     if not found:
         raise InvalidInput(
             f"{source} holds nothing to ask",
             field="SOURCE",
-            remedy="give a bag, a folder of pictures or of texts (.txt, .md), or a .jsonl file",
+            remedy="give bags, pictures (.jpg, .png), texts (.txt, .md), or a .jsonl file",
         )
     return found
 
@@ -65,13 +65,24 @@ def prompts_of(source: Path, questions: Sequence[str] = QUESTIONS) -> list[Asked
 def _found(source: Path, questions: Sequence[str]) -> Iterator[Asked]:
     if not source.exists():
         raise InvalidInput(f"{source} does not exist", field="SOURCE", remedy="check its name")
-    if source.suffix in SUFFIXES or (source / "metadata.yaml").is_file():
-        return _of_bag(source)
     if source.suffix == ".jsonl":
-        return _of_questions(source)
-    if source.is_file():
-        return _of_text(source) if source.suffix in _TEXTS else iter(())
-    return _of_folder(source, questions)
+        yield from _of_questions(source)
+    else:
+        yield from _of_entry(source, questions)
+
+
+def _of_entry(entry: Path, questions: Sequence[str]) -> Iterator[Asked]:
+    """Yield the prompts of a file or a folder; files of other kinds have none."""
+    if looks_like_a_bag(entry) or (entry / "metadata.yaml").is_file():
+        yield from _of_bag(entry)
+    elif entry.is_dir():
+        for each in sorted(entry.iterdir()):
+            yield from _of_entry(each, questions)
+    elif entry.suffix.lower() in _PICTURES:
+        for number, question in enumerate(questions, 1):
+            yield Asked(f"{entry}, question {number}", partial(_of_picture, entry, question))
+    elif entry.suffix in _TEXTS:
+        yield from _of_text(entry)
 
 
 # ------------------------------------------------------------ recorded drives
@@ -128,16 +139,7 @@ def _of_line(line: str, folder: Path) -> Prompt:
         return Prompt(question.text, images, turns=question.turns, raw=question.raw)
 
 
-# ------------------------------------------------------------ folders and texts
-
-
-def _of_folder(folder: Path, questions: Sequence[str]) -> Iterator[Asked]:
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        if file.suffix.lower() in _PICTURES:
-            for number, question in enumerate(questions, 1):
-                yield Asked(f"{file}, question {number}", partial(_of_picture, file, question))
-        elif file.suffix in _TEXTS:
-            yield from _of_text(file)
+# ------------------------------------------------------------ pictures and texts
 
 
 def _of_picture(file: Path, question: str) -> Prompt:

@@ -92,6 +92,13 @@ def test_a_source_that_holds_nothing_is_refused(tmp_path: Path, name: str) -> No
     assert caught.value.field == "SOURCE"
 
 
+def test_a_bag_that_was_never_closed_is_no_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "drives" / "one").mkdir(parents=True)
+    (tmp_path / "drives" / "one" / "one_0.mcap").write_bytes(b"")
+    with pytest.raises(InvalidInput, match="was not closed"):
+        prompts_of(tmp_path / "drives")
+
+
 @pytest.mark.ros
 def test_a_drive_is_asked_what_the_navigator_asked(tmp_path: Path) -> None:
     from array import array
@@ -102,7 +109,8 @@ def test_a_drive_is_asked_what_the_navigator_asked(tmp_path: Path) -> None:
     for topic, message in messages:
         if topic == "observation":
             message.image.data = array("B", scene(message.sequence))
-    asked = prompts(write_bag(tmp_path, messages))
+    write_bag(tmp_path / "drives", messages)
+    asked = prompts(tmp_path / "drives")
     assert asked == [Prompt(f"find the red ball. history: {n}.", (scene(n),)) for n in range(1, 4)]
 
 
