@@ -1,4 +1,4 @@
-"""What a checkpoint would be in this engine, by its files alone: no weight is read.
+"""What a checkpoint would be in this engine, by its files alone: the model is not loaded.
 
 Every fault becomes a :class:`Reason`, so that one look shows all of them.
 """
@@ -9,7 +9,6 @@ import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ from collab_llm_nodes.models.loading import (
     model_folder,
     model_type_of,
 )
-from collab_llm_nodes.models.partial import empty_model
+from collab_llm_nodes.models.partial import empty_model, load_head
 from collab_llm_nodes.models.prompt import Prompt, encode, try_prompts
 from collab_llm_nodes.models.quantised import quantized_bytes
 from collab_llm_nodes.models.vocabulary import check_rows, vocabulary_hash, vocabulary_size
@@ -81,7 +80,7 @@ class Memory:
         largest_pass: activations of 512 tokens, and of a full HD picture if it sees.
     """
 
-    weights: float | None
+    weights: int | None
     kv_per_1000: int
     largest_pass: int
 
@@ -102,7 +101,7 @@ class Vocabulary:
 
 
 @dataclass(frozen=True)
-class Backend:
+class Capabilities:
     """The code that would run a model, and what it can do.
 
     Attributes:
@@ -151,7 +150,7 @@ class Inspection:
     chat: str | None = None
     sees: bool | None = None
     picture_tokens: int | None = None
-    backend: Backend | None = None
+    backend: Capabilities | None = None
     exits: Exits | None = None
     quantised: str | None = None
     stored: int = 0
@@ -162,7 +161,9 @@ class Inspection:
 
     def as_json(self) -> dict[str, Any]:
         """Return the findings for JSON, without the tokens themselves."""
-        return asdict(replace(self, tokens={}))
+        found = asdict(replace(self, tokens={}))
+        del found["tokens"]
+        return found
 
 
 def inspect_model(config: ModelConfig, side: str) -> Inspection:
@@ -183,6 +184,7 @@ class _Inspector:
         self._found = found
         self._config = found.config
         self._side = side
+        self._loaded: LoadedModel | None = None
 
     def run(self) -> None:
         with self._noted():
@@ -208,6 +210,10 @@ class _Inspector:
         for step in (self._quantisation, self._vocabulary, self._model, self._files):
             with self._noted():
                 step()
+        if self._loaded is not None:
+            for examine in (self._prompts, self._exits):
+                with self._noted():
+                    examine(self._loaded)
 
     def _quantisation(self) -> None:
         found = quantisation_of(self._architecture)
@@ -227,18 +233,15 @@ class _Inspector:
         check_rows(self._tokenizer, rows)
 
     def _model(self) -> None:
-        self._empty = model = empty_model(self._architecture, self._config)
+        half = replace(self._config, dtype="bfloat16")  # what is read of it takes little memory
+        self._empty = model = empty_model(self._architecture, half)
         self._found.parameters = sum(weight.numel() for weight in model.parameters())
         self._found.memory = self._memories()
         check_eager(model)
-        if self._found.vocabulary is None:
-            return  # without its tokenizer it has no prompts
-        processor = load_image_processor(self._folder) if self._found.sees else None
-        loaded = LoadedModel(model, self._tokenizer, processor, None, self._config)
-        self._found.backend = self._backend(loaded)
-        with self._noted():
-            self._exits(loaded)
-        self._prompts(loaded)
+        if self._found.vocabulary is not None:
+            processor = load_image_processor(self._folder) if self._found.sees else None
+            self._loaded = LoadedModel(model, self._tokenizer, processor, None, self._config)
+            self._found.backend = self._capabilities(self._loaded)
 
     def _memories(self) -> dict[str, Memory]:
         plain = {name: self._memory(dtype) for name, dtype in DTYPES.items()}
@@ -248,30 +251,25 @@ class _Inspector:
 
     def _memory(self, dtype: torch.dtype, kind: str | None = None) -> Memory:
         """Return the memory in ``dtype``, with maps quantised to ``kind`` by torchao."""
-        beside = footprint(self._architecture, dtype)
-        bytes_of = partial(quantized_bytes, kind, "torchao", dtype=dtype)
+
+        def bytes_of(name: str, dimensions: int) -> float:
+            if kind is None:
+                return dtype.itemsize
+            return quantized_bytes(kind, "torchao", name, dimensions, dtype)
+
         weights = sum(
-            weight.numel() * (bytes_of(name, weight.ndim) if kind else dtype.itemsize)
+            weight.numel() * bytes_of(name, weight.ndim)
             for name, weight in self._empty.named_parameters()
         )
-        return Memory(
-            None if self._found.quantised else weights, 1000 * beside.column, beside.largest_pass
-        )
+        beside = footprint(self._architecture, dtype)
+        stored = self._found.quantised is not None
+        return Memory(None if stored else round(weights), 1000 * beside.column, beside.largest_pass)
 
-    def _backend(self, loaded: LoadedModel) -> Backend:
+    def _capabilities(self, loaded: LoadedModel) -> Capabilities:
         own_loop, windows = StaticBackend.supports(loaded), any(attention_windows(loaded.model))
         divided = architecture_of(str(self._found.model_type)).divided
         stages = own_loop and divided and not windows and not self._found.quantised
-        return Backend("layer loop" if own_loop else "eager", own_loop, not windows, stages)
-
-    def _exits(self, loaded: LoadedModel) -> None:
-        """Find a target's trained exits: those that its configuration names, or those beside it."""
-        named, beside = self._config.exits, self._folder / f"{ADAPTERS}.json"
-        if self._side != "target" or (named is None and not beside.is_file()):
-            return
-        folder = self._folder if named in (None, "beside") else Path(str(named)).expanduser()
-        exits = ExitAdapters.load(folder, decoder_parts(loaded.model), self._config.exit_layers)
-        self._found.exits = Exits(exits.layers, exits.width)
+        return Capabilities("layer loop" if own_loop else "eager", own_loop, not windows, stages)
 
     def _prompts(self, loaded: LoadedModel) -> None:
         try_prompts(loaded)
@@ -279,7 +277,7 @@ class _Inspector:
             self._found.notes.append("no chat template: it reads raw text only")
             return
         question = encode(Prompt(QUESTION), loaded).ids
-        self._found.chat = loaded.tokenizer.decode(list(question))
+        self._found.chat = str(loaded.tokenizer.decode(list(question)))
         if loaded.image_processor is not None:
             seen = encode(Prompt(QUESTION, (picture(),)), loaded).ids
             self._found.picture_tokens = len(seen) - len(question)
@@ -295,6 +293,22 @@ class _Inspector:
         self._found.stored = sum(file.stat().st_size for file in files)
         if self._found.parameters is not None and not self._found.quantised:
             check_tensors(self._empty, stored)
+
+    def _exits(self, loaded: LoadedModel) -> None:
+        """Find a target's trained exits: those that its configuration names, or those beside it.
+
+        Exits are known by their model's head, which is read for this, if it is here.
+        """
+        named, beside = self._config.exits, self._folder / f"{ADAPTERS}.json"
+        if self._side != "target" or (named is None and not beside.is_file()):
+            return
+        if self._found.quantised or not self._found.stored:
+            self._found.notes.append("whether its early exits fit shows when it is loaded")
+            return
+        load_head(loaded.model, self._folder)
+        folder = self._folder if named in (None, "beside") else Path(str(named)).expanduser()
+        exits = ExitAdapters.load(folder, decoder_parts(loaded.model), self._config.exit_layers)
+        self._found.exits = Exits(exits.layers, exits.width)
 
 
 def picture() -> bytes:

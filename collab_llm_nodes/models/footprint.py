@@ -172,5 +172,7 @@ def weight_bytes(folder: Path, bytes_of: Callable[[str, int], float]) -> float:
 
 
 def format_bytes(size: float) -> str:
-    """Return a size as text: 2.5 GiB, 12 MiB."""
-    return f"{size / 2**30:.1f} GiB" if size >= 1 << 30 else f"{size / 2**20:.0f} MiB"
+    """Return a size as text: 2.5 GiB, 12 MiB, 0.3 MiB."""
+    if size >= 1 << 30:
+        return f"{size / 2**30:.1f} GiB"
+    return f"{size / 2**20:.{0 if size >= 10 << 20 else 1}f} MiB"

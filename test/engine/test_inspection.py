@@ -19,8 +19,11 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.inspection import Inspection, inspect_model
 from collab_llm_nodes.models import loading
 from collab_llm_nodes.models.adapters import ExitAdapters
-from collab_llm_nodes.models.architectures import ARCHITECTURES
-from collab_llm_nodes.models.loading import ModelConfig
+from collab_llm_nodes.models.architectures import ARCHITECTURES, decoder_parts
+from collab_llm_nodes.models.footprint import format_bytes
+from collab_llm_nodes.models.heads import head_fingerprint
+from collab_llm_nodes.models.loading import ModelConfig, architecture_in
+from collab_llm_nodes.models.partial import empty_model, load_head
 from collab_llm_nodes.models.tokenizer import vision_tokens
 
 
@@ -70,7 +73,7 @@ def write_qwen2_vl(folder: Path, size: str) -> Path:
 @pytest.mark.parametrize(
     ("size", "parameters", "column"), [("2B", 2_208_985_600, 28_672), ("7B", 8_291_375_616, 57_344)]
 )
-def test_the_sizes_of_papers_003s_pair(
+def test_the_sizes_of_paper_003s_pair(
     size: str, parameters: int, column: int, tmp_path: Path
 ) -> None:
     """Those that the model cards and files of Qwen2-VL have: 4.4 GB, and 15.4 GiB."""
@@ -80,6 +83,9 @@ def test_the_sizes_of_papers_003s_pair(
     memory = found.memory["bfloat16"]
     assert memory.weights == 2 * parameters
     assert memory.kv_per_1000 == 1000 * column
+    if size == "7B":  # docs/models.md has these figures
+        sizes = (memory.weights, memory.kv_per_1000, memory.largest_pass)
+        assert [format_bytes(n) for n in sizes] == ["15.4 GiB", "55 MiB", "840 MiB"]
     assert found.memory["float32"].kv_per_1000 == 2000 * column
     int4, int8 = (found.memory[kind].weights or 0 for kind in ("int4", "int8"))
     assert 0.3 * 2 * parameters < int4 < int8 < 0.75 * 2 * parameters
@@ -140,6 +146,25 @@ def test_trained_exits_are_the_targets(tmp_path: Path) -> None:
     assert inspected(folder, "draft").exits is None
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_head_is_known_without_the_other_weights(architecture: str) -> None:
+    folder = tiny_folder(architecture)
+    empty = empty_model(architecture_in(folder), ModelConfig(dtype="bfloat16"))
+    load_head(empty, folder)
+    ours, theirs = (decoder_parts(m) for m in (empty, tiny_model(architecture).model))
+    assert head_fingerprint(ours) == head_fingerprint(theirs)
+    assert ours.layers[0].self_attn.q_proj.weight.is_meta
+
+
+def test_exits_without_their_model_are_not_judged(tmp_path: Path) -> None:
+    folder = copied("llama", tmp_path)
+    ExitAdapters(32, (1, 3)).save(folder)
+    without("model.safetensors")(folder)
+    found = inspected(folder)
+    assert (found.reasons, found.exits) == ([], None)
+    assert any("early exits" in note for note in found.notes)
+
+
 def test_no_weight_is_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 
@@ -167,8 +192,8 @@ def edited(**facts: Any) -> Callable[[Path], None]:
     return edit
 
 
-def written(name: str, text: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_text(text, encoding="utf-8") and None
+def written(name: str, text: str) -> Callable[[Path], int]:
+    return lambda folder: (folder / name).write_text(text, encoding="utf-8")
 
 
 def without(name: str) -> Callable[[Path], None]:
@@ -234,9 +259,7 @@ def test_a_fault_becomes_a_reason_with_a_remedy(fault: str, tmp_path: Path) -> N
     assert all(r.code == "MODEL_ERROR" and r.remedy for r in found.reasons)
 
 
-def test_a_quantised_checkpoint_is_as_large_as_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quantised_checkpoint_is_as_large_as_its_files(tmp_path: Path) -> None:
     folder = copied("llama", tmp_path)
     quantise("fp8")(folder)
     found = inspected(folder)
@@ -247,7 +270,7 @@ def test_a_quantised_checkpoint_is_as_large_as_its_files(
     assert found.stored == (folder / "model.safetensors").stat().st_size
 
 
-def test_nothing_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **options: object) -> None:
         raise AssertionError("a model is computing")
 
