@@ -27,8 +27,9 @@ from collab_llm_nodes.models.architectures import (
     decoder_parts,
 )
 from collab_llm_nodes.models.checkpoint import (
-    check_quantisation,
+    check_quantiser,
     check_tensors,
+    load_head,
     quantisation_of,
     stored_tensors,
     weight_files,
@@ -45,7 +46,7 @@ from collab_llm_nodes.models.loading import (
     model_folder,
     model_type_of,
 )
-from collab_llm_nodes.models.partial import empty_model, load_head
+from collab_llm_nodes.models.partial import empty_model
 from collab_llm_nodes.models.prompt import Prompt, encode, try_prompts
 from collab_llm_nodes.models.quantised import quantized_bytes
 from collab_llm_nodes.models.vocabulary import check_rows, vocabulary_hash, vocabulary_size
@@ -221,7 +222,7 @@ class _Inspector:
             return
         method = found.get("quant_method") if isinstance(found, dict) else found.quant_method
         self._found.quantised = str(getattr(method, "value", method))
-        check_quantisation(found, self._config.device)
+        check_quantiser(found, DTYPES[self._config.dtype], torch.device(self._config.device))
 
     def _vocabulary(self) -> None:
         self._tokenizer = load_tokenizer(self._folder, bool(self._found.sees))

@@ -8,7 +8,6 @@ divided among processes of which none could hold it:
     | a stage        | layers; embedding or LM head too   | ``load_layers``           |
     | the front      | the vision encoder, if there is one| ``load_vision``           |
     | a reader       | nothing: facts and a tokenizer     | ``read_facts``            |
-    | an inspection  | final norm and LM head             | ``load_head``             |
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from collab_llm_nodes.models.architectures import (
     ARCHITECTURES,
     architecture_of,
     context_length,
-    decoder_parts,
 )
 from collab_llm_nodes.models.checkpoint import (
     match_tensors,
@@ -256,25 +254,6 @@ def load_vision(facts: CheckpointFacts) -> tuple[LoadedModel, int]:
         encoder.rotary_pos_emb = rotary.to(device)  # its angles are computed, not loaded
         model.eval().requires_grad_(False)
     return loaded, size
-
-
-def load_head(model: Any, folder: Path) -> None:
-    """Give a model of :func:`empty_model` its final norm and LM head.
-
-    Raises:
-        ModelError: a file cannot be read, or a weight means nothing without its scales.
-    """
-    parts, stored = decoder_parts(model), stored_tensors(folder)
-    wanted = {id(weight) for part in (parts.norm, parts.head) for weight in part.parameters()}
-    own = dict(model.named_parameters(remove_duplicate=False))
-    found: dict[str, torch.Tensor] = {}
-    for match in match_tensors(model, stored):
-        if id(own.get(match.name)) in wanted:
-            file = stored[match.stored].file
-            with readable(file), safe_open(file, "pt") as tensors:
-                found[match.name] = tensors.get_tensor(match.stored).to(own[match.name].dtype)
-    model.load_state_dict(found, strict=False, assign=True)
-    model.tie_weights()
 
 
 def _sees(folder: Path) -> bool:

@@ -20,10 +20,11 @@ from collab_llm_nodes.engine.inspection import Inspection, inspect_model
 from collab_llm_nodes.models import loading
 from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.architectures import ARCHITECTURES, decoder_parts
+from collab_llm_nodes.models.checkpoint import load_head
 from collab_llm_nodes.models.footprint import format_bytes
 from collab_llm_nodes.models.heads import head_fingerprint
 from collab_llm_nodes.models.loading import ModelConfig, architecture_in
-from collab_llm_nodes.models.partial import empty_model, load_head
+from collab_llm_nodes.models.partial import empty_model
 from collab_llm_nodes.models.tokenizer import vision_tokens
 
 
