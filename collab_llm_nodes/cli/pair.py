@@ -165,22 +165,21 @@ def _print_times(measured: Measurement, link: Link) -> dict[str, Any]:
     times.add_row("until it is read, sent over the link [ms]", f"{1e3 * opening_s:.3g}")
     modes = Table("over the link", "tokens per pass", "ms per token", "times the cloud alone")
     for each in predictions:
-        name = f"{each.mode} with exits" if each.exits else each.mode
-        modes.add_row(name, f"{each.tau:.2f}", f"{each.token_ms:.1f}", f"{each.speedup:.2f}")
+        modes.add_row(each.name, f"{each.tau:.2f}", f"{each.token_ms:.1f}", f"{each.speedup:.2f}")
     console.print(times, modes, _advice(best, predictions))
     return {
         "measured": figures,
         "link": asdict(link),
         "opening_ms": 1e3 * opening_s,
         "modes": [asdict(each) for each in predictions],
-        "fastest": best.mode,
+        "fastest": best.name,
     }
 
 
 def _advice(best: Prediction, predictions: Sequence[Prediction]) -> str:
     alone, *others = predictions
     if best is not alone:
-        return f"{best.mode} pays: {best.speedup:.2f} times as fast as the cloud alone"
+        return f"{best.name} pays: {best.speedup:.2f} times as fast as the cloud alone"
     most = max(each.speedup for each in others)
     return f"the cloud alone pays (ar): with drafts it is {most:.2f} times as fast"
 

@@ -48,7 +48,7 @@ from collab_llm_nodes.models.loading import (
 )
 from collab_llm_nodes.models.partial import empty_model
 from collab_llm_nodes.models.prompt import Prompt, encode, try_prompts
-from collab_llm_nodes.models.quantised import quantized_bytes
+from collab_llm_nodes.models.quantised import quantization_package, quantized_bytes
 from collab_llm_nodes.models.vocabulary import check_rows, vocabulary_hash, vocabulary_size
 
 PICTURE = (640, 480)
@@ -185,16 +185,37 @@ class _Inspector:
         self._found = found
         self._config = found.config
         self._side = side
-        self._loaded: LoadedModel | None = None
 
     def run(self) -> None:
         with self._noted():
-            self._folder = model_folder(self._config, weights=False)
-            self._found.model_type = model_type_of(self._folder)
-            self._found.sees = architecture_of(self._found.model_type).vision
-            self._architecture = architecture_in(self._folder)
-            self._text = self._architecture.get_text_config()
-            self._read()
+            self._open()
+            for step in (self._quantisation, self._memories, self._vocabulary, self._files):
+                with self._noted():
+                    step()
+            if self._found.vocabulary is not None:  # without its tokenizer it has no prompts
+                self._try_prompts()
+
+    def _open(self) -> None:
+        """Find the model, and refuse one that is built differently."""
+        found = self._found
+        self._folder = model_folder(self._config, weights=False)
+        found.model_type = model_type_of(self._folder)
+        self._kind = architecture_of(found.model_type)
+        found.sees = self._kind.vision
+        self._architecture = architecture_in(self._folder)
+        half = replace(self._config, dtype="bfloat16")  # what is read of it takes little memory
+        self._empty = empty_model(self._architecture, half)
+        check_eager(self._empty)
+        self._text = self._architecture.get_text_config()
+        found.layers, found.context = self._text.num_hidden_layers, context_length(self._text)
+        found.parameters = sum(weight.numel() for weight in self._empty.parameters())
+
+    def _try_prompts(self) -> None:
+        processor = load_image_processor(self._folder) if self._found.sees else None
+        loaded = LoadedModel(self._empty, self._tokenizer, processor, None, self._config)
+        for examine in (self._capabilities, self._prompts, self._exits):
+            with self._noted():
+                examine(loaded)
 
     @contextmanager
     def _noted(self) -> Iterator[None]:
@@ -205,24 +226,16 @@ class _Inspector:
         except CollabError as error:
             self._found.reasons.append(Reason.of(error))
 
-    def _read(self) -> None:
-        self._found.layers = self._text.num_hidden_layers
-        self._found.context = context_length(self._text)
-        for step in (self._quantisation, self._vocabulary, self._model, self._files):
-            with self._noted():
-                step()
-        if self._loaded is not None:
-            for examine in (self._prompts, self._exits):
-                with self._noted():
-                    examine(self._loaded)
-
     def _quantisation(self) -> None:
+        """Find how the weights are stored, and the package that reads or quantises them."""
+        dtype, device = DTYPES[self._config.dtype], torch.device(self._config.device)
         found = quantisation_of(self._architecture)
-        if found is None:
-            return
-        method = found.get("quant_method") if isinstance(found, dict) else found.quant_method
-        self._found.quantised = str(getattr(method, "value", method))
-        check_quantiser(found, DTYPES[self._config.dtype], torch.device(self._config.device))
+        if found is not None:
+            method = found.get("quant_method") if isinstance(found, dict) else found.quant_method
+            self._found.quantised = str(getattr(method, "value", method))
+            check_quantiser(found, dtype, device)
+        elif self._config.quantization != "none":
+            quantization_package(self._config.quantization, dtype, device)
 
     def _vocabulary(self) -> None:
         self._tokenizer = load_tokenizer(self._folder, bool(self._found.sees))
@@ -233,22 +246,11 @@ class _Inspector:
         self._found.vocabulary = Vocabulary(vocabulary_hash(self._tokenizer, size), size, rows)
         check_rows(self._tokenizer, rows)
 
-    def _model(self) -> None:
-        half = replace(self._config, dtype="bfloat16")  # what is read of it takes little memory
-        self._empty = model = empty_model(self._architecture, half)
-        self._found.parameters = sum(weight.numel() for weight in model.parameters())
-        self._found.memory = self._memories()
-        check_eager(model)
-        if self._found.vocabulary is not None:
-            processor = load_image_processor(self._folder) if self._found.sees else None
-            self._loaded = LoadedModel(model, self._tokenizer, processor, None, self._config)
-            self._found.backend = self._capabilities(self._loaded)
-
-    def _memories(self) -> dict[str, Memory]:
-        plain = {name: self._memory(dtype) for name, dtype in DTYPES.items()}
-        if self._found.quantised:
-            return plain
-        return plain | {kind: self._memory(torch.bfloat16, kind) for kind in ("int8", "int4")}
+    def _memories(self) -> None:
+        memory = {name: self._memory(dtype) for name, dtype in DTYPES.items()}
+        if not self._found.quantised:
+            memory |= {kind: self._memory(torch.bfloat16, kind) for kind in ("int8", "int4")}
+        self._found.memory = memory
 
     def _memory(self, dtype: torch.dtype, kind: str | None = None) -> Memory:
         """Return the memory in ``dtype``, with maps quantised to ``kind`` by torchao."""
@@ -266,11 +268,12 @@ class _Inspector:
         stored = self._found.quantised is not None
         return Memory(None if stored else round(weights), 1000 * beside.column, beside.largest_pass)
 
-    def _capabilities(self, loaded: LoadedModel) -> Capabilities:
+    def _capabilities(self, loaded: LoadedModel) -> None:
         own_loop, windows = StaticBackend.supports(loaded), any(attention_windows(loaded.model))
-        divided = architecture_of(str(self._found.model_type)).divided
-        stages = own_loop and divided and not windows and not self._found.quantised
-        return Capabilities("layer loop" if own_loop else "eager", own_loop, not windows, stages)
+        stages = own_loop and self._kind.divided and not windows and not self._found.quantised
+        self._found.backend = Capabilities(
+            "layer loop" if own_loop else "eager", own_loop, not windows, stages
+        )
 
     def _prompts(self, loaded: LoadedModel) -> None:
         try_prompts(loaded)
@@ -292,7 +295,7 @@ class _Inspector:
             return
         stored = stored_tensors(self._folder)
         self._found.stored = sum(file.stat().st_size for file in files)
-        if self._found.parameters is not None and not self._found.quantised:
+        if not self._found.quantised:
             check_tensors(self._empty, stored)
 
     def _exits(self, loaded: LoadedModel) -> None:

@@ -57,7 +57,7 @@ def test_a_pair_that_is_measured(tmp_path: Path) -> None:
     assert found["measured"]["t_p_ms"] == pytest.approx(5.0)
     assert found["measured"]["tau"] == pytest.approx(sum(0.7**i for i in range(5)), rel=0.01)
     assert found["modes"][0]["mode"] == "ar"
-    assert found["fastest"] in [each["mode"] for each in found["modes"]]
+    assert found["fastest"].partition(" ")[0] in [each["mode"] for each in found["modes"]]
     assert found["fastest"] in result.output
     assert "draft: one token, T_p [ms]" in result.output
 

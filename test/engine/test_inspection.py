@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import VISION, tiny_folder, tiny_model
-from transformers import GemmaConfig, Qwen2VLImageProcessorPil
+from transformers import AutoConfig, GemmaConfig, Qwen2VLImageProcessorPil
 
 from collab_llm_lab.random_models import random_tokenizer
 from collab_llm_nodes.engine.engine import Engine
@@ -136,6 +136,18 @@ def test_another_architecture_runs_eagerly(tmp_path: Path) -> None:
     assert found.backend is not None
     assert (found.backend.name, found.backend.batches) == ("eager", False)
     assert not found.backend.stages
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "mamba", "t5", "clip"])
+def test_a_model_built_differently_is_refused_with_a_remedy(
+    model_type: str, tmp_path: Path
+) -> None:
+    AutoConfig.for_model(model_type).save_pretrained(tmp_path)
+    random_tokenizer().save_pretrained(tmp_path)
+    (reason,) = inspected(tmp_path).reasons
+    assert reason.field == "target.path"
+    assert re.search("built differently|unknown architecture", reason.message)
+    assert reason.remedy
 
 
 def test_trained_exits_are_the_targets(tmp_path: Path) -> None:
@@ -269,6 +281,13 @@ def test_a_quantised_checkpoint_is_as_large_as_its_files(tmp_path: Path) -> None
     assert found.memory["bfloat16"].kv_per_1000 > 0
     assert "int8" not in found.memory
     assert found.stored == (folder / "model.safetensors").stat().st_size
+
+
+def test_quantisation_that_cannot_be_done_here_is_a_reason() -> None:
+    config = ModelConfig(str(tiny_folder("llama")), quantization="int4")  # on a CPU, in float32
+    (reason,) = inspect_model(config, "draft").reasons
+    assert reason.field == "draft.quantization"
+    assert "dtype bfloat16" in reason.message
 
 
 def test_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
