@@ -166,7 +166,8 @@ def test_the_head_is_known_without_the_other_weights(architecture: str) -> None:
     load_head(empty, folder)
     ours, theirs = (decoder_parts(m) for m in (empty, tiny_model(architecture).model))
     assert head_fingerprint(ours) == head_fingerprint(theirs)
-    assert ours.layers[0].self_attn.q_proj.weight.is_meta
+    layer: Any = ours.layers[0]
+    assert layer.self_attn.q_proj.weight.is_meta
 
 
 def test_exits_without_their_model_are_not_judged(tmp_path: Path) -> None:
