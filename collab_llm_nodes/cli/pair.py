@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,7 @@ from collab_llm_nodes.errors import CollabError, ConfigError, translate_errors
 if TYPE_CHECKING:
     from collab_llm_nodes.engine.inspection import Inspection, Memory
     from collab_llm_nodes.protocols.edge_cloud.pair import PairReport
-    from collab_llm_nodes.protocols.edge_cloud.pair_timing import Link, Measurement
+    from collab_llm_nodes.protocols.edge_cloud.pair_timing import Link, Measurement, Prediction
 
 app = typer.Typer(no_args_is_help=True, help="Bring two models of your own together.")
 
@@ -156,29 +156,52 @@ def _print_times(measured: Measurement, link: Link) -> dict[str, Any]:
 
     from collab_llm_nodes.protocols.edge_cloud.pair_timing import fastest, predict
 
-    figures, predictions = measured.figures(), predict(measured, link)
+    figures, opening_s = measured.figures(), measured.opening_s(link)
+    predictions = predict(measured, link)
+    best = fastest(predictions)
     times = Table("measured", "")
-    for name, value in figures.items():
-        times.add_row(name, f"{value:.3g}")
+    for name, text in _FIGURES.items():
+        times.add_row(text.format(**figures), f"{figures[name]:.3g}")
+    times.add_row("until it is read, sent over the link [ms]", f"{1e3 * opening_s:.3g}")
     modes = Table("over the link", "tokens per pass", "ms per token", "times the cloud alone")
     for each in predictions:
-        name = f"{each.mode} with exits" if each.exits else each.mode
-        modes.add_row(name, f"{each.tau:.2f}", f"{each.token_ms:.1f}", f"{each.speedup:.2f}")
-    best = fastest(predictions)
-    console.print(times, modes)
-    console.print(f"{best.mode} pays: {best.speedup:.2f} times as fast as the cloud alone")
+        modes.add_row(each.name, f"{each.tau:.2f}", f"{each.token_ms:.1f}", f"{each.speedup:.2f}")
+    console.print(times, modes, _advice(best, predictions))
     return {
         "measured": figures,
         "link": asdict(link),
-        "opening_ms": 1e3 * measured.opening_s(link),
+        "opening_ms": 1e3 * opening_s,
         "modes": [asdict(each) for each in predictions],
-        "fastest": best.mode,
+        "fastest": best.name,
     }
+
+
+def _advice(best: Prediction, predictions: Sequence[Prediction]) -> str:
+    alone, *others = predictions
+    if best is not alone:
+        return f"{best.name} pays: {best.speedup:.2f} times as fast as the cloud alone"
+    most = max(each.speedup for each in others)
+    return f"the cloud alone pays (ar): with drafts it is {most:.2f} times as fast"
+
+
+_FIGURES = {
+    "t_p_ms": "draft: one token, T_p [ms]",
+    "step_ms": "draft: a step for several outcomes [ms]",
+    "t_q1_ms": "target: one token, T_q(1) [ms]",
+    "t_q_ms": "target: a draft of {gamma}, T_q [ms]",
+    "tau": "tokens per pass with drafts of {gamma}",
+    "unexpected": "share of verdicts that nothing suggested",
+    "by_exit": "share that only an early exit suggested",
+    "target_prefill_ms": "target: reading {target_prompt_tokens} tokens of a question [ms]",
+    "draft_prefill_ms": "draft: reading {draft_prompt_tokens} of them [ms]",
+}
 
 
 def _vocabulary(side: Inspection) -> str | None:
     found = side.vocabulary
-    return found and f"{found.tokens} tokens in {found.rows} rows, {found.hash[:12]}"
+    if found is None:
+        return None
+    return f"{found.tokens} tokens in {found.rows} rows, {found.hash[:12]}"
 
 
 def _pictures(side: Inspection) -> str | None:

@@ -1,4 +1,4 @@
-"""What a checkpoint would be in this engine, by its files alone: no weight is read.
+"""What a checkpoint would be in this engine, by its files alone: the model is not loaded.
 
 Every fault becomes a :class:`Reason`, so that one look shows all of them.
 """
@@ -9,7 +9,6 @@ import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,9 @@ from collab_llm_nodes.models.architectures import (
     decoder_parts,
 )
 from collab_llm_nodes.models.checkpoint import (
-    check_quantisation,
+    check_quantiser,
     check_tensors,
+    load_head,
     quantisation_of,
     stored_tensors,
     weight_files,
@@ -48,7 +48,7 @@ from collab_llm_nodes.models.loading import (
 )
 from collab_llm_nodes.models.partial import empty_model
 from collab_llm_nodes.models.prompt import Prompt, encode, try_prompts
-from collab_llm_nodes.models.quantised import quantized_bytes
+from collab_llm_nodes.models.quantised import quantization_package, quantized_bytes
 from collab_llm_nodes.models.vocabulary import check_rows, vocabulary_hash, vocabulary_size
 
 PICTURE = (640, 480)
@@ -81,7 +81,7 @@ class Memory:
         largest_pass: activations of 512 tokens, and of a full HD picture if it sees.
     """
 
-    weights: float | None
+    weights: int | None
     kv_per_1000: int
     largest_pass: int
 
@@ -102,7 +102,7 @@ class Vocabulary:
 
 
 @dataclass(frozen=True)
-class Backend:
+class Capabilities:
     """The code that would run a model, and what it can do.
 
     Attributes:
@@ -151,7 +151,7 @@ class Inspection:
     chat: str | None = None
     sees: bool | None = None
     picture_tokens: int | None = None
-    backend: Backend | None = None
+    backend: Capabilities | None = None
     exits: Exits | None = None
     quantised: str | None = None
     stored: int = 0
@@ -162,7 +162,9 @@ class Inspection:
 
     def as_json(self) -> dict[str, Any]:
         """Return the findings for JSON, without the tokens themselves."""
-        return asdict(replace(self, tokens={}))
+        found = asdict(replace(self, tokens={}))
+        del found["tokens"]
+        return found
 
 
 def inspect_model(config: ModelConfig, side: str) -> Inspection:
@@ -186,12 +188,34 @@ class _Inspector:
 
     def run(self) -> None:
         with self._noted():
-            self._folder = model_folder(self._config, weights=False)
-            self._found.model_type = model_type_of(self._folder)
-            self._found.sees = architecture_of(self._found.model_type).vision
-            self._architecture = architecture_in(self._folder)
-            self._text = self._architecture.get_text_config()
-            self._read()
+            self._open()
+            for step in (self._quantisation, self._memories, self._vocabulary, self._files):
+                with self._noted():
+                    step()
+            if self._found.vocabulary is not None:  # without its tokenizer it has no prompts
+                self._try_prompts()
+
+    def _open(self) -> None:
+        """Find the model, and refuse one that is built differently."""
+        found = self._found
+        self._folder = model_folder(self._config, weights=False)
+        found.model_type = model_type_of(self._folder)
+        self._kind = architecture_of(found.model_type)
+        found.sees = self._kind.vision
+        self._architecture = architecture_in(self._folder)
+        half = replace(self._config, dtype="bfloat16")  # what is read of it takes little memory
+        self._empty = empty_model(self._architecture, half)
+        check_eager(self._empty)
+        self._text = self._architecture.get_text_config()
+        found.layers, found.context = self._text.num_hidden_layers, context_length(self._text)
+        found.parameters = sum(weight.numel() for weight in self._empty.parameters())
+
+    def _try_prompts(self) -> None:
+        processor = load_image_processor(self._folder) if self._found.sees else None
+        loaded = LoadedModel(self._empty, self._tokenizer, processor, None, self._config)
+        for examine in (self._capabilities, self._prompts, self._exits):
+            with self._noted():
+                examine(loaded)
 
     @contextmanager
     def _noted(self) -> Iterator[None]:
@@ -202,20 +226,16 @@ class _Inspector:
         except CollabError as error:
             self._found.reasons.append(Reason.of(error))
 
-    def _read(self) -> None:
-        self._found.layers = self._text.num_hidden_layers
-        self._found.context = context_length(self._text)
-        for step in (self._quantisation, self._vocabulary, self._model, self._files):
-            with self._noted():
-                step()
-
     def _quantisation(self) -> None:
+        """Find how the weights are stored, and the package that reads or quantises them."""
+        dtype, device = DTYPES[self._config.dtype], torch.device(self._config.device)
         found = quantisation_of(self._architecture)
-        if found is None:
-            return
-        method = found.get("quant_method") if isinstance(found, dict) else found.quant_method
-        self._found.quantised = str(getattr(method, "value", method))
-        check_quantisation(found, self._config.device)
+        if found is not None:
+            method = found.get("quant_method") if isinstance(found, dict) else found.quant_method
+            self._found.quantised = str(getattr(method, "value", method))
+            check_quantiser(found, dtype, device)
+        elif self._config.quantization != "none":
+            quantization_package(self._config.quantization, dtype, device)
 
     def _vocabulary(self) -> None:
         self._tokenizer = load_tokenizer(self._folder, bool(self._found.sees))
@@ -226,52 +246,34 @@ class _Inspector:
         self._found.vocabulary = Vocabulary(vocabulary_hash(self._tokenizer, size), size, rows)
         check_rows(self._tokenizer, rows)
 
-    def _model(self) -> None:
-        self._empty = model = empty_model(self._architecture, self._config)
-        self._found.parameters = sum(weight.numel() for weight in model.parameters())
-        self._found.memory = self._memories()
-        check_eager(model)
-        if self._found.vocabulary is None:
-            return  # without its tokenizer it has no prompts
-        processor = load_image_processor(self._folder) if self._found.sees else None
-        loaded = LoadedModel(model, self._tokenizer, processor, None, self._config)
-        self._found.backend = self._backend(loaded)
-        with self._noted():
-            self._exits(loaded)
-        self._prompts(loaded)
-
-    def _memories(self) -> dict[str, Memory]:
-        plain = {name: self._memory(dtype) for name, dtype in DTYPES.items()}
-        if self._found.quantised:
-            return plain
-        return plain | {kind: self._memory(torch.bfloat16, kind) for kind in ("int8", "int4")}
+    def _memories(self) -> None:
+        memory = {name: self._memory(dtype) for name, dtype in DTYPES.items()}
+        if not self._found.quantised:
+            memory |= {kind: self._memory(torch.bfloat16, kind) for kind in ("int8", "int4")}
+        self._found.memory = memory
 
     def _memory(self, dtype: torch.dtype, kind: str | None = None) -> Memory:
         """Return the memory in ``dtype``, with maps quantised to ``kind`` by torchao."""
-        beside = footprint(self._architecture, dtype)
-        bytes_of = partial(quantized_bytes, kind, "torchao", dtype=dtype)
+
+        def bytes_of(name: str, dimensions: int) -> float:
+            if kind is None:
+                return dtype.itemsize
+            return quantized_bytes(kind, "torchao", name, dimensions, dtype)
+
         weights = sum(
-            weight.numel() * (bytes_of(name, weight.ndim) if kind else dtype.itemsize)
+            weight.numel() * bytes_of(name, weight.ndim)
             for name, weight in self._empty.named_parameters()
         )
-        return Memory(
-            None if self._found.quantised else weights, 1000 * beside.column, beside.largest_pass
-        )
+        beside = footprint(self._architecture, dtype)
+        stored = self._found.quantised is not None
+        return Memory(None if stored else round(weights), 1000 * beside.column, beside.largest_pass)
 
-    def _backend(self, loaded: LoadedModel) -> Backend:
+    def _capabilities(self, loaded: LoadedModel) -> None:
         own_loop, windows = StaticBackend.supports(loaded), any(attention_windows(loaded.model))
-        divided = architecture_of(str(self._found.model_type)).divided
-        stages = own_loop and divided and not windows and not self._found.quantised
-        return Backend("layer loop" if own_loop else "eager", own_loop, not windows, stages)
-
-    def _exits(self, loaded: LoadedModel) -> None:
-        """Find a target's trained exits: those that its configuration names, or those beside it."""
-        named, beside = self._config.exits, self._folder / f"{ADAPTERS}.json"
-        if self._side != "target" or (named is None and not beside.is_file()):
-            return
-        folder = self._folder if named in (None, "beside") else Path(str(named)).expanduser()
-        exits = ExitAdapters.load(folder, decoder_parts(loaded.model), self._config.exit_layers)
-        self._found.exits = Exits(exits.layers, exits.width)
+        stages = own_loop and self._kind.divided and not windows and not self._found.quantised
+        self._found.backend = Capabilities(
+            "layer loop" if own_loop else "eager", own_loop, not windows, stages
+        )
 
     def _prompts(self, loaded: LoadedModel) -> None:
         try_prompts(loaded)
@@ -279,7 +281,7 @@ class _Inspector:
             self._found.notes.append("no chat template: it reads raw text only")
             return
         question = encode(Prompt(QUESTION), loaded).ids
-        self._found.chat = loaded.tokenizer.decode(list(question))
+        self._found.chat = str(loaded.tokenizer.decode(list(question)))
         if loaded.image_processor is not None:
             seen = encode(Prompt(QUESTION, (picture(),)), loaded).ids
             self._found.picture_tokens = len(seen) - len(question)
@@ -293,8 +295,24 @@ class _Inspector:
             return
         stored = stored_tensors(self._folder)
         self._found.stored = sum(file.stat().st_size for file in files)
-        if self._found.parameters is not None and not self._found.quantised:
+        if not self._found.quantised:
             check_tensors(self._empty, stored)
+
+    def _exits(self, loaded: LoadedModel) -> None:
+        """Find a target's trained exits: those that its configuration names, or those beside it.
+
+        Exits are known by their model's head, which is read for this, if it is here.
+        """
+        named, beside = self._config.exits, self._folder / f"{ADAPTERS}.json"
+        if self._side != "target" or (named is None and not beside.is_file()):
+            return
+        if self._found.quantised or not self._found.stored:
+            self._found.notes.append("whether its early exits fit shows when it is loaded")
+            return
+        load_head(loaded.model, self._folder)
+        folder = self._folder if named in (None, "beside") else Path(str(named)).expanduser()
+        exits = ExitAdapters.load(folder, decoder_parts(loaded.model), self._config.exit_layers)
+        self._found.exits = Exits(exits.layers, exits.width)
 
 
 def picture() -> bytes:

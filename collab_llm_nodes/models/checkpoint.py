@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.quantizers import AutoHfQuantizer
 
 from collab_llm_nodes.errors import ModelError, translate_errors
+from collab_llm_nodes.models.architectures import decoder_parts
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 """Types of numbers that are weights as they stand; others need scales that belong to them."""
@@ -102,23 +104,23 @@ def quantisation_of(config: Any) -> Any:
     return found
 
 
-def check_quantisation(quantisation: Any, device: str = "cpu") -> None:
-    """Refuse weights stored by a method whose package is not here.
+def check_quantiser(found: Any, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse a quantised checkpoint that cannot be read here; no weight is read.
 
     Args:
-        quantisation: entry of the configuration, as ``quantisation_of`` returns it.
+        found: as ``quantisation_of`` returns it.
 
     Raises:
-        ModelError: a package or a device is missing; the message is transformers' own.
+        ModelError: its package is missing, or does not fit this device.
     """
     with translate_errors(
         ModelError,
-        "the weights are quantised, and cannot be read here",
+        "the checkpoint is quantised, and cannot be read here",
         field="path",
-        remedy="install what the message names, or take the checkpoint that is not quantised",
+        remedy="install the package of its quantization_config, or take another checkpoint",
     ):
-        quantizer = AutoHfQuantizer.from_config(quantisation, pre_quantized=True)
-        quantizer.validate_environment(device_map={"": device})
+        quantiser = AutoHfQuantizer.from_config(found, pre_quantized=True)
+        quantiser.validate_environment(dtype=dtype, device_map={"": device}, weights_only=True)
 
 
 @dataclass(frozen=True)
@@ -184,3 +186,22 @@ def check_tensors(model: Any, stored: dict[str, Stored]) -> None:
         raise ModelError(
             f"the checkpoint lacks {', '.join(missing[:3])}", field="path", remedy=_DAMAGED
         )
+
+
+def load_head(model: Any, folder: Path) -> None:
+    """Read the final norm and the LM head of a model whose weights are on the meta device.
+
+    Raises:
+        ModelError: a file cannot be read, or a weight means nothing without its scales.
+    """
+    parts, stored = decoder_parts(model), stored_tensors(folder)
+    wanted = {id(weight) for part in (parts.norm, parts.head) for weight in part.parameters()}
+    own = dict(model.named_parameters(remove_duplicate=False))
+    found: dict[str, torch.Tensor] = {}
+    for match in match_tensors(model, stored):
+        if id(own.get(match.name)) in wanted:
+            file = stored[match.stored].file
+            with readable(file), safe_open(file, "pt") as tensors:
+                found[match.name] = tensors.get_tensor(match.stored).to(own[match.name].dtype)
+    model.load_state_dict(found, strict=False, assign=True)
+    model.tie_weights()

@@ -23,7 +23,8 @@ _ROWS, _LOGITS = 512, 64
 """Tokens of a large pass, and those whose logits are wanted."""
 _SESSION = 4096
 """Tokens of a session with a full HD picture: 2,691 of them, and a long text."""
-_FULL_HD = 1920 * 1080
+FULL_HD = 1920 * 1080
+"""Pixels of a large picture."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def footprint(config: Any, dtype: torch.dtype) -> Footprint:
     text = config.get_text_config()
     columns = min(_SESSION, context_length(text))
     largest_pass = pass_bytes(
-        config, dtype, rows=_ROWS, logits=_LOGITS, columns=columns, pixels=_FULL_HD
+        config, dtype, rows=_ROWS, logits=_LOGITS, columns=columns, pixels=FULL_HD
     )
     return Footprint(largest_pass, column_bytes(text, dtype), columns)
 
@@ -172,5 +173,7 @@ def weight_bytes(folder: Path, bytes_of: Callable[[str, int], float]) -> float:
 
 
 def format_bytes(size: float) -> str:
-    """Return a size as text: 2.5 GiB, 12 MiB."""
-    return f"{size / 2**30:.1f} GiB" if size >= 1 << 30 else f"{size / 2**20:.0f} MiB"
+    """Return a size as text: 2.5 GiB, 12 MiB, 0.3 MiB."""
+    if size >= 1 << 30:
+        return f"{size / 2**30:.1f} GiB"
+    return f"{size / 2**20:.{0 if size >= 10 << 20 else 1}f} MiB"

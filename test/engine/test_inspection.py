@@ -12,15 +12,19 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import VISION, tiny_folder, tiny_model
-from transformers import GemmaConfig, Qwen2VLImageProcessorPil
+from transformers import AutoConfig, GemmaConfig, Qwen2VLImageProcessorPil
 
 from collab_llm_lab.random_models import random_tokenizer
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.inspection import Inspection, inspect_model
 from collab_llm_nodes.models import loading
 from collab_llm_nodes.models.adapters import ExitAdapters
-from collab_llm_nodes.models.architectures import ARCHITECTURES
-from collab_llm_nodes.models.loading import ModelConfig
+from collab_llm_nodes.models.architectures import ARCHITECTURES, decoder_parts
+from collab_llm_nodes.models.checkpoint import load_head
+from collab_llm_nodes.models.footprint import format_bytes
+from collab_llm_nodes.models.heads import head_fingerprint
+from collab_llm_nodes.models.loading import ModelConfig, architecture_in
+from collab_llm_nodes.models.partial import empty_model
 from collab_llm_nodes.models.tokenizer import vision_tokens
 
 
@@ -70,7 +74,7 @@ def write_qwen2_vl(folder: Path, size: str) -> Path:
 @pytest.mark.parametrize(
     ("size", "parameters", "column"), [("2B", 2_208_985_600, 28_672), ("7B", 8_291_375_616, 57_344)]
 )
-def test_the_sizes_of_papers_003s_pair(
+def test_the_sizes_of_paper_003s_pair(
     size: str, parameters: int, column: int, tmp_path: Path
 ) -> None:
     """Those that the model cards and files of Qwen2-VL have: 4.4 GB, and 15.4 GiB."""
@@ -80,6 +84,9 @@ def test_the_sizes_of_papers_003s_pair(
     memory = found.memory["bfloat16"]
     assert memory.weights == 2 * parameters
     assert memory.kv_per_1000 == 1000 * column
+    if size == "7B":  # docs/models.md has these figures
+        sizes = (memory.weights, memory.kv_per_1000, memory.largest_pass)
+        assert [format_bytes(n) for n in sizes] == ["15.4 GiB", "55 MiB", "840 MiB"]
     assert found.memory["float32"].kv_per_1000 == 2000 * column
     int4, int8 = (found.memory[kind].weights or 0 for kind in ("int4", "int8"))
     assert 0.3 * 2 * parameters < int4 < int8 < 0.75 * 2 * parameters
@@ -131,6 +138,18 @@ def test_another_architecture_runs_eagerly(tmp_path: Path) -> None:
     assert not found.backend.stages
 
 
+@pytest.mark.parametrize("model_type", ["gpt2", "mamba", "t5", "clip"])
+def test_a_model_built_differently_is_refused_with_a_remedy(
+    model_type: str, tmp_path: Path
+) -> None:
+    AutoConfig.for_model(model_type).save_pretrained(tmp_path)
+    random_tokenizer().save_pretrained(tmp_path)
+    (reason,) = inspected(tmp_path).reasons
+    assert reason.field == "target.path"
+    assert re.search("built differently|unknown architecture", reason.message)
+    assert reason.remedy
+
+
 def test_trained_exits_are_the_targets(tmp_path: Path) -> None:
     folder = copied("llama", tmp_path)
     ExitAdapters(32, (1, 3), 8).save(folder)
@@ -138,6 +157,26 @@ def test_trained_exits_are_the_targets(tmp_path: Path) -> None:
     assert exits is not None
     assert (exits.layers, exits.width) == ((1, 3), 8)
     assert inspected(folder, "draft").exits is None
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_head_is_known_without_the_other_weights(architecture: str) -> None:
+    folder = tiny_folder(architecture)
+    empty = empty_model(architecture_in(folder), ModelConfig(dtype="bfloat16"))
+    load_head(empty, folder)
+    ours, theirs = (decoder_parts(m) for m in (empty, tiny_model(architecture).model))
+    assert head_fingerprint(ours) == head_fingerprint(theirs)
+    layer: Any = ours.layers[0]
+    assert layer.self_attn.q_proj.weight.is_meta
+
+
+def test_exits_without_their_model_are_not_judged(tmp_path: Path) -> None:
+    folder = copied("llama", tmp_path)
+    ExitAdapters(32, (1, 3)).save(folder)
+    without("model.safetensors")(folder)
+    found = inspected(folder)
+    assert (found.reasons, found.exits) == ([], None)
+    assert any("early exits" in note for note in found.notes)
 
 
 def test_no_weight_is_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,8 +206,8 @@ def edited(**facts: Any) -> Callable[[Path], None]:
     return edit
 
 
-def written(name: str, text: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_text(text, encoding="utf-8") and None
+def written(name: str, text: str) -> Callable[[Path], int]:
+    return lambda folder: (folder / name).write_text(text, encoding="utf-8")
 
 
 def without(name: str) -> Callable[[Path], None]:
@@ -234,9 +273,7 @@ def test_a_fault_becomes_a_reason_with_a_remedy(fault: str, tmp_path: Path) -> N
     assert all(r.code == "MODEL_ERROR" and r.remedy for r in found.reasons)
 
 
-def test_a_quantised_checkpoint_is_as_large_as_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quantised_checkpoint_is_as_large_as_its_files(tmp_path: Path) -> None:
     folder = copied("llama", tmp_path)
     quantise("fp8")(folder)
     found = inspected(folder)
@@ -247,7 +284,14 @@ def test_a_quantised_checkpoint_is_as_large_as_its_files(
     assert found.stored == (folder / "model.safetensors").stat().st_size
 
 
-def test_nothing_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantisation_that_cannot_be_done_here_is_a_reason() -> None:
+    config = ModelConfig(str(tiny_folder("llama")), quantization="int4")  # on a CPU, in float32
+    (reason,) = inspect_model(config, "draft").reasons
+    assert reason.field == "draft.quantization"
+    assert "dtype bfloat16" in reason.message
+
+
+def test_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **options: object) -> None:
         raise AssertionError("a model is computing")
 

@@ -150,6 +150,11 @@ class Prediction:
     token_ms: float
     speedup: float
 
+    @property
+    def name(self) -> str:
+        """Name for people."""
+        return f"{self.mode} with exits" if self.exits else self.mode
+
 
 def load_pair(report: PairReport) -> tuple[Engine, Engine]:
     """Load the models of a report, with the target's early exits.

@@ -93,7 +93,7 @@ def test_both_sides_say_what_they_lack(tmp_path: Path) -> None:
 def profile(**figures: float) -> Profile:
     """A profile after rounds with drafts of four tokens, each accepted with chance 0.8."""
     known = {"t_p": 0.010, "step": 0.012, "t_q1": 0.100, "t_q": 0.110, "drafted": 4.0, **figures}
-    means = {name: Mean(value, count=10) for name, value in known.items()}
+    means: dict[str, Any] = {name: Mean(value, count=10) for name, value in known.items()}
     return Profile(**means, acceptance=Acceptance.assumed(0.8), speculating=True)
 
 
