@@ -16,5 +16,7 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(demo.app)
     product_pair.app.command("collect")(pair.collect)
     train.app.command("exits")(pair.train_exits)
+    train.app.command("draft")(pair.train_draft)
+    train.app.command("heads")(pair.train_heads)
     for name, group in (("train", train), ("eval", evaluate), ("bench", bench), ("check", check)):
         app.add_typer(group.app, name=name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +19,15 @@ DtypeOption = Annotated[
     str, typer.Option(help="Of the target's weights; auto: bfloat16 on a GPU, else float32.")
 ]
 QuantizationOption = Annotated[str, typer.Option(help="Of the target: none, int8 or int4.")]
+
+DataOption = Annotated[Path, typer.Option(help="Folder that pair collect has written.")]
+EpochsOption = Annotated[float, typer.Option(help="Times that each answer is learnt from.")]
+BatchOption = Annotated[int, typer.Option(help="Answers of a step.", min=1)]
+RateOption = Annotated[float, typer.Option(help="At its peak.")]
+CacheOption = Annotated[
+    float, typer.Option(help="Hidden states kept on disk [GB]; others are computed again.")
+]
+HoursOption = Annotated[float, typer.Option(help="Stop after this long; 0 = at the end.")]
 
 
 def collect(
@@ -65,30 +73,27 @@ def collect(
         batch,
         max_refused,
     )
-    say = partial(console.print, highlight=False, soft_wrap=True)
     with StopRequest() as stop, show_progress(()) as show:
-        found = collecting.collect(config, show("pair collect"), stop, say)
+        found = collecting.collect(config, show("pair collect"), stop, _say)
     if not found.finished:
-        say("stopped; the same command goes on from here")
-    say(f"{out} holds {found.answers} answers; {found.refused} prompts were left out")
+        _say("stopped; the same command goes on from here")
+    _say(f"{out} holds {found.answers} answers; {found.refused} prompts were left out")
     write_json(json_file, {"out": str(out), **found._asdict()})
     stop.end()
 
 
 def train_exits(
     target: TargetOption,
-    data: Annotated[Path, typer.Option(help="Folder that pair collect has written.")],
+    data: DataOption,
     out: Annotated[Path, typer.Option(help="Of the adapters, the state and the cache; resumes.")],
     layers: Annotated[
         str, typer.Option(help="Candidates in layers done, with commas; empty: seven.")
     ] = "",
-    epochs: Annotated[float, typer.Option(help="Times that each answer is learnt from.")] = 3.0,
-    batch: Annotated[int, typer.Option(help="Answers of a step.", min=1)] = 8,
-    learning_rate: Annotated[float, typer.Option(help="At its peak.")] = 1e-3,
-    cache_gb: Annotated[
-        float, typer.Option(help="Hidden states kept on disk [GB]; others are computed again.")
-    ] = 8.0,
-    hours: Annotated[float, typer.Option(help="Stop after this long; 0 = at the end.")] = 0.0,
+    epochs: EpochsOption = 3.0,
+    batch: BatchOption = 8,
+    learning_rate: RateOption = 1e-3,
+    cache_gb: CacheOption = 8.0,
+    hours: HoursOption = 0.0,
     rtt_ms: Annotated[float, typer.Option(help="Round trip of the robot's link [ms].")] = 60.0,
     pass_ms: Annotated[
         float, typer.Option(help="A verification in the cloud [ms]; 0 = as measured here.")
@@ -139,6 +144,90 @@ def train_exits(
     stop.end()
 
 
+def train_draft(
+    target: TargetOption,
+    data: DataOption,
+    out: Annotated[Path, typer.Option(help="Of the draft (model/) and the state; resumes.")],
+    draft: Annotated[
+        str, typer.Option(help="Begin with this model, which has the target's tokens.")
+    ] = "",
+    layers: Annotated[
+        int, typer.Option(help="Or with so many first layers of the target.", min=0)
+    ] = 0,
+    lora: Annotated[
+        int, typer.Option(help="Rank of the trained changes (peft); 0 = all weights.", min=0)
+    ] = 0,
+    epochs: EpochsOption = 3.0,
+    batch: BatchOption = 8,
+    learning_rate: RateOption = 3e-4,
+    hours: HoursOption = 0.0,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    quantization: QuantizationOption = "none",
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Distil a target's own answers into a draft for it; resumable."""
+    from collab_llm_lab.training.pair.draft import DraftConfig, train_draft
+    from collab_llm_lab.training.pair.target import target_config
+    from collab_llm_lab.training.stopping import StopRequest
+
+    loaded_as = target_config(target, device, dtype, quantization)
+    config = DraftConfig(
+        loaded_as, data, out, draft, layers, lora, epochs, batch, learning_rate, hours, seed
+    )
+    with StopRequest() as stop:
+        report = train_draft(config, stop)
+    if report is not None:
+        before, after = report["tau_before"], report["tau_after"]
+        _say(
+            f"wrote {out / 'model'}: {after:.2f} tokens per pass of the target, {before:.2f} before"
+        )
+    write_json(json_file, report or {"out": str(out), "finished": False})
+    stop.end()
+
+
+def train_heads(
+    target: TargetOption,
+    data: DataOption,
+    out: Annotated[Path, typer.Option(help="Of the heads, the state and the cache; resumes.")],
+    heads: Annotated[int, typer.Option(help="Tokens guessed beyond the next one.", min=1)] = 5,
+    epochs: EpochsOption = 3.0,
+    batch: BatchOption = 8,
+    learning_rate: RateOption = 1e-3,
+    cache_gb: CacheOption = 8.0,
+    hours: HoursOption = 0.0,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    quantization: QuantizationOption = "none",
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Train Medusa heads of any target on its own answers, for Jupiter's workers; resumable."""
+    from collab_llm_lab.training.pair.heads import HeadsConfig, train_heads
+    from collab_llm_lab.training.pair.target import target_config
+    from collab_llm_lab.training.stopping import StopRequest
+
+    loaded_as = target_config(target, device, dtype, quantization)
+    config = HeadsConfig(
+        loaded_as, data, out, heads, epochs, batch, learning_rate, cache_gb, hours, seed
+    )
+    with StopRequest() as stop:
+        report = train_heads(config, stop)
+    if report is not None:
+        table = Table("head", "best guess right", "among two", "among three")
+        for name, shares in report["heads"].items():
+            table.add_row(name, *(f"{share:.3f}" for share in shares))
+        console.print(table)
+        _say(f"wrote {out}: {report['tokens_per_round']:.2f} tokens per round")
+    write_json(json_file, report or {"out": str(out), "finished": False})
+    stop.end()
+
+
+def _say(text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True)
+
+
 def _show_exits(report: dict[str, Any], out: Path) -> None:
     columns = (
         *("agreement_before", "agreement_fitted", "agreement"),
@@ -149,9 +238,8 @@ def _show_exits(report: dict[str, Any], out: Path) -> None:
         pays = "yes" if int(layer) in report["chosen"] else ""
         table.add_row(layer, *(f"{figures[name]:.3f}" for name in columns), pays)
     console.print(table)
-    say = partial(console.print, highlight=False, soft_wrap=True)
     with_ms, without_ms = report["round_ms"], report["round_ms_without_exits"]
     if report["chosen"]:
-        say(f"wrote {out}: a round takes {with_ms:.1f} ms, {without_ms:.1f} ms without exits")
+        _say(f"wrote {out}: a round takes {with_ms:.1f} ms, {without_ms:.1f} ms without exits")
     else:
-        say(f"no exit pays here: a round takes {without_ms:.1f} ms without; no adapters written")
+        _say(f"no exit pays here: a round takes {without_ms:.1f} ms without; no adapters written")

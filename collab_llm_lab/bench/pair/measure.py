@@ -1,4 +1,4 @@
-"""Figures of pairs: how far the early exits of a target say what it says itself."""
+"""Figures of pairs: what early exits, a draft and Medusa heads guess of their target's answers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from typing import Any
 from rich.console import Console
 from torch import Tensor
 
+from collab_llm_lab.training.pair import draft as draft_training
+from collab_llm_lab.training.pair import exits as exits_training
+from collab_llm_lab.training.pair import heads as heads_training
 from collab_llm_lab.training.pair.collecting import LIMITS
 from collab_llm_lab.training.pair.data import Data, Sample, Target, read_data
-from collab_llm_lab.training.pair.exits import REPORT
+from collab_llm_lab.training.pair.speculation import plain_runner
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.interface import Feed
 from collab_llm_nodes.errors import InvalidInput, translate_errors
 from collab_llm_nodes.models.adapters import NAME
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import encode
+from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
+from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
 
 _REPORTED = ("chosen", "foreseen", "round_ms", "round_ms_without_exits")
 """What is taken from the report of ``train exits``."""
@@ -80,16 +85,9 @@ def exit_figures(pair: Pair) -> dict[str, Any]:
     The exits run as at a verifier: in the engine, during its passes, over held-out answers.
     """
     folder = pair.folder / "exits"
-    if not (folder / REPORT).is_file():
+    found = _report(folder / exits_training.REPORT, "exits", _REPORTED)
+    if not found:
         return {}
-    with translate_errors(
-        InvalidInput,
-        f"cannot read {folder / REPORT}",
-        field="FOLDER",
-        remedy="give the command collab-llm train exits again",
-    ):
-        report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
-        found = {key: report[key] for key in _REPORTED}
     agreement: dict[str, float] = {}
     if (folder / f"{NAME}.json").is_file():
         loaded = load(replace(pair.target, exits=str(folder)))
@@ -127,4 +125,62 @@ def _best_tokens(engine: Engine, data: Data, sample: Sample) -> tuple[Tensor, Ma
     return logits.argmax(-1), guessed
 
 
-_FIGURES: tuple[Callable[[Pair], dict[str, Any]], ...] = (exit_figures,)
+def draft_figures(pair: Pair) -> dict[str, Any]:
+    """Return tokens per pass of the target before and after the training of the draft.
+
+    And how many times as fast as the target alone the two decode, both on this device and without
+    a link. A robot's figures: ``pair check --measure``.
+    """
+    folder = pair.folder / "draft"
+    report = _report(folder / draft_training.REPORT, "draft", ("tau_before",))
+    if not report:
+        return {}
+    target = Engine(load(pair.target))
+    pair.data.check_target(Target.of(target.loaded))
+    draft = Engine(load(replace(pair.target, path=str(folder / "model"), quantization="none")))
+    alone, expected = _decode(pair, plain_runner(draft, target, gamma=0))
+    both, answers = _decode(pair, plain_runner(draft, target))
+    return {
+        **report,
+        "tau_after": both.tau,
+        "speedup": (alone.total_s / alone.tokens) / (both.total_s / both.tokens),
+        "different_answers": sum(a != b for a, b in zip(expected, answers, strict=True)),
+    }
+
+
+def _decode(pair: Pair, runner: InProcessRunner) -> tuple[EdgeCloudMetrics, list[tuple[int, ...]]]:
+    """Answer the held-out prompts greedily; return the sum of the costs, and the answers."""
+    total, answers = EdgeCloudMetrics(), []
+    for sample in pair.held_out:
+        made = runner.generate(pair.data.prompt(sample), max_tokens=pair.data.facts.max_tokens)
+        total.add(made.metrics)
+        answers.append(made.tokens)
+    return total, answers
+
+
+def head_figures(pair: Pair) -> dict[str, Any]:
+    """Return what the training's report says of Medusa heads."""
+    file = pair.folder / "heads" / heads_training.REPORT
+    report = _report(file, "heads", ("heads", "tokens_per_round"))
+    return {"heads": report} if report else {}
+
+
+def _report(file: Path, command: str, keys: Sequence[str]) -> dict[str, Any]:
+    """Return ``keys`` of a training's report; nothing if there was no such training."""
+    if not file.is_file():
+        return {}
+    with translate_errors(
+        InvalidInput,
+        f"cannot read {file}",
+        field="FOLDER",
+        remedy=f"give the command collab-llm train {command} again",
+    ):
+        report = json.loads(file.read_text(encoding="utf-8"))
+        return {key: report[key] for key in keys}
+
+
+_FIGURES: tuple[Callable[[Pair], dict[str, Any]], ...] = (
+    exit_figures,
+    draft_figures,
+    head_figures,
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from tiny_models import tiny_folder
 from typer.testing import CliRunner
 
 from collab_llm_lab.training.pair.choosing import Operation
+from collab_llm_lab.training.pair.draft import DraftConfig, train_draft
 from collab_llm_lab.training.pair.exits import REPORT, ExitsConfig, train_exits
+from collab_llm_lab.training.pair.heads import HeadsConfig, train_heads
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.models.loading import ModelConfig
 
@@ -63,6 +66,25 @@ def test_a_pair_whose_exits_do_not_pay_has_none(config: ExitsConfig, tmp_path: P
     status, output = bench(config.out.parent)
     assert status == 1
     assert "cannot read" in output
+
+
+def test_a_draft_and_heads_are_measured_with_their_target(
+    config: ExitsConfig, tmp_path: Path
+) -> None:
+    folder = tmp_path / "some_pair"
+    shutil.copytree(config.data, folder / "data")
+    draft = DraftConfig(config.target, config.data, folder / "draft", layers=2, epochs=1)
+    assert train_draft(draft) is not None
+    heads = train_heads(HeadsConfig(config.target, config.data, folder / "heads", epochs=1))
+    assert heads is not None
+    status, output = bench(folder, "--answers", "4", "--json", str(tmp_path / "found.json"))
+    assert status == 0, output
+    found = json.loads((tmp_path / "found.json").read_text())["pairs"]["some_pair"]
+    assert 1 <= found["tau_after"] <= 5
+    assert found["tau_before"] >= 1
+    assert found["speedup"] > 0
+    assert found["different_answers"] == 0
+    assert found["heads"]["tokens_per_round"] == heads["tokens_per_round"]
 
 
 def test_folders_that_hold_nothing_are_refused(tmp_path: Path) -> None:
