@@ -37,7 +37,7 @@ def test_heads_learn_and_load_with_their_target(tmp_path: Path, model: str) -> N
     assert report is not None
     assert report == json.loads((config.out / "report.json").read_text())
     curve = json.loads((config.out / "heads" / "curve.json").read_text())
-    assert curve[-1]["loss"] < 0.9 * curve[0]["loss"]
+    assert curve[-1]["loss"] < curve[0]["loss"] - 0.4
     heads = MedusaHeads.load(config.out, decoder_parts(tiny_model(model).model))
     assert heads.heads == 2
     for shares in report["heads"].values():
