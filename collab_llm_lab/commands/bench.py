@@ -13,6 +13,7 @@ from collab_llm_lab.bench.hostile.command import bench_dragon_hostile, bench_jup
 from collab_llm_lab.bench.jupiter.command import bench_jupiter
 from collab_llm_lab.bench.link.command import bench_link
 from collab_llm_lab.bench.minions.command import bench_minions
+from collab_llm_lab.bench.pair.command import bench_pair
 from collab_llm_lab.bench.ros_command import bench_ros
 from collab_llm_lab.bench.safety.command import bench_safety
 from collab_llm_lab.bench.verifier_command import bench_verifier
@@ -31,6 +32,7 @@ COMMANDS = (
     bench_dragon_quality,
     bench_chat,
     bench_minions,
+    bench_pair,
     bench_ros,
     bench_safety,
 )

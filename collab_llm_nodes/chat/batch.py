@@ -65,6 +65,7 @@ class Job:
         owner: owners take turns; the jobs of one owner are ended together.
         ids: prompt, int32 [n], n >= 1.
         quoting: constrains quotes in the reply to the text.
+        prompt: the same with pictures, which shares no prefix with others; None: ids alone.
         tokens: reply so far, its end token included.
         cached: prompt tokens that were not computed for this job.
     """
@@ -74,6 +75,7 @@ class Job:
     sampling: SamplingConfig
     max_tokens: int
     quoting: Quoting | None = None
+    prompt: EncodedPrompt | None = None
     tokens: list[int] = field(default_factory=list)
     cached: int = 0
     _session: Session | None = None
@@ -127,16 +129,19 @@ class Batch:
 
     def add(self, jobs: Sequence[Job]) -> None:
         """Queue ``jobs``, all of one owner."""
-        if not self._config.kept_tokens:
-            leaders = list(jobs)
-        else:
-            groups = group_by_prefix([job.ids for job in jobs], self._prefixes.known)
-            leaders = [jobs[leader] for leader, _ in groups]
-            for leader, followers in groups:
-                jobs[leader]._followers = [jobs[i] for i in followers]
+        texts = [job for job in jobs if self._shares(job)]
+        leaders = [job for job in jobs if not self._shares(job)]
+        groups = group_by_prefix([job.ids for job in texts], self._prefixes.known)
+        for leader, followers in groups:
+            texts[leader]._followers = [texts[i] for i in followers]
+            leaders.append(texts[leader])
         for job in reversed(leaders):
             # In front: the prefix that they share was just read, and is still held then.
             self._queues.setdefault(job.owner, deque()).appendleft(job)
+
+    def _shares(self, job: Job) -> bool:
+        """Return True if ``job`` may begin with the prefix of another one."""
+        return job.prompt is None and self._config.kept_tokens > 0
 
     def end(self, owner: Hashable, reason: Finish | CollabError) -> list[Ended]:
         """End all unfinished jobs of ``owner`` and return them."""
@@ -211,8 +216,10 @@ class Batch:
         job = self._queues[owner].popleft()
         if not self._queues[owner]:
             del self._queues[owner]
-        # The prompt is fed as if it were generated, so that a fork may continue with another one.
-        job._session = self._prefixes.fork(job.ids) or self._engine.open(EncodedPrompt(()))
+        if job.prompt is not None:
+            job._session = self._engine.open(job.prompt)
+        else:  # its text is fed as if it were generated, so that a fork may go on with another one
+            job._session = self._prefixes.fork(job.ids) or self._engine.open(EncodedPrompt(()))
         job.cached = job._session.length
         self._reading.append(job)
         return True
@@ -233,7 +240,8 @@ class Batch:
         """Move ``job`` to decoding after its prompt, and queue its followers."""
         self._reading.remove(job)
         self._decoding.append(job)
-        self._prefixes.keep(job.ids, _session(job), awaited=bool(job._followers))
+        if job.prompt is None:
+            self._prefixes.keep(job.ids, _session(job), awaited=bool(job._followers))
         self.add(_released(job))
 
     def _limit(self, job: Job) -> int:

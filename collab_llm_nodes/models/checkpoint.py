@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.quantizers import AutoHfQuantizer
 
 from collab_llm_nodes.errors import ModelError, translate_errors
+from collab_llm_nodes.models.architectures import decoder_parts
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 """Types of numbers that are weights as they stand; others need scales that belong to them."""
@@ -102,6 +104,25 @@ def quantisation_of(config: Any) -> Any:
     return found
 
 
+def check_quantiser(found: Any, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse a quantised checkpoint that cannot be read here; no weight is read.
+
+    Args:
+        found: as ``quantisation_of`` returns it.
+
+    Raises:
+        ModelError: its package is missing, or does not fit this device.
+    """
+    with translate_errors(
+        ModelError,
+        "the checkpoint is quantised, and cannot be read here",
+        field="path",
+        remedy="install the package of its quantization_config, or take another checkpoint",
+    ):
+        quantiser = AutoHfQuantizer.from_config(found, pre_quantized=True)
+        quantiser.validate_environment(dtype=dtype, device_map={"": device}, weights_only=True)
+
+
 @dataclass(frozen=True)
 class Match:
     """A stored tensor and its place in a model.
@@ -141,3 +162,46 @@ def match_tensors(model: Any, stored: dict[str, Stored]) -> list[Match]:
             )
         matches.append(Match(name, found, converter is None))
     return matches
+
+
+def check_tensors(model: Any, stored: dict[str, Stored]) -> None:
+    """Refuse stored tensors that are not all of ``model``, whose weights are not read.
+
+    Raises:
+        ModelError: as ``match_tensors``; or a weight is missing, or has another shape.
+    """
+    own = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    matches = match_tensors(model, stored)
+    for match in matches:
+        shape, expected = stored[match.stored].shape, own.get(match.name)
+        if match.whole and expected not in (None, shape):
+            raise ModelError(
+                f"{match.stored} is {shape}, config.json says {expected}",
+                field="path",
+                remedy=_DAMAGED,
+            )
+    tied = {name for pair in model.all_tied_weights_keys.items() for name in pair}
+    missing = sorted(own.keys() - tied - {match.name for match in matches})
+    if missing:
+        raise ModelError(
+            f"the checkpoint lacks {', '.join(missing[:3])}", field="path", remedy=_DAMAGED
+        )
+
+
+def load_head(model: Any, folder: Path) -> None:
+    """Read the final norm and the LM head of a model whose weights are on the meta device.
+
+    Raises:
+        ModelError: a file cannot be read, or a weight means nothing without its scales.
+    """
+    parts, stored = decoder_parts(model), stored_tensors(folder)
+    wanted = {id(weight) for part in (parts.norm, parts.head) for weight in part.parameters()}
+    own = dict(model.named_parameters(remove_duplicate=False))
+    found: dict[str, torch.Tensor] = {}
+    for match in match_tensors(model, stored):
+        if id(own.get(match.name)) in wanted:
+            file = stored[match.stored].file
+            with readable(file), safe_open(file, "pt") as tensors:
+                found[match.name] = tensors.get_tensor(match.stored).to(own[match.name].dtype)
+    model.load_state_dict(found, strict=False, assign=True)
+    model.tie_weights()

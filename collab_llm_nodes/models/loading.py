@@ -57,6 +57,8 @@ log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 QUANTIZATIONS = ("none", "int8", "int4")
+_DESCRIPTION = ["*.json", "*.jinja", "*.txt", "*.model"]
+"""Files of a checkpoint beside its weights."""
 
 # A checkpoint is data: its code is not run, and nobody is asked whether to run it.
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -224,11 +226,12 @@ def _early_exits(folder: Path, config: ModelConfig, parts: DecoderParts) -> Exit
     return ExitAdapters(parts.hidden_size, config.exit_layers)
 
 
-def model_folder(config: ModelConfig, *, offline: bool = False) -> Path:
+def model_folder(config: ModelConfig, *, offline: bool = False, weights: bool = True) -> Path:
     """Return the checkpoint's folder; a hub id is downloaded to the hub's cache first.
 
     Args:
         offline: look for a hub id in the cache only.
+        weights: download them, too; else configuration and tokenizer only.
 
     Raises:
         ModelError: no model is named, or it is not found.
@@ -260,7 +263,7 @@ def model_folder(config: ModelConfig, *, offline: bool = False) -> Path:
         return Path(
             snapshot_download(
                 config.path,
-                allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"],
+                allow_patterns=[*_DESCRIPTION, "*.safetensors"] if weights else _DESCRIPTION,
                 ignore_patterns=["*/*", "consolidated*"],  # the same weights in another form
                 local_files_only=offline,
             )

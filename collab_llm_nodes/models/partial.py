@@ -132,7 +132,7 @@ class CheckpointFacts:
         """
         folder = model_folder(self.config)
         with load_errors(folder):
-            _places(_empty_model(self.architecture, self.config), folder)
+            _places(empty_model(self.architecture, self.config), folder)
         return f"{checkpoint_fingerprint(folder)} {self.config.dtype}"
 
     def without_weights(self) -> LoadedModel:
@@ -142,7 +142,7 @@ class CheckpointFacts:
             ModelError: prompts for it cannot be encoded.
         """
         with load_errors(model_folder(self.config)):
-            model = _empty_model(self.architecture, self.config)
+            model = empty_model(self.architecture, self.config)
             loaded = LoadedModel(model, self.tokenizer, self.image_processor, None, self.config)
             try_prompts(loaded)
         return loaded
@@ -211,7 +211,7 @@ def load_layers(config: ModelConfig, first: int, last: int) -> tuple[LoadedModel
     warn_of_overflow(config, facts.architecture.model_type)
     device = find_device(config.device)
     with load_errors(model_folder(config)):
-        model = _empty_model(facts.architecture, config)
+        model = empty_model(facts.architecture, config)
         decoder = model.get_decoder()
         prefix = next(name for name, module in model.named_modules() if module is decoder)
 
@@ -272,7 +272,7 @@ def _sees(folder: Path) -> bool:
     return architecture.vision
 
 
-def _empty_model(architecture: Any, config: ModelConfig) -> Any:
+def empty_model(architecture: Any, config: ModelConfig) -> Any:
     """Return a model whose weights are all on the meta device."""
     vision = architecture_of(architecture.model_type).vision
     auto: Any = AutoModelForImageTextToText if vision else AutoModelForCausalLM

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import tiny_model
+from tiny_models import scene, tiny_model
 
 from collab_llm_lab.reference import generate
 from collab_llm_nodes.chat.base import Finish, Usage
@@ -23,7 +24,7 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed
 from collab_llm_nodes.errors import Cancelled, CollabError, InvalidInput, ModelError
 from collab_llm_nodes.models.architectures import ARCHITECTURES
-from collab_llm_nodes.models.prompt import EncodedPrompt
+from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode
 
 GREEDY = SamplingConfig()
 WARM = SamplingConfig(temperature=1.0, top_p=0.9)
@@ -85,6 +86,22 @@ def test_what_may_not_follow_in_a_quote_is_not_taken(sampling: SamplingConfig) -
     assert free.tokens == beside.tokens
     assert free.tokens[0] != wanted
     assert held.tokens[::2] == [wanted] * len(held.tokens[::2])
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_prompts_with_pictures_share_no_prefix(eager: bool) -> None:
+    engine = engine_of("qwen2_vl", eager)
+    asked = [encode(Prompt("what do you see?", (scene(i % 2),)), engine.loaded) for i in range(4)]
+    jobs = [replace(job(each.ids), prompt=each) for each in asked]
+    text = job(asked[0].ids[:3])
+    batch = Batch(engine, BatchConfig(max_batch=3, prefill_tokens=16))
+    batch.add([*jobs, text])
+    finish(batch)
+    for done, each in zip(jobs, asked, strict=True):
+        assert done.tokens == generate(engine.loaded, each, GREEDY, 8, engine.eos)
+    assert jobs[0].tokens != jobs[1].tokens
+    assert [done.cached for done in jobs] == [0] * 4
+    engine.close()
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])

@@ -19,7 +19,7 @@ from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter
 from collab_llm_nodes.protocols.edge_cloud.loop import EdgeLoop
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, open_message
 from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
-from collab_llm_nodes.protocols.edge_cloud.planner import Mode
+from collab_llm_nodes.protocols.edge_cloud.planner import Mode, Profile
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.protocols.edge_cloud.server import EarlyExitQueue, ExitConfig
 from collab_llm_nodes.protocols.edge_cloud.target import TargetSession
@@ -41,6 +41,7 @@ class InProcessRunner:
 
     Args:
         others: draft models that vote with ``draft`` on each token.
+        profile: takes in the durations of passes, and how often predictions are right.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class InProcessRunner:
         ahead: AheadConfig | None = None,
         exits: ExitConfig | None = None,
         others: Sequence[DecodingEngine] = (),
+        profile: Profile | None = None,
     ) -> None:
         self._draft = draft
         self._others = others
@@ -61,6 +63,7 @@ class InProcessRunner:
         self._predraft = predraft
         self._ahead = ahead
         self._exits = exits or ExitConfig()
+        self._profile = profile
 
     def generate(
         self,
@@ -90,7 +93,13 @@ class InProcessRunner:
                 loop.post(verdict)
 
         loop = EdgeLoop(
-            client, drafter, verify, predraft=self._predraft, ahead=self._ahead, preempt=False
+            client,
+            drafter,
+            verify,
+            predraft=self._predraft,
+            ahead=self._ahead,
+            profile=self._profile,
+            preempt=False,
         )
         try:
             target.prefill()

@@ -24,8 +24,7 @@ from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
 from collab_llm_nodes.models.architectures import architecture_of, context_length
 from collab_llm_nodes.models.devices import find_device, free_bytes
 from collab_llm_nodes.models.footprint import column_bytes
-from collab_llm_nodes.models.heads import NAME as HEADS_NAME
-from collab_llm_nodes.models.heads import count_heads
+from collab_llm_nodes.models.heads import count_head_weights, count_heads, holds_heads
 from collab_llm_nodes.models.loading import DTYPES, ModelConfig, architecture_in, model_folder
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig, time_messages
 from collab_llm_nodes.protocols.jupiter.profile import STEADY, DeviceProfile, ModelFacts
@@ -96,8 +95,10 @@ def model_facts(config: ModelConfig) -> ModelFacts:
             kind = "head"
         sizes[kind] += int(np.prod(shape)) * dtype.itemsize
     table = int(np.prod(shapes[f"{prefix}.embed_tokens.weight"])) * dtype.itemsize
-    heads = count_heads(folder) if (folder / f"{HEADS_NAME}.json").is_file() else 0
-    sizes["head"] += heads * facts.hidden_size**2 * dtype.itemsize
+    heads = 0
+    if holds_heads(folder):
+        heads = count_heads(folder)
+        sizes["head"] += count_head_weights(folder) * dtype.itemsize
     hashed = json.dumps([sorted(shapes.items()), str(dtype), heads, facts.num_attention_heads])
     between = getattr(facts, "intermediate_size", None) or facts.ffn_dim
     layers: int = facts.num_hidden_layers

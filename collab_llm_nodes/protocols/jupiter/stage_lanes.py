@@ -207,6 +207,7 @@ def judge(
 @torch.inference_mode()
 def guess(heads: MedusaHeads, head: Head, state: Tensor, count: int) -> tuple[int, ...]:
     """Return the ``count`` best tokens of each Medusa head in turn, for one ``state`` [width]."""
-    best = head(heads(state)).topk(count, dim=-1).indices
+    logits = heads.logits(state, head)[..., : head.vocab_size]  # without rows of padding
+    best = logits.topk(count, dim=-1).indices
     found: list[int] = best.flatten().tolist()
     return tuple(found)
