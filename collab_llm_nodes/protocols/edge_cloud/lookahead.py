@@ -262,7 +262,7 @@ class Lookahead:
                 field="outcome",
                 remedy=f"1 to {len(draft.tokens) + 1}: the round's draft has {len(draft.tokens)}",
             )
-        self._drafter.check(outcome)
+        self._drafter.check(tuple(self._client.generated), outcome)
         job = self._client.predraft(outcome)
         if job is None:
             raise InvalidInput(
