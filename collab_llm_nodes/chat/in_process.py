@@ -117,7 +117,7 @@ class InProcessChat:
     ) -> list[Reply | CollabError]:
         """Answer ``requests``; see ``base.ChatModel``.
 
-        A request whose prompt cannot be encoded gives InvalidInput.
+        A request whose prompt cannot be encoded, or whose guide cannot be used, gives InvalidInput.
         """
         call = _Call(control, [None] * len(requests), time.monotonic(), on_result)
         control.check()
@@ -165,6 +165,7 @@ class InProcessChat:
         prompt = Prompt(request.turns[-1].content, turns=request.turns[:-1])
         try:
             encoded = encode(prompt, self._engine.loaded, self._limits)
+            guided = request.guide and self._engine.loaded.guides.open(request.guide)
         except CollabError as error:
             call.results[index] = error
             call.on_result(index, error)
@@ -173,7 +174,8 @@ class InProcessChat:
         quoting = (
             Quoting(request.quotable, self._ids, self._engine.decode) if request.quotable else None
         )
-        call.indices[Job(call, ids, request.sampling, request.max_tokens, quoting)] = index
+        job = Job(call, ids, request.sampling, request.max_tokens, quoting, guided)
+        call.indices[job] = index
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         found: list[list[int]] = self._engine.loaded.tokenizer(
