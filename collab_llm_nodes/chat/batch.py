@@ -189,7 +189,7 @@ class Batch:
         return ended
 
     def _append(self, job: Job, token: int) -> Finish | CollabError | None:
-        """Append ``token`` and those that the guide forces; return why the reply ends, if it does."""
+        """Append ``token`` and those that the guide forces; return why the reply ends, or None."""
         job.tokens.append(token)
         if job.guide is not None:
             try:

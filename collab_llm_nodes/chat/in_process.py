@@ -36,6 +36,8 @@ from collab_llm_nodes.errors import (
     Unavailable,
 )
 from collab_llm_nodes.models.detokenising import REPLACEMENT
+from collab_llm_nodes.models.guide import Guide
+from collab_llm_nodes.models.guided_text import GuidedText
 from collab_llm_nodes.models.prompt import Prompt, PromptLimits, encode
 from collab_llm_nodes.models.turns import MAX_TURNS
 
@@ -165,7 +167,7 @@ class InProcessChat:
         prompt = Prompt(request.turns[-1].content, turns=request.turns[:-1])
         try:
             encoded = encode(prompt, self._engine.loaded, self._limits)
-            guided = request.guide and self._engine.loaded.guides.open(request.guide)
+            guided = self._guided(request.guide)
         except CollabError as error:
             call.results[index] = error
             call.on_result(index, error)
@@ -176,6 +178,11 @@ class InProcessChat:
         )
         job = Job(call, ids, request.sampling, request.max_tokens, quoting, guided)
         call.indices[job] = index
+
+    def _guided(self, guide: Guide | None) -> GuidedText | None:
+        """Return the state of ``guide``; None where replies begin in a thought."""
+        loaded = self._engine.loaded
+        return None if guide is None or loaded.begun_thought else loaded.guides.open(guide)
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         found: list[list[int]] = self._engine.loaded.tokenizer(

@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Any
 
 from collab_llm_nodes.errors import CollabError, ModelError
+from collab_llm_nodes.models.guide import Guide
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions.jobs import Job
 
@@ -116,6 +117,7 @@ class LocalPrompt:
     Attributes:
         seed: differs between samples of one job.
         quotable: text whose lines the reply may quote; empty: unconstrained.
+        guide: limit on the reply.
     """
 
     turns: tuple[Turn, ...]
@@ -123,6 +125,7 @@ class LocalPrompt:
     max_tokens: int
     seed: int = 0
     quotable: str = ""
+    guide: Guide | None = None
 
 
 @dataclass(frozen=True)

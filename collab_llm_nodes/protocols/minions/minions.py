@@ -298,9 +298,8 @@ class _MinionS:
         local = self.config.local
         seed = (self.round - 1) * MAX_SAMPLES + manifest.sample
         quotable = manifest.chunk if self.config.check_citations else ""
-        return LocalPrompt(
-            (Turn("user", text),), local.temperature, local.max_tokens, seed, quotable
-        )
+        turns, reply = (Turn("user", text),), self.style.reply
+        return LocalPrompt(turns, local.temperature, local.max_tokens, seed, quotable, reply)
 
     def _job(self, manifest: JobManifest, reply: Reply | CollabError) -> Job:
         if isinstance(reply, CollabError) or reply.finish is Finish.REFUSAL:

@@ -307,7 +307,7 @@ class _Run:
     def _local_request(self, prompt: LocalPrompt) -> ChatRequest:
         seed = (self.request.sampling.seed << 20) + prompt.seed
         sampling = SamplingConfig(prompt.temperature, seed=seed)
-        return ChatRequest(prompt.turns, sampling, prompt.max_tokens, prompt.quotable)
+        return ChatRequest(prompt.turns, sampling, prompt.max_tokens, prompt.quotable, prompt.guide)
 
     def _run_program(self, action: RunProgram) -> ProgramJobs | Fault:
         self.program_begun = time.monotonic()

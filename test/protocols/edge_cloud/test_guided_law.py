@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from enumeration import (
-    Scripted,
-    autoregressive_law,
-    enumerate_program,
-    total_variation,
-)
-from fake_models import VOCAB, FakeEngine, as_engine, encode
+from enumeration import Scripted, enumerate_program, total_variation
+from fake_models import EOS, VOCAB, FakeEngine, as_engine, encode
 from guided_models import allowed_by, spelling_engine, spelt
 
 from collab_llm_nodes.decoding import rejection
-from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution
+from collab_llm_nodes.decoding.sampling import Distribution, SamplingConfig, distribution
 from collab_llm_nodes.models.guide import Guide
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.protocols.edge_cloud.client import EdgeClient, EdgeClientConfig
@@ -41,19 +35,27 @@ LAWS = {
 }
 
 
-def guided_target(sampling: SamplingConfig) -> Callable[[tuple[int, ...]], np.ndarray]:
+def next_law(answer: tuple[int, ...], sampling: SamplingConfig) -> Distribution:
     """Return the target's law over the tokens of ``LANGUAGE``, limited before it is sampled."""
+    logits = TARGET.logits((*PROMPT.ids, *answer)).numpy()
+    limited = np.full(VOCAB, -np.inf, dtype=np.float32)
+    allowed = allowed_by(LANGUAGE, spelt(answer))
+    limited[allowed] = logits[allowed]
+    return distribution(limited, sampling)
 
-    def law(answer: tuple[int, ...]) -> np.ndarray:
-        logits = TARGET.logits((*PROMPT.ids, *answer)).numpy()
-        limited = np.full(VOCAB, -np.inf, dtype=np.float32)
-        allowed = allowed_by(LANGUAGE, spelt(answer))
-        limited[allowed] = logits[allowed]
-        found = distribution(limited, sampling)
-        dense = np.zeros(VOCAB)
-        dense[found.ids] = found.probs
-        return dense
 
+def guided_law(sampling: SamplingConfig) -> dict[tuple[int, ...], float]:
+    """Return the probability of each answer of the guided target."""
+    law: dict[tuple[int, ...], float] = {}
+    waiting: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
+    while waiting:
+        answer, weight = waiting.pop()
+        if len(answer) == LENGTH or EOS in answer:
+            law[answer] = weight
+            continue
+        p = next_law(answer, sampling)
+        pairs = zip(p.ids.tolist(), p.probs.tolist(), strict=True)
+        waiting += [((*answer, token), weight * share) for token, share in pairs]
     return law
 
 
@@ -94,8 +96,7 @@ def test_answers_have_the_law_of_the_guided_target(
     gamma: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampling = LAWS[name]
-    expected = autoregressive_law(guided_target(sampling), LENGTH)
-    expected = {answer: p for answer, p in expected.items() if p > 0}
+    expected = guided_law(sampling)
     output = output_law(gamma, sampling, monkeypatch)
     assert total_variation(output, expected) < 1e-12
     assert {spelt(answer) for answer in output} <= LANGUAGE
@@ -122,7 +123,7 @@ def test_the_enumeration_sees_a_guide_that_is_left_out_or_comes_too_late(
     mutant: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampling = SamplingConfig(1.0, top_k=2)
-    expected = autoregressive_law(guided_target(sampling), LENGTH)
+    expected = guided_law(sampling)
     monkeypatch.setattr(VerifierSession, "limited", mutant)
     assert total_variation(output_law(1, sampling, monkeypatch), expected) > 0.01
 
@@ -135,9 +136,8 @@ def test_greedy_and_coupled_answers_are_the_guided_targets_own(gamma: int, law: 
         if law == "greedy":
             sampling = SamplingConfig()
         own: list[int] = []
-        while len(own) < LENGTH and 0 not in own:
-            p = rejection.Distribution.from_dense(guided_target(sampling)(tuple(own)))
-            own.append(rejection.own_token(p, sampling, len(own)))
+        while len(own) < LENGTH and EOS not in own:
+            own.append(rejection.own_token(next_law(tuple(own), sampling), sampling, len(own)))
         assert decode(gamma, sampling) == tuple(own)
 
 
