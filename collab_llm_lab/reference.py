@@ -56,8 +56,9 @@ def generate_guided(
     max_tokens: int,
 ) -> list[int]:
     """Decode as :func:`generate` within a grammar of llguidance, by its own helpers alone."""
-    size, eos = len(loaded.tokenizer), loaded.tokenizer.eos_token_id
-    matcher = LLMatcher(from_tokenizer(loaded.tokenizer, n_vocab=size, eos_token=eos), grammar)
+    tokenizer: Any = loaded.tokenizer
+    size, eos = len(tokenizer), tokenizer.eos_token_id
+    matcher = LLMatcher(from_tokenizer(tokenizer, n_vocab=size, eos_token=eos), grammar)
     mask = allocate_token_bitmask(1, size)
     tokens: list[int] = []
     while len(tokens) < max_tokens and (not tokens or tokens[-1] != eos):

@@ -43,7 +43,7 @@ _MOST_REPEATED = 4096
 """Largest lower bound of a length in a JSON schema."""
 _LOWER_BOUNDS = ("minLength", "minItems", "minProperties")
 _REPEATED = re.compile(r"\{\s*(\d+)\s*(?:,\s*\d*\s*)?\}")
-_JSON_FORM = {
+_JSON_FORM: Any = {
     # A choice of white space between any two parts also ends every forced text there.
     "whitespace_flexible": True,
     "whitespace_pattern": r"[ \n]{0,8}",

@@ -46,6 +46,7 @@ from collab_llm_nodes.models.quantised import (
     quantize_with_torchao,
     quantized_bytes,
 )
+from collab_llm_nodes.models.tokenizer import token_id
 from collab_llm_nodes.models.vocabulary import (
     check_rows,
     control_tokens,
@@ -158,7 +159,7 @@ class LoadedModel:
         """
         size = self.vocab_size
         eos = end_tokens(self.model.generation_config, self.tokenizer, size)
-        control = self.tokenizer.convert_tokens_to_ids([*self.control_tokens])
+        control = [token_id(self.tokenizer, token) for token in self.control_tokens]
         return Guides(self.tokenizer, size, eos, control)
 
     @property

@@ -6,6 +6,8 @@ import contextlib
 import json
 import re
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,6 +41,11 @@ def guides() -> Guides:
     return Guides(TOKENIZER, SIZE, {EOS}, TOKENIZER.all_special_ids)
 
 
+def spelt(tokens: Sequence[int], tokenizer: Any = TOKENIZER) -> str:
+    """Return the text of ``tokens``."""
+    return str(tokenizer.decode([*tokens], skip_special_tokens=True))
+
+
 def walk(text: GuidedText, seed: int, most: int = 200) -> list[int]:
     """Return an answer of tokens drawn evenly from those allowed, with its end token."""
     rng = np.random.default_rng(seed)
@@ -52,13 +59,13 @@ def walk(text: GuidedText, seed: int, most: int = 200) -> list[int]:
 def test_every_answer_is_a_text_of_the_regular_expression(guides: Guides, seed: int) -> None:
     answer = walk(guides.open(ACTIONS), seed)
     assert answer[-1] == EOS
-    assert re.fullmatch(ACTIONS.source, TOKENIZER.decode(answer[:-1]))
+    assert re.fullmatch(ACTIONS.source, spelt(answer[:-1]))
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_every_answer_is_an_object_of_the_schema(guides: Guides, seed: int) -> None:
     answer = walk(guides.open(PERSON), seed)
-    text = TOKENIZER.decode(answer[:-1])
+    text = spelt(answer[:-1])
     found = json.loads(text.replace("\N{REPLACEMENT CHARACTER}", "x"))
     assert sorted(found) == ["name", "old"]
     assert isinstance(found["old"], bool)
@@ -67,8 +74,7 @@ def test_every_answer_is_an_object_of_the_schema(guides: Guides, seed: int) -> N
 def test_a_choice_is_one_of_its_lines(guides: Guides) -> None:
     lines = ["turn left", "turn (right)", "C:\\a.b*|#~-&/"]
     seen = {
-        TOKENIZER.decode(walk(guides.open(Guide("choice", "\n".join(lines))), seed)[:-1])
-        for seed in range(30)
+        spelt(walk(guides.open(Guide("choice", "\n".join(lines))), seed)[:-1]) for seed in range(30)
     }
     assert seen == set(lines)
 
@@ -77,8 +83,8 @@ def test_the_end_is_allowed_exactly_where_the_guide_may_end(guides: Guides) -> N
     text = guides.open(Guide("regex", "(ab)+"))
     answer: list[int] = []
     for token in TOKENIZER("ababab", add_special_tokens=False)["input_ids"]:
-        spelt = TOKENIZER.decode(answer)
-        assert text.allowed(answer)[EOS] == (re.fullmatch("(ab)+", spelt) is not None)
+        complete = re.fullmatch("(ab)+", spelt(answer)) is not None
+        assert text.allowed(answer)[EOS] == complete
         answer.append(token)
     assert text.allowed(answer)[EOS]
     assert text.allows([*answer, EOS])
@@ -86,9 +92,9 @@ def test_the_end_is_allowed_exactly_where_the_guide_may_end(guides: Guides) -> N
 
 
 def test_no_control_token_is_allowed_although_a_guide_spells_it(guides: Guides) -> None:
-    spelt = guides.open(Guide("regex", r"a<\|im_start\|>b"))
+    control = guides.open(Guide("regex", r"a<\|im_start\|>b"))
     with pytest.raises(InvalidInput, match="no text of this model") as refused:
-        walk(spelt, 0)
+        walk(control, 0)
     assert refused.value.field == "answer.guide"
     anything = guides.open(Guide("regex", "(.|\n)*")).allowed(())
     assert not anything[[i for i in TOKENIZER.all_special_ids if i != EOS]].any()
@@ -98,7 +104,7 @@ def test_no_control_token_is_allowed_although_a_guide_spells_it(guides: Guides) 
 def test_forced_tokens_are_the_tokenizers_own_and_the_only_ones_allowed(guides: Guides) -> None:
     text = guides.open(ACTIONS)
     forced = text.forced((), 64)
-    assert TOKENIZER.decode(forced) == "the next action is"
+    assert spelt(forced) == "the next action is"
     own = TOKENIZER("the next action is stop.", add_special_tokens=False)["input_ids"]
     assert forced == tuple(own[: len(forced)])
     for i, token in enumerate(forced):
@@ -138,7 +144,7 @@ def test_a_tokenizer_that_adds_joiners_spells_the_text_all_the_same() -> None:
     guides = Guides(tokenizer, size, {tokenizer.eos_token_id}, tokenizer.all_special_ids)
     source = 'the line\nnew "name"'
     forced = guides.open(Guide("regex", source)).forced((), 64)
-    assert tokenizer.decode(forced, skip_special_tokens=True) == source
+    assert spelt(forced, tokenizer) == source
 
 
 NESTED: dict[str, object] = {"type": "string"}

@@ -25,7 +25,7 @@ def letter_tokenizer() -> PreTrainedTokenizerFast:
 
 def spelling_engine(seed: int = 0, *, noise: float = 0.0) -> FakeEngine:
     """Return a fake whose answers can be guided."""
-    engine = FakeEngine(seed, noise=noise)
+    engine = FakeEngine(seed, noise=noise, exits=())
     engine.loaded.guides = Guides(letter_tokenizer(), VOCAB, {EOS}, {EOS})
     return engine
 

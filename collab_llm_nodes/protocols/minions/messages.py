@@ -100,6 +100,7 @@ class AskRemote:
         round: counts from 1.
         choice_bits: information in the choices of programs since the last message
             (``choice.py``).
+        guide: limit on the reply.
     """
 
     stage: str
@@ -108,6 +109,7 @@ class AskRemote:
     temperature: float
     max_tokens: int
     choice_bits: int = 0
+    guide: Guide | None = None
 
 
 @dataclass(frozen=True)

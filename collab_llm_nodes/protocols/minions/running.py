@@ -266,6 +266,7 @@ class _Run:
             tuple(Turn(message.role, message.text) for message in ask.messages),
             SamplingConfig(ask.temperature, seed=self.request.sampling.seed),
             ask.max_tokens,
+            guide=ask.guide,
         )
         result: Reply | CollabError
         try:
