@@ -42,11 +42,23 @@ def guide_of(request: Request, answer: AnswerConfig) -> Guide | None:
     questions to the same model are no orders.
 
     Raises:
+        InvalidInput: as :func:`guide_from`.
+    """
+    order = request.for_motion or "answer.guide" in request.options
+    return guide_from(answer, order=order)
+
+
+def guide_from(answer: AnswerConfig, *, order: bool) -> Guide | None:
+    """Return the guide that ``answer`` stands for; None: any text.
+
+    Args:
+        order: the answer is to be an order to the robot.
+
+    Raises:
         InvalidInput: the source is missing, too long, or none of the grammar's settings.
     """
     if answer.guide == "actions":
-        asked = request.for_motion or "answer.guide" in request.options
-        return Guide("regex", _actions(answer.guide_source)) if asked else None
+        return Guide("regex", _actions(answer.guide_source)) if order else None
     return None if answer.guide == "none" else Guide(answer.guide, answer.guide_source)
 
 

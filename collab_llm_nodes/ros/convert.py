@@ -145,7 +145,7 @@ def turns_from(request: Any) -> tuple[Turn, ...]:
     return tuple(Turn(role, content) for role, content in zip(roles, contents, strict=True))
 
 
-def guide_from(request: Any) -> Guide | None:
+def guide_in(request: Any) -> Guide | None:
     """Return the guide of a request, if it has one. Raises InvalidInput: none that can be used."""
     return Guide(request.guide_kind, request.guide_source) if request.guide_kind else None
 
