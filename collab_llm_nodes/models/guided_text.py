@@ -144,19 +144,30 @@ class GuidedText:
             raise refused("no text of this model satisfies it", "allow other texts")
         return mask
 
-    def rows(self, answer: Sequence[int], draft: Sequence[int]) -> NDArray[np.bool_]:
+    def rows(
+        self, answer: Sequence[int], draft: Sequence[int], parents: Sequence[int] = ()
+    ) -> NDArray[np.bool_]:
         """Return the masks [len(draft) + 1, V] after ``answer`` and each token of ``draft``.
 
         Rows after a token that is not allowed allow all: no verdict reads them.
+
+        Args:
+            parents: of a tree, the row that each token follows; empty: they follow one another.
 
         Raises:
             InvalidInput: as :meth:`allowed`.
         """
         masks = np.ones((len(draft) + 1, self._size), dtype=np.bool_)
-        for i in range(len(draft) + 1):
-            masks[i] = self.allowed((*answer, *draft[:i]))
-            if i < len(draft) and not masks[i, draft[i]]:
-                break
+        ends: list[tuple[int, ...] | None] = [tuple(answer)]  # None: not allowed
+        masks[0] = self.allowed(answer)
+        for row, (token, parent) in enumerate(
+            zip(draft, parents or range(len(draft)), strict=True), 1
+        ):
+            before = ends[parent]
+            possible = before is not None and masks[parent, token]
+            ends.append((*before, token) if before is not None and possible else None)
+            if (end := ends[-1]) is not None:
+                masks[row] = self.allowed(end)
         return masks
 
     def forced(self, answer: Sequence[int], most: int) -> tuple[int, ...]:

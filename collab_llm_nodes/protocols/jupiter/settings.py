@@ -83,6 +83,12 @@ class JupiterConfig:
         choices=(AUTO, ALWAYS, NEVER),
         per_request=ANY,
     )
+    outline_guided: bool = setting(
+        True,
+        "Limit outlines to numbered lines. Off for a model that is trained to write them, such as"
+        " the embedded one.",
+        per_request=ANY,
+    )
     outline_tokens: int = setting(
         96, "Length limit of an outline [tokens].", low=8, high=4096, per_request=ANY
     )
