@@ -29,13 +29,13 @@ _LIMITS = LLParserLimits(
     initial_lexer_fuel=500_000,
     step_lexer_fuel=100_000,
     step_max_items=20_000,
-    max_lexer_states=20_000,
+    max_lexer_states=8_000,
     max_grammar_size=50_000,
     precompute_large_lexemes=False,
     verbose_errors=False,
 )
 """A guide takes some 10 ms to read and 10 ms for a set of tokens at most."""
-_COMPILED = 16
+_COMPILED = 8
 """Guides that are kept compiled."""
 _MOST_FORCED = 1 << 16
 """Longest text that a regular expression may force [characters]: llguidance has no such limit."""
