@@ -34,10 +34,10 @@ _LIMITS = LLParserLimits(
     precompute_large_lexemes=False,
     verbose_errors=False,
 )
-"""A guide takes some 10 ms to read and 10 ms for a set of tokens at most."""
+"""A guide takes some 30 ms to read, and a few ms for a set of tokens, at most."""
 _COMPILED = 8
 """Guides that are kept compiled."""
-_MOST_FORCED = 1 << 16
+_MOST_FORCED = 1 << 14
 """Longest text that a regular expression may force [characters]: llguidance has no such limit."""
 _MOST_REPEATED = 4096
 """Largest lower bound of a length in a JSON schema."""
