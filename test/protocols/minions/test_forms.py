@@ -8,6 +8,7 @@ import pytest
 from collab_llm_lab.random_models import random_tokenizer
 from collab_llm_nodes.models.guide import Guide
 from collab_llm_nodes.models.guided_text import Guides
+from collab_llm_nodes.models.tokenizer import token_id
 from collab_llm_nodes.models.vocabulary import vocabulary_size
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
 from collab_llm_nodes.protocols.minions.plan import Plan, plan_form, read_plan
@@ -22,7 +23,7 @@ GUIDES = Guides(TOKENIZER, vocabulary_size(TOKENIZER), {EOS}, TOKENIZER.all_spec
 def reply(guide: Guide, seed: int, most: int = 2000) -> str:
     """Return a random reply in the form of ``guide``; quotation marks and brackets end it soon."""
     rng, text = np.random.default_rng(seed), GUIDES.open(guide)
-    closing = [*TOKENIZER.convert_tokens_to_ids(['"', "]", "}"])]
+    closing = [token_id(TOKENIZER, sign) for sign in '"]}']
     answer: list[int] = []
     while not answer or answer[-1] != EOS:
         assert len(answer) < most
