@@ -7,17 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from jupiter_bed import ARCHITECTURE, LAYERS, control, pipeline, prompt
 from llguidance import LLMatcher
 from tiny_models import tiny_model
 
 from collab_llm_lab.reference import generate_guided
-from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.decoding.sampling import SamplingConfig, masked
 from collab_llm_nodes.errors import InvalidInput, ProtocolError
 from collab_llm_nodes.models.guide import Guide
 from collab_llm_nodes.models.guided_text import GuidedText
 from collab_llm_nodes.models.prompt import EncodedPrompt
-from collab_llm_nodes.protocols.jupiter import codec
+from collab_llm_nodes.protocols.jupiter import codec, stage_lanes
 from collab_llm_nodes.protocols.jupiter.drafters import DRAFTERS
 from collab_llm_nodes.protocols.jupiter.generation import answer
 from collab_llm_nodes.protocols.jupiter.lane import DecodeConfig, LaneAnswer
@@ -62,6 +63,26 @@ def test_rows_of_a_tree_follow_their_parents() -> None:
     assert not other.allows((*forced, b, 5))
     assert rows[3].all()
     assert rows[4].all()
+
+
+@pytest.mark.parametrize("drafter", ["none", "medusa"])
+def test_a_lane_judged_by_its_masks_writes_a_text_of_the_guide(drafter: str) -> None:
+    """The last stage with random logits, and random guesses of its heads."""
+    sampling, eos = SamplingConfig(1.0, seed=2), frozenset({LOADED.tokenizer.eos_token_id})
+    asked = DecodeConfig(TOKENS, sampling, DRAFTERS[drafter], guide=guided())
+    lane = LaneAnswer(0, [9, 8, 7], asked, eos=eos, context=256)
+    rng = torch.Generator().manual_seed(1)
+    while not lane.finished:
+        (step,) = lane.steps()
+        logits = torch.randn(step.rows, LOADED.vocab_size, generator=rng)
+        limited = masked(logits, stage_lanes._allowed(step, LOADED.vocab_size))
+        draft = step.ids[len(step.ids) - step.rows + 1 :]
+        parents = step.parents or range(len(draft))
+        path, token = stage_lanes.judge(limited, draft, parents, sampling, step.position, eos)
+        guesses = torch.randint(7, LOADED.vocab_size, (3 * step.guesses,), generator=rng)
+        lane.on_outcome(Outcome(path, token, tuple(guesses.tolist())))
+    assert re.fullmatch(SENTENCE, LOADED.decode(lane.tokens))
+    assert lane.passes < len(lane.tokens)
 
 
 def test_a_worker_that_knows_no_guides_is_not_believed() -> None:
