@@ -84,9 +84,8 @@ class JupiterConfig:
         per_request=ANY,
     )
     outline_guided: bool = setting(
-        True,
-        "Limit outlines to numbered lines. Off for a model that is trained to write them, such as"
-        " the embedded one.",
+        False,
+        "Limit outlines to numbered lines, for a model that is not trained to write them.",
         per_request=ANY,
     )
     outline_tokens: int = setting(
