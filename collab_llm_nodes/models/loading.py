@@ -39,6 +39,7 @@ from collab_llm_nodes.models.architectures import (
 from collab_llm_nodes.models.checkpoint import match_tensors, quantisation_of, stored_tensors
 from collab_llm_nodes.models.devices import find_device, free_bytes, shares_host_memory
 from collab_llm_nodes.models.footprint import check_fits, weight_bytes
+from collab_llm_nodes.models.guided_text import Guides
 from collab_llm_nodes.models.prompt import begun_thought, takes_system, try_prompts
 from collab_llm_nodes.models.quantised import (
     bitsandbytes_options,
@@ -46,9 +47,11 @@ from collab_llm_nodes.models.quantised import (
     quantize_with_torchao,
     quantized_bytes,
 )
+from collab_llm_nodes.models.tokenizer import token_id
 from collab_llm_nodes.models.vocabulary import (
     check_rows,
     control_tokens,
+    end_tokens,
     vocabulary_hash,
     vocabulary_size,
 )
@@ -155,6 +158,18 @@ class LoadedModel:
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of ``tokens`` without special ones."""
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    @cached_property
+    def guides(self) -> Guides:
+        """The guides of this model's answers; the first use takes up to a second.
+
+        Raises:
+            ModelError: the tokenizer cannot be used for them.
+        """
+        size = self.vocab_size
+        eos = end_tokens(self.model.generation_config, self.tokenizer, size)
+        control = [token_id(self.tokenizer, token) for token in self.control_tokens]
+        return Guides(self.tokenizer, size, eos, control)
 
     @property
     def device(self) -> torch.device:

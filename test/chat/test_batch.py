@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
@@ -11,9 +12,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 from tiny_models import scene, tiny_model
 
-from collab_llm_lab.reference import generate
+from collab_llm_lab.reference import generate, generate_guided
 from collab_llm_nodes.chat.base import Finish, Usage
 from collab_llm_nodes.chat.batch import Batch, BatchConfig, Ended, Job
 from collab_llm_nodes.chat.prefixes import WORTH_SHARING, Ids, Prefixes, common, group_by_prefix
@@ -24,6 +26,8 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed
 from collab_llm_nodes.errors import Cancelled, CollabError, InvalidInput, ModelError
 from collab_llm_nodes.models.architectures import ARCHITECTURES
+from collab_llm_nodes.models.guide import Guide
+from collab_llm_nodes.models.guided_text import GuidedText
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode
 
 GREEDY = SamplingConfig()
@@ -102,6 +106,39 @@ def test_prompts_with_pictures_share_no_prefix(eager: bool) -> None:
     assert jobs[0].tokens != jobs[1].tokens
     assert [done.cached for done in jobs] == [0] * 4
     engine.close()
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+def test_a_guided_reply_is_the_guided_models_own_in_fewer_passes(sampling: SamplingConfig) -> None:
+    engine = engine_of()
+    ids = prompt(engine, 12, 3)
+    source = r"the next action is (turn (left|right) [1-9]0 degree|move forward [1-9]0 cm)\."
+    held, free, beside = job(ids, sampling), job(ids, sampling), job(ids, sampling)
+    held.guide, held.max_tokens = engine.loaded.guides.open(Guide("regex", source)), 40
+    batch = Batch(engine, BatchConfig())
+    batch.add([free, held, beside])
+    finish(batch)
+    assert free.tokens == beside.tokens
+    grammar = LLMatcher.grammar_from_regex(source)
+    own = generate_guided(engine.loaded, EncodedPrompt(tuple(ids)), grammar, sampling, 40)
+    assert held.tokens == own
+    assert re.fullmatch(source, engine.decode(own))
+    assert batch.passes < len(own)
+
+
+def test_a_guide_that_takes_too_much_work_ends_its_reply_alone() -> None:
+    class Heavy:
+        def allowed(self, answer: Sequence[int]) -> np.ndarray:
+            raise InvalidInput("takes too much work", field="answer.guide")
+
+    engine = engine_of()
+    held, free = job(prompt(engine, 12, 3), GREEDY), job(prompt(engine, 9, 4), GREEDY)
+    held.guide = cast(GuidedText, Heavy())
+    batch = Batch(engine, BatchConfig())
+    batch.add([held, free])
+    ended = finish(batch)
+    assert {type(each.reason) for each in ended if each.job is held} == {InvalidInput}
+    assert free.tokens
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])

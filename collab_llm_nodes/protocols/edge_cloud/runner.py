@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.interface import DecodingEngine
+from collab_llm_nodes.models.guide import Guide
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.client import EdgeClient, EdgeClientConfig, Source
@@ -71,17 +72,20 @@ class InProcessRunner:
         sampling: SamplingConfig | None = None,
         max_tokens: int = 64,
         deadline_s: float = 600.0,
+        guide: Guide | None = None,
     ) -> Generation:
-        """Decode one answer; its law is the target's alone, whatever the draft."""
+        """Decode one answer; its law is the target's alone within ``guide``, whatever the draft."""
         sampling = sampling or SamplingConfig()
         started = time.perf_counter()
-        opened = open_message(prompt, sampling, max_tokens, vocabulary="")
+        opened = open_message(prompt, sampling, max_tokens, vocabulary="", guide=guide)
         target = TargetSession(
             self._target, encode(prompt, self._target.loaded), opened, self._exits
         )
         models = [(each, encode(prompt, each.loaded)) for each in (self._draft, *self._others)]
-        drafter = Drafter(*models[0], sampling, others=models[1:])
-        client = EdgeClient(EdgeClientConfig(self._gamma, max_tokens), drafter.room)
+        guided = self._draft.loaded.guides.open(guide) if guide is not None else None
+        drafter = Drafter(*models[0], sampling, models[1:], guided)
+        config = EdgeClientConfig(self._gamma, max_tokens)
+        client = EdgeClient(config, drafter.room, guided=guided is not None)
         exits = EarlyExitQueue(self._exits)
 
         def verify(draft: Draft) -> None:
