@@ -176,7 +176,7 @@ class InProcessChat:
         quoting = (
             Quoting(request.quotable, self._ids, self._engine.decode) if request.quotable else None
         )
-        job = Job(call, ids, request.sampling, request.max_tokens, quoting, guided)
+        job = Job(call, ids, request.sampling, request.max_tokens, quoting, guide=guided)
         call.indices[job] = index
 
     def _guided(self, guide: Guide | None) -> GuidedText | None:

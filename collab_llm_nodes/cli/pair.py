@@ -69,7 +69,7 @@ def check(
     Exits with 0 if they fit, 1 if not. With --measure, loads both and predicts which mode of
     decoding pays over a link.
     """
-    from collab_llm_nodes.models.loading import ModelConfig
+    from collab_llm_nodes.models.loading import ModelConfig, TargetConfig
     from collab_llm_nodes.models.threads import set_threads
     from collab_llm_nodes.protocols.edge_cloud.pair import check_pair
     from collab_llm_nodes.protocols.edge_cloud.pair_timing import (
@@ -82,7 +82,7 @@ def check(
     )
 
     models = (
-        ModelConfig(target, dtype, device, quantization, exits),
+        TargetConfig(target, dtype, device, quantization, exits=exits),
         ModelConfig(draft, draft_dtype, draft_device, draft_quantization),
     )
     link = Link(rtt_ms, up_mbit, down_mbit)

@@ -39,6 +39,7 @@ from collab_llm_nodes.models.loading import (
     DTYPES,
     LoadedModel,
     ModelConfig,
+    TargetConfig,
     architecture_in,
     load_errors,
     load_image_processor,
@@ -303,7 +304,10 @@ class _Inspector:
 
         Exits are known by their model's head, which is read for this, if it is here.
         """
-        named, beside = self._config.exits, self._folder / f"{ADAPTERS}.json"
+        config, beside = self._config, self._folder / f"{ADAPTERS}.json"
+        named, layers = (
+            (config.exits, config.exit_layers) if isinstance(config, TargetConfig) else (None, ())
+        )
         if self._side != "target" or (named is None and not beside.is_file()):
             return
         if self._found.quantised or not self._found.stored:
@@ -311,7 +315,7 @@ class _Inspector:
             return
         load_head(loaded.model, self._folder)
         folder = self._folder if named in (None, "beside") else Path(str(named)).expanduser()
-        exits = ExitAdapters.load(folder, decoder_parts(loaded.model), self._config.exit_layers)
+        exits = ExitAdapters.load(folder, decoder_parts(loaded.model), layers)
         self._found.exits = Exits(exits.layers, exits.width)
 
 

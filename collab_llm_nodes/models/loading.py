@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,12 @@ class TargetConfig(ModelConfig):
         " Name fewer where they cost more time than they save.",
         read_only=True,
     )
+
+
+def with_exits(config: ModelConfig, exits: str | None) -> TargetConfig:
+    """Return ``config`` with the early exits in the folder ``exits``, or with none."""
+    own = {each.name: getattr(config, each.name) for each in fields(ModelConfig)}
+    return TargetConfig(**own, exits=exits)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.interface import Feed
 from collab_llm_nodes.errors import InvalidInput, translate_errors
 from collab_llm_nodes.models.adapters import NAME
-from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.loading import ModelConfig, load, with_exits
 from collab_llm_nodes.models.prompt import encode
 from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
@@ -90,7 +90,7 @@ def exit_figures(pair: Pair) -> dict[str, Any]:
         return {}
     agreement: dict[str, float] = {}
     if (folder / f"{NAME}.json").is_file():
-        loaded = load(replace(pair.target, exits=str(folder)))
+        loaded = load(with_exits(pair.target, str(folder)))
         pair.data.check_target(Target.of(loaded))
         with closing(Engine(loaded)) as engine:
             agreement = exit_agreement(engine, pair.data, pair.held_out)

@@ -19,7 +19,7 @@ from collab_llm_nodes.engine.device import synchronize
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.inspection import picture
 from collab_llm_nodes.errors import DeadlineExceeded, within
-from collab_llm_nodes.models.loading import LoadedModel, load
+from collab_llm_nodes.models.loading import LoadedModel, TargetConfig, load, with_exits
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.codec import encode_client, encode_server
@@ -162,10 +162,11 @@ def load_pair(report: PairReport) -> tuple[Engine, Engine]:
     Raises:
         ModelError: one of them cannot be loaded; ``field`` begins with ``target`` or ``draft``.
     """
-    exits = "beside" if report.target.exits else None
     target = report.target.config
+    if report.target.exits and not (isinstance(target, TargetConfig) and target.exits):
+        target = with_exits(target, "beside")
     with within("target"):
-        loaded = load(replace(target, exits=target.exits or exits))
+        loaded = load(target)
     with within("draft"):
         return Engine(loaded), Engine(load(report.draft.config))
 

@@ -139,8 +139,8 @@ def plan_form(chunkers: Collection[str], *, reduce: bool) -> Guide:
         },
         "over": {"enum": ["documents", "answered"]},
         "chunker": {"enum": [*chunkers]},
-        "size": {"type": "integer", "minimum": 0, "maximum": _MAX_SIZE},
-        "samples": {"type": "integer", "minimum": 1, "maximum": _MAX_SAMPLES},
+        "size": {"type": "integer", "minimum": 0, "maximum": _MAX_COUNT},
+        "samples": {"type": "integer", "minimum": 1, "maximum": MAX_SAMPLES},
     }
     if reduce:
         number = {"type": "integer", "minimum": 1, "maximum": _MAX_TASKS}

@@ -38,7 +38,7 @@ from collab_llm_nodes.cli import app
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, ModelError
 from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.architectures import decoder_parts
-from collab_llm_nodes.models.loading import ModelConfig, TargetConfig, load
+from collab_llm_nodes.models.loading import ModelConfig, TargetConfig, load, with_exits
 from collab_llm_nodes.models.prompt import encode
 
 OPERATION = Operation(pass_ms=100.0, draft_ms=10.0, exit_ms=0.01)
@@ -194,7 +194,7 @@ def test_trained_exits_agree_more_and_load_with_their_target(config: ExitsConfig
     assert report["chosen"]
     assert report["round_ms"] < report["round_ms_without_exits"]
     assert json.loads((config.out / "report.json").read_text()) == report
-    loaded = load(replace(config.target, exits=str(config.out)))
+    loaded = load(with_exits(config.target, str(config.out)))
     assert loaded.adapters is not None
     assert list(loaded.adapters.layers) == report["chosen"]
     with pytest.raises(ModelError, match="adapters of model"):
