@@ -258,6 +258,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "adapters of another model": (take_adapters_of_another_model, "exits", "width 48"),
     "gptq without its package": (quantise("gptq", bits=4, group_size=128), "path", "optimum|GPTQ"),
     "awq without its package": (quantise("awq", bits=4), "path", "gptqmodel"),
+    "fp8 of another tool": (quantise("compressed-tensors"), "path", "compressed.tensors"),
     "an unknown method": (quantise("nonsense"), "path", "no method 'nonsense'"),
 }
 
