@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -201,14 +202,18 @@ def test_trained_exits_agree_more_and_load_with_their_target(config: ExitsConfig
         load(TargetConfig(str(tiny_folder("llama", seed=1)), exits=str(config.out)))
 
 
+def _is_empty(steps: Iterator[int]) -> bool:
+    return next(steps, None) is None
+
+
 def test_a_stopped_or_killed_training_ends_as_an_undisturbed_one(
     config: ExitsConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert train_exits(replace(config, out=config.out / "undisturbed")) is not None
     fitted = len(read_data(config.data).parts()[0])
     for asked in (3, fitted + 7):  # stopped in the least squares, then in the steps
-        steps = iter(range(asked))
-        assert train_exits(config, lambda steps=steps: next(steps, None) is None) is None
+        left = iter(range(asked))
+        assert train_exits(config, partial(_is_empty, left)) is None
     saved = config.out / exits.STAGE / "state.pt"
     assert saved.exists()
     shutil.copy(saved, saved.with_suffix(".early"))
