@@ -10,6 +10,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from llguidance import LLMatcher
+from llguidance.hf import from_tokenizer
+from llguidance.numpy import (
+    allocate_token_bitmask,
+    apply_token_bitmask_inplace,
+    fill_next_token_bitmask,
+)
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
@@ -39,6 +46,30 @@ def generate(
         tokens.append(own_token(distribution(logits, sampling), sampling, position))
         if tokens[-1] in eos:
             break
+    return tokens
+
+
+@torch.inference_mode()
+def generate_guided(
+    loaded: LoadedModel,
+    prompt: EncodedPrompt,
+    grammar: str,
+    sampling: SamplingConfig,
+    max_tokens: int,
+) -> list[int]:
+    """Decode as :func:`generate` within a grammar of llguidance, by its own helpers alone."""
+    tokenizer: Any = loaded.tokenizer
+    size, eos = len(tokenizer), tokenizer.eos_token_id
+    matcher = LLMatcher(from_tokenizer(tokenizer, n_vocab=size, eos_token=eos), grammar)
+    mask = allocate_token_bitmask(1, size)
+    tokens: list[int] = []
+    while len(tokens) < max_tokens and (not tokens or tokens[-1] != eos):
+        logits = next_logits(loaded, prompt, tokens)[None].numpy()
+        fill_next_token_bitmask(matcher, mask)
+        apply_token_bitmask_inplace(logits, mask)
+        tokens.append(own_token(distribution(logits[0], sampling), sampling, len(tokens)))
+        if tokens[-1] != eos and not matcher.consume_token(tokens[-1]):
+            raise RuntimeError(matcher.get_error())
     return tokens
 
 

@@ -9,10 +9,12 @@ from collab_llm_lab.bench.collective.command import bench_collective
 from collab_llm_lab.bench.dragon.command import bench_dragon, bench_dragon_quality
 from collab_llm_lab.bench.edge_cloud_command import bench_edge_cloud
 from collab_llm_lab.bench.engine_command import bench_engine, bench_engine_host
+from collab_llm_lab.bench.guided_command import bench_guided
 from collab_llm_lab.bench.hostile.command import bench_dragon_hostile, bench_jupiter_hostile
 from collab_llm_lab.bench.jupiter.command import bench_jupiter
 from collab_llm_lab.bench.link.command import bench_link
 from collab_llm_lab.bench.minions.command import bench_minions
+from collab_llm_lab.bench.pair.command import bench_pair
 from collab_llm_lab.bench.ros_command import bench_ros
 from collab_llm_lab.bench.safety.command import bench_safety
 from collab_llm_lab.bench.verifier_command import bench_verifier
@@ -23,6 +25,7 @@ COMMANDS = (
     bench_engine_host,
     bench_verifier,
     bench_edge_cloud,
+    bench_guided,
     bench_collective,
     bench_jupiter,
     bench_dragon,
@@ -31,6 +34,7 @@ COMMANDS = (
     bench_dragon_quality,
     bench_chat,
     bench_minions,
+    bench_pair,
     bench_ros,
     bench_safety,
 )

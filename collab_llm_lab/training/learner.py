@@ -101,8 +101,12 @@ class ModelLearner(ABC):
     def losses(self, *batch: Any) -> dict[str, Tensor]:
         """Return the losses of a batch on the device; the one called ``loss`` is minimised."""
 
-    def learn(self, *batch: Tensor) -> dict[str, float]:
-        """Make one optimiser step; return the losses."""
+    def learn(self, *batch: Any) -> dict[str, float]:
+        """Make one optimiser step; return the losses.
+
+        Args:
+            batch: tensors, or what else can be moved by ``to``.
+        """
         for optimizer, peak in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = self.recipe.rate(peak, self.step, self.seconds)

@@ -170,14 +170,26 @@ def _bar(bar: Bar, task: TaskID, name: str, keys: tuple[str, ...]) -> Progress:
 
 def _lines(name: str, keys: tuple[str, ...], every: float) -> Progress:
     last, written = -every, ""
+    begun = first = 0.0  # of the activity: when it was first reported, and with how much done
 
     def report(activity: str, done: int, total: int, figures: dict[str, float]) -> None:
-        nonlocal last, written
+        nonlocal last, written, begun, first
         now = time.monotonic()
-        if now - last < every and activity == written:
+        if activity != written:
+            begun, first = now, done
+        elif now - last < every:
             return
         last, written = now, activity
         clock, text = time.strftime("%H:%M:%S"), _text(figures, keys)
-        print(f"{clock} {name}: {activity} {done}/{total} {text}", flush=True)
+        left = _time_left(now - begun, done - first, total - done)
+        print(f"{clock} {name}: {activity} {done}/{total}{left} {text}", flush=True)
 
     return report
+
+
+def _time_left(seconds: float, done: float, left: float) -> str:
+    """Return the time that the rest of an activity takes, in words; empty if it is not known."""
+    if done <= 0 or left <= 0:
+        return ""
+    minutes = seconds / done * left / 60
+    return f", {minutes:.0f} min left" if minutes >= 1 else ", less than 1 min left"

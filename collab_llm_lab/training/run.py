@@ -101,7 +101,7 @@ def hold_folder(
         ConfigError: ``out`` cannot be written, another process holds it, or it was begun with
             other values.
     """
-    with _locked(out):
+    with locked(out):
         # As they are read back: tuples are lists there.
         now = json.loads(json.dumps({"options": options, "settings": settings or {}}))
         file = out / BEGUN
@@ -119,7 +119,12 @@ def hold_folder(
 
 
 @contextmanager
-def _locked(out: Path) -> Iterator[None]:
+def locked(out: Path) -> Iterator[None]:
+    """Make the folder ``out`` and hold it against other processes.
+
+    Raises:
+        ConfigError: it cannot be written, or another process holds it.
+    """
     try:
         out.mkdir(parents=True, exist_ok=True)
         lock = (out / LOCK).open("a", encoding="utf-8")
@@ -134,7 +139,7 @@ def _locked(out: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(
-                f"another training runs in {out}",
+                f"another process writes to {out}",
                 field="--out",
                 remedy="wait until it has ended, or name another folder",
             ) from None

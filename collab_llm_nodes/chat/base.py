@@ -10,6 +10,7 @@ from typing import Protocol
 from collab_llm_nodes.config import check_max_tokens
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import Busy, CollabError, InvalidInput
+from collab_llm_nodes.models.guide import Guide
 from collab_llm_nodes.models.thoughts import answer_of
 from collab_llm_nodes.models.turns import Turn
 
@@ -69,12 +70,15 @@ class ChatRequest:
         max_tokens: length limit of the reply [tokens].
         quotable: text whose lines the reply may quote. Models in this process then copy them
             exactly (``chat.quoting``); others ignore it.
+        guide: limit on the reply's text. Models in this process keep to it. A server is asked for a
+            JSON schema, unless it refuses such requests; other kinds are ignored there.
     """
 
     turns: tuple[Turn, ...]
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     max_tokens: int = 256
     quotable: str = ""
+    guide: Guide | None = None
 
     def __post_init__(self) -> None:
         if not self.turns or self.turns[-1].role != "user":

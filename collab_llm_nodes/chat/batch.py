@@ -19,7 +19,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from collab_llm_nodes.chat.base import Finish, Usage
@@ -27,10 +27,11 @@ from collab_llm_nodes.chat.prefixes import Ids, Prefixes, group_by_prefix
 from collab_llm_nodes.chat.quoting import Quoting
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.rejection import own_token
-from collab_llm_nodes.decoding.sampling import SamplingConfig, distributions_of
+from collab_llm_nodes.decoding.sampling import SamplingConfig, distributions_of, masked
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.errors import Cancelled, CollabError, ModelError, as_collab_error
+from collab_llm_nodes.models.guided_text import GuidedText
 from collab_llm_nodes.models.prompt import EncodedPrompt
 
 
@@ -65,6 +66,8 @@ class Job:
         owner: owners take turns; the jobs of one owner are ended together.
         ids: prompt, int32 [n], n >= 1.
         quoting: constrains quotes in the reply to the text.
+        prompt: the same with pictures, which shares no prefix with others; None: ids alone.
+        guide: limits the reply; the tokens that it forces need no pass.
         tokens: reply so far, its end token included.
         cached: prompt tokens that were not computed for this job.
     """
@@ -74,10 +77,17 @@ class Job:
     sampling: SamplingConfig
     max_tokens: int
     quoting: Quoting | None = None
+    prompt: EncodedPrompt | None = None
+    guide: GuidedText | None = None
     tokens: list[int] = field(default_factory=list)
     cached: int = 0
     _session: Session | None = None
     _followers: list[Job] = field(default_factory=list)
+
+    @property
+    def unread(self) -> list[int]:
+        """Tokens of the reply that the model has not read."""
+        return self.tokens[_session(self).length - len(self.ids) :]
 
     @property
     def usage(self) -> Usage:
@@ -127,16 +137,19 @@ class Batch:
 
     def add(self, jobs: Sequence[Job]) -> None:
         """Queue ``jobs``, all of one owner."""
-        if not self._config.kept_tokens:
-            leaders = list(jobs)
-        else:
-            groups = group_by_prefix([job.ids for job in jobs], self._prefixes.known)
-            leaders = [jobs[leader] for leader, _ in groups]
-            for leader, followers in groups:
-                jobs[leader]._followers = [jobs[i] for i in followers]
+        texts = [job for job in jobs if self._shares(job)]
+        leaders = [job for job in jobs if not self._shares(job)]
+        groups = group_by_prefix([job.ids for job in texts], self._prefixes.known)
+        for leader, followers in groups:
+            texts[leader]._followers = [texts[i] for i in followers]
+            leaders.append(texts[leader])
         for job in reversed(leaders):
             # In front: the prefix that they share was just read, and is still held then.
             self._queues.setdefault(job.owner, deque()).appendleft(job)
+
+    def _shares(self, job: Job) -> bool:
+        """Return True if ``job`` may begin with the prefix of another one."""
+        return job.prompt is None and self._config.kept_tokens > 0
 
     def end(self, owner: Hashable, reason: Finish | CollabError) -> list[Ended]:
         """End all unfinished jobs of ``owner`` and return them."""
@@ -158,7 +171,7 @@ class Batch:
             check: called between two layers; if it raises Cancelled, so does this, and no job
                 has changed.
         """
-        feeds = [Feed(_session(job), job.tokens[-1:]) for job in self._decoding]
+        feeds = [Feed(_session(job), job.unread, last=1) for job in self._decoding]
         feeds += self._reads()
         jobs = self._decoding + self._reading
         results = self._pass(feeds, check)
@@ -168,19 +181,29 @@ class Batch:
             if isinstance(result, CollabError):
                 ended.append(self._end_one(job, result))
             elif feed.keep:
-                ready.append((job, _quotable(job, result[-1])))
                 if not job.tokens:
                     self._have_read(job)
+                try:
+                    ready.append((job, _limited(job, result[-1])))
+                except CollabError as error:  # the guide takes too much work
+                    ended.append(self._end_one(job, error))
         for (job, _), token in zip(ready, _next_tokens(ready), strict=True):
-            if isinstance(token, CollabError):
-                ended.append(self._end_one(job, token))
-                continue
-            job.tokens.append(token)
-            if token in self._engine.eos:
-                ended.append(self._end_one(job, Finish.STOP))
-            elif len(job.tokens) == self._limit(job):
-                ended.append(self._end_one(job, Finish.LENGTH))
+            reason = token if isinstance(token, CollabError) else self._append(job, token)
+            if reason is not None:
+                ended.append(self._end_one(job, reason))
         return ended
+
+    def _append(self, job: Job, token: int) -> Finish | CollabError | None:
+        """Append ``token`` and those that the guide forces; return why the reply ends, or None."""
+        job.tokens.append(token)
+        if job.guide is not None:
+            try:
+                job.tokens += job.guide.forced(job.tokens, self._limit(job) - len(job.tokens))
+            except CollabError as error:
+                return error
+        if job.tokens[-1] in self._engine.eos:
+            return Finish.STOP
+        return Finish.LENGTH if len(job.tokens) == self._limit(job) else None
 
     def close(self) -> None:
         """Free everything."""
@@ -211,8 +234,10 @@ class Batch:
         job = self._queues[owner].popleft()
         if not self._queues[owner]:
             del self._queues[owner]
-        # The prompt is fed as if it were generated, so that a fork may continue with another one.
-        job._session = self._prefixes.fork(job.ids) or self._engine.open(EncodedPrompt(()))
+        if job.prompt is not None:
+            job._session = self._engine.open(job.prompt)
+        else:  # its text is fed as if it were generated, so that a fork may go on with another one
+            job._session = self._prefixes.fork(job.ids) or self._engine.open(EncodedPrompt(()))
         job.cached = job._session.length
         self._reading.append(job)
         return True
@@ -233,7 +258,8 @@ class Batch:
         """Move ``job`` to decoding after its prompt, and queue its followers."""
         self._reading.remove(job)
         self._decoding.append(job)
-        self._prefixes.keep(job.ids, _session(job), awaited=bool(job._followers))
+        if job.prompt is None:
+            self._prefixes.keep(job.ids, _session(job), awaited=bool(job._followers))
         self.add(_released(job))
 
     def _limit(self, job: Job) -> int:
@@ -263,14 +289,22 @@ def _next_tokens(ready: Sequence[tuple[Job, Tensor]]) -> list[int | CollabError]
     ]
 
 
-def _quotable(job: Job, logits: Tensor) -> Tensor:
-    """Return ``logits`` [V] with the tokens masked that would break a quote."""
-    allowed = [] if job.quoting is None else sorted(job.quoting.next_tokens(job.tokens))
-    if not allowed:
+def _limited(job: Job, logits: Tensor) -> Tensor:
+    """Return ``logits`` [V] over the tokens that the guide allows and that break no quote.
+
+    Raises:
+        InvalidInput: the guide takes too much work.
+    """
+    quotable = [] if job.quoting is None else sorted(job.quoting.next_tokens(job.tokens))
+    if job.guide is None and not quotable:
         return logits
-    kept = torch.full_like(logits, -torch.inf)
-    kept[allowed] = logits[allowed]
-    return kept
+    allowed = np.ones(len(logits), np.bool_)
+    if job.guide is not None:
+        allowed = job.guide.allowed(job.tokens)
+        quotable = [token for token in quotable if allowed[token]]
+    if quotable:
+        allowed = np.isin(np.arange(len(logits)), quotable)
+    return masked(logits[None], allowed[None])[0]
 
 
 def _session(job: Job) -> Session:

@@ -36,6 +36,8 @@ from collab_llm_nodes.errors import (
     Unavailable,
 )
 from collab_llm_nodes.models.detokenising import REPLACEMENT
+from collab_llm_nodes.models.guide import Guide
+from collab_llm_nodes.models.guided_text import GuidedText
 from collab_llm_nodes.models.prompt import Prompt, PromptLimits, encode
 from collab_llm_nodes.models.turns import MAX_TURNS
 
@@ -117,7 +119,7 @@ class InProcessChat:
     ) -> list[Reply | CollabError]:
         """Answer ``requests``; see ``base.ChatModel``.
 
-        A request whose prompt cannot be encoded gives InvalidInput.
+        A request whose prompt cannot be encoded, or whose guide cannot be used, gives InvalidInput.
         """
         call = _Call(control, [None] * len(requests), time.monotonic(), on_result)
         control.check()
@@ -165,6 +167,7 @@ class InProcessChat:
         prompt = Prompt(request.turns[-1].content, turns=request.turns[:-1])
         try:
             encoded = encode(prompt, self._engine.loaded, self._limits)
+            guided = self._guided(request.guide)
         except CollabError as error:
             call.results[index] = error
             call.on_result(index, error)
@@ -173,7 +176,13 @@ class InProcessChat:
         quoting = (
             Quoting(request.quotable, self._ids, self._engine.decode) if request.quotable else None
         )
-        call.indices[Job(call, ids, request.sampling, request.max_tokens, quoting)] = index
+        job = Job(call, ids, request.sampling, request.max_tokens, quoting, guide=guided)
+        call.indices[job] = index
+
+    def _guided(self, guide: Guide | None) -> GuidedText | None:
+        """Return the state of ``guide``; None where replies begin in a thought."""
+        loaded = self._engine.loaded
+        return None if guide is None or loaded.begun_thought else loaded.guides.open(guide)
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         found: list[list[int]] = self._engine.loaded.tokenizer(

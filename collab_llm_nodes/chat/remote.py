@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import json
 import logging
 import math
 import os
@@ -91,7 +92,8 @@ _TRANSIENT_KIND = re.compile(
 """Kinds of transient errors in reports without a status."""
 _NO_CREDIT = re.compile(r"insufficient.(?:quota|balance|credit)|billing|payment")
 SYSTEM = "system"
-OPTIONAL = ("temperature", "top_p", "seed", SYSTEM)
+FORM = "response_format"
+OPTIONAL = ("temperature", "top_p", "seed", SYSTEM, FORM)
 """Parts of a request that some servers refuse."""
 _MAX_CHARACTERS = 1 << 21
 """Longest prompt; the server knows the context of its model and refuses less."""
@@ -102,6 +104,7 @@ _NOT_TAKEN = re.compile(
     r"|additional propert|invalid (?:field|parameter|argument)|unknown",
     re.IGNORECASE,
 )
+_NO_SCHEMA = re.compile(r"response.?format|json.?schema|structured.output|grammar", re.IGNORECASE)
 _NO_SYSTEM_TURN = re.compile(
     r"system['\"` ]{0,2}(?:role|turn|message|prompt|instruction)s?\b.{0,60}(?:not |n't |un)"
     r"(?:support|allow|enabled|accept|permit)"
@@ -148,9 +151,10 @@ class RemoteConfig:
     )
     omit: tuple[str, ...] = setting(
         (),
-        "Parts left out of requests, which some servers refuse: temperature, top_p, seed; system"
-        " puts the system turn before the first question. A part that the server refuses by name"
-        " is left out from then on, listed or not.",
+        "Parts left out of requests, which some servers refuse: temperature, top_p, seed;"
+        " response_format, the JSON schema of the reply; system puts the system turn before the"
+        " first question. A part that the server refuses by name is left out from then on, listed"
+        " or not.",
         read_only=True,
     )
     parallel: int = setting(
@@ -519,6 +523,9 @@ class RemoteChat:
             body["seed"] = sampling.seed % _SEEDS
             if sampling.top_p < 1.0:  # the API's own default
                 body["top_p"] = sampling.top_p
+        if request.guide is not None and request.guide.kind == "json":
+            schema = {"name": "reply", "schema": json.loads(request.guide.source)}
+            body[FORM] = {"type": "json_schema", "json_schema": schema}
         return {name: value for name, value in body.items() if name not in self._left_out}
 
     def _adapted(self, report: _Report | None, body: dict[str, Any]) -> bool:
@@ -536,6 +543,8 @@ class RemoteChat:
             refused = refused or {
                 name for name in fields if re.search(rf"(?<!\w){name}(?!\w)", report.words)
             }
+        if FORM in body and _NO_SCHEMA.search(report.words):
+            refused = {FORM}
         if body["messages"][0]["role"] == SYSTEM and _NO_SYSTEM_TURN.search(report.words):
             refused = {SYSTEM}
         for name in refused:

@@ -12,7 +12,16 @@ from typing import Annotated
 
 import typer
 
-from collab_llm_nodes.cli import ask, bags, dragon, jupiter, jupiter_worker, knowledge, verifier
+from collab_llm_nodes.cli import (
+    ask,
+    bags,
+    dragon,
+    jupiter,
+    jupiter_worker,
+    knowledge,
+    pair,
+    verifier,
+)
 from collab_llm_nodes.cli.output import console, fail, requiring_ros
 from collab_llm_nodes.errors import CollabError, ConfigError
 
@@ -25,7 +34,7 @@ app = typer.Typer(
 )
 for group in (verifier, dragon, jupiter_worker, ask, bags):
     app.add_typer(group.app)
-for name, group in (("knowledge", knowledge), ("jupiter", jupiter)):
+for name, group in (("knowledge", knowledge), ("jupiter", jupiter), ("pair", pair)):
     app.add_typer(group.app, name=name)
 app.add_typer(bags.bag_app, name="bag")
 

@@ -39,6 +39,14 @@ class Acceptance:
         self._judged = np.zeros(_RUN)
         self._accepted = np.zeros(_RUN)
 
+    @classmethod
+    def assumed(cls, chance: float) -> Acceptance:
+        """Return an estimate by which every draft token has the same chance."""
+        found = cls()
+        found._judged += 1.0
+        found._accepted += chance
+        return found
+
     def add(self, run: int | None, s: int, accepted: int) -> None:
         """Learn from one draft.
 

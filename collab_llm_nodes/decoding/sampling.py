@@ -161,6 +161,18 @@ def _sound(rows: Sequence[Distribution | None]) -> list[Distribution] | ModelErr
     return sound if len(sound) == len(rows) else _not_finite()
 
 
+def masked(logits: Tensor, allowed: NDArray[np.bool_]) -> Tensor:
+    """Return ``logits`` [n, V] over the tokens ``allowed`` [n, V], one at least in each row.
+
+    A token that is the only one of its row gets a finite logit, whatever the model says.
+    """
+    only = np.count_nonzero(allowed, axis=-1, keepdims=True) == 1
+    import torch
+
+    kept = torch.from_numpy(np.where(only, 2, 1).astype(np.int8) * allowed).to(logits.device)
+    return logits.masked_fill(kept == 2, 0.0).masked_fill(kept == 0, -torch.inf)
+
+
 _FIRST = 256
 """Number of likeliest tokens to try first: they mostly hold the nucleus."""
 

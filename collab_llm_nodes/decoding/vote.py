@@ -91,14 +91,14 @@ def proposes_likeliest(config: SamplingConfig) -> bool:
     return config.greedy or config.sends_probabilities
 
 
-def proposal(tokens: Draft, config: SamplingConfig) -> list[SparseDistribution] | None:
+def proposal(tokens: Draft, config: SamplingConfig) -> tuple[SparseDistribution, ...] | None:
     """Return the distributions of which a voted path is drawn, as ``verify_chain`` wants them.
 
     Each is certain of its token. None under the laws that judge without them.
     """
     if not config.sends_probabilities:
         return None
-    return [_certain(token) for token in tokens]
+    return tuple(_certain(token) for token in tokens)
 
 
 @lru_cache(maxsize=4096)

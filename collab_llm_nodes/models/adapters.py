@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models.architectures import DecoderParts
-from collab_llm_nodes.models.trained import read_trained, write_trained
+from collab_llm_nodes.models.heads import head_fingerprint
+from collab_llm_nodes.models.trained import check_fingerprint, read_trained, write_trained
 
 NAME = "adapters"
 """Name of the files."""
@@ -25,13 +26,17 @@ class ExitAdapters(nn.Module):
         hidden_size: width of the model between layers.
         layers: exits, counted in decoder layers done: 1 is after the first one.
         width: of the bottleneck; 0 is a single linear map.
+        fingerprint: ``head_fingerprint`` of the model that they were trained with; empty: unknown.
     """
 
-    def __init__(self, hidden_size: int, layers: Sequence[int], width: int = 0) -> None:
+    def __init__(
+        self, hidden_size: int, layers: Sequence[int], width: int = 0, fingerprint: str = ""
+    ) -> None:
         super().__init__()
         self.hidden_size = hidden_size
         self.layers = tuple(sorted(layers))
         self.width = width
+        self.fingerprint = fingerprint
         self.corrections = nn.ModuleDict(
             {str(layer): _correction(hidden_size, width) for layer in self.layers}
         )
@@ -43,7 +48,12 @@ class ExitAdapters(nn.Module):
 
     def save(self, folder: str | Path) -> None:
         """Write ``adapters.safetensors`` and ``adapters.json`` to ``folder``."""
-        facts = {"hidden_size": self.hidden_size, "layers": self.layers, "width": self.width}
+        facts = {
+            "hidden_size": self.hidden_size,
+            "layers": self.layers,
+            "width": self.width,
+            "fingerprint": self.fingerprint,
+        }
         write_trained(folder, NAME, self, facts)
 
     @classmethod
@@ -61,11 +71,15 @@ class ExitAdapters(nn.Module):
         trained = read_trained(
             folder,
             NAME,
-            lambda facts: cls(facts["hidden_size"], facts["layers"], facts["width"]),
+            lambda facts: cls(
+                facts["hidden_size"], facts["layers"], facts["width"], facts.get("fingerprint", "")
+            ),
             parts.hidden_size,
             kind="early-exit adapters",
             field="exits",
         )
+        if trained.fingerprint:  # older files have none
+            check_fingerprint(trained.fingerprint, head_fingerprint(parts), "adapters", "exits")
         check_exit_layers(trained.layers, len(parts.layers))
         missing = sorted(set(layers) - set(trained.layers))
         if missing:
@@ -78,7 +92,7 @@ class ExitAdapters(nn.Module):
 
     def restrict(self, layers: Sequence[int]) -> ExitAdapters:
         """Return the same adapters at fewer exits."""
-        fewer = ExitAdapters(self.hidden_size, (), self.width)
+        fewer = ExitAdapters(self.hidden_size, (), self.width, self.fingerprint)
         fewer.layers = tuple(sorted(layers))
         fewer.corrections = nn.ModuleDict({str(n): self.corrections[str(n)] for n in fewer.layers})
         return fewer

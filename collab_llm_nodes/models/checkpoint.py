@@ -17,6 +17,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from transformers.quantizers import AutoHfQuantizer
 
 from collab_llm_nodes.errors import ModelError, translate_errors
+from collab_llm_nodes.models.architectures import decoder_parts
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 """Types of numbers that are weights as they stand; others need scales that belong to them."""
@@ -169,3 +170,46 @@ def match_tensors(model: Any, stored: dict[str, Stored]) -> list[Match]:
             )
         matches.append(Match(name, found, converter is None))
     return matches
+
+
+def check_tensors(model: Any, stored: dict[str, Stored]) -> None:
+    """Refuse stored tensors that are not all of ``model``, whose weights are not read.
+
+    Raises:
+        ModelError: as ``match_tensors``; or a weight is missing, or has another shape.
+    """
+    own = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    matches = match_tensors(model, stored)
+    for match in matches:
+        shape, expected = stored[match.stored].shape, own.get(match.name)
+        if match.whole and expected not in (None, shape):
+            raise ModelError(
+                f"{match.stored} is {shape}, config.json says {expected}",
+                field="path",
+                remedy=_DAMAGED,
+            )
+    tied = {name for pair in model.all_tied_weights_keys.items() for name in pair}
+    missing = sorted(own.keys() - tied - {match.name for match in matches})
+    if missing:
+        raise ModelError(
+            f"the checkpoint lacks {', '.join(missing[:3])}", field="path", remedy=_DAMAGED
+        )
+
+
+def load_head(model: Any, folder: Path) -> None:
+    """Read the final norm and the LM head of a model whose weights are on the meta device.
+
+    Raises:
+        ModelError: a file cannot be read, or a weight means nothing without its scales.
+    """
+    parts, stored = decoder_parts(model), stored_tensors(folder)
+    wanted = {id(weight) for part in (parts.norm, parts.head) for weight in part.parameters()}
+    own = dict(model.named_parameters(remove_duplicate=False))
+    found: dict[str, torch.Tensor] = {}
+    for match in match_tensors(model, stored):
+        if id(own.get(match.name)) in wanted:
+            file = stored[match.stored].file
+            with readable(file), safe_open(file, "pt") as tensors:
+                found[match.name] = tensors.get_tensor(match.stored).to(own[match.name].dtype)
+    model.load_state_dict(found, strict=False, assign=True)
+    model.tie_weights()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,40 @@ _CHANNELS = 3
 _PATCH, _WIDTH = 14, 1280  # of encoders whose configuration has other names for them
 
 
+@dataclass(frozen=True)
+class Footprint:
+    """Memory that a model needs beside its weights [bytes].
+
+    Attributes:
+        largest_pass: activations of a pass of many tokens, and of a full HD picture meanwhile.
+        column: keys and values of one token.
+        session_tokens: tokens of a session that must find room.
+    """
+
+    largest_pass: int
+    column: int
+    session_tokens: int
+
+    @property
+    def session(self) -> int:
+        """Keys and values of one session."""
+        return self.session_tokens * self.column
+
+
+def footprint(config: Any, dtype: torch.dtype) -> Footprint:
+    """Return the memory that a model needs beside its weights.
+
+    Args:
+        config: transformers' configuration of the whole model.
+    """
+    text = config.get_text_config()
+    columns = min(_SESSION, context_length(text))
+    largest_pass = pass_bytes(
+        config, dtype, rows=_ROWS, logits=_LOGITS, columns=columns, pixels=FULL_HD
+    )
+    return Footprint(largest_pass, column_bytes(text, dtype), columns)
+
+
 def check_fits(
     weights: float, config: Any, dtype: torch.dtype, device: torch.device, free: float
 ) -> None:
@@ -45,17 +80,13 @@ def check_fits(
     Raises:
         ModelError: it does not; the message has the three figures.
     """
-    text = config.get_text_config()
-    columns = min(_SESSION, context_length(text))
-    largest_pass = pass_bytes(
-        config, dtype, rows=_ROWS, logits=_LOGITS, columns=columns, pixels=FULL_HD
-    )
-    session = columns * column_bytes(text, dtype)
-    if weights + largest_pass + session > free:
+    beside = footprint(config, dtype)
+    if weights + beside.largest_pass + beside.session > free:
         raise ModelError(
             f"too little memory on {device}: {format_bytes(weights)} for weights,"
-            f" {format_bytes(largest_pass)} for a pass of {_ROWS} tokens and"
-            f" {format_bytes(session)} for the keys and values of {columns} tokens are needed,"
+            f" {format_bytes(beside.largest_pass)} for a pass of {_ROWS} tokens and"
+            f" {format_bytes(beside.session)} for the keys and values of"
+            f" {beside.session_tokens} tokens are needed,"
             f" {format_bytes(free)} are free",
             field="quantization",
             remedy="set quantization to int8 or int4, dtype to bfloat16, or take a smaller model",
@@ -182,5 +213,7 @@ def weight_bytes(folder: Path, bytes_of: Callable[[str, int], float]) -> float:
 
 
 def format_bytes(size: float) -> str:
-    """Return a size as text: 2.5 GiB, 12 MiB."""
-    return f"{size / 2**30:.1f} GiB" if size >= 1 << 30 else f"{size / 2**20:.0f} MiB"
+    """Return a size as text: 2.5 GiB, 12 MiB, 0.3 MiB."""
+    if size >= 1 << 30:
+        return f"{size / 2**30:.1f} GiB"
+    return f"{size / 2**20:.{0 if size >= 10 << 20 else 1}f} MiB"

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from collab_llm_nodes.errors import ModelError
+from collab_llm_nodes.errors import ModelError, translate_errors
 from collab_llm_nodes.models.architectures import DecoderParts
 from collab_llm_nodes.models.trained import read_trained, write_trained
 
 NAME = "medusa"
-"""Name of the files."""
+"""Name of the files that ``save`` writes."""
+PUBLISHED = "medusa_lm_head"
+"""Name of the file in which others publish heads (FasterDecoding/Medusa)."""
 HEADS = 5
 """Heads of paper 004 (its section on decoding speed-ups)."""
 
 
 class MedusaHeads(nn.Module):
-    """A residual block ``SiLU(W x) + x`` per head, then the model's own LM head.
+    """A residual block ``SiLU(W x + b) + x`` per head, then the model's LM head or one of its own.
 
-    ``x`` is the input of the LM head: the last layer's output after the final norm. Head ``i``
-    guesses the token ``i + 2`` places after the one that was read, since the model itself says the
-    next. ``W`` begins at zero: an untrained head predicts the model's token.
+    Ours have no ``b`` and use the model's LM head; published ones have both. ``x`` is the input of
+    the LM head: the last layer's output after the final norm. Head ``i`` guesses the token
+    ``i + 2`` places after the one that was read, since the model itself says the next. ``W``
+    begins at zero: an untrained head predicts the model's token.
 
     Args:
         hidden_size: width of the model.
@@ -39,21 +46,31 @@ class MedusaHeads(nn.Module):
         self.heads = heads
         self.fingerprint = fingerprint
         self.weight = nn.Parameter(torch.zeros(heads, hidden_size, hidden_size))
+        self.bias: nn.Parameter | None = None
+        self.own: nn.Parameter | None = None  # LM heads, [heads, V, hidden_size]
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return [..., heads, hidden_size] of ``hidden`` [..., hidden_size]."""
         mapped = torch.einsum("...d,hed->...he", hidden, self.weight.to(hidden.dtype))
+        if self.bias is not None:
+            mapped = mapped + self.bias.to(hidden.dtype)
         return F.silu(mapped) + hidden[..., None, :]
+
+    def logits(self, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return [..., heads, V] for ``hidden`` after the final norm.
+
+        Args:
+            head: the model's LM head, for heads that have none of their own.
+        """
+        states = self(hidden)
+        if self.own is None:
+            return head(states)
+        return torch.einsum("...hd,hvd->...hv", states, self.own.to(states.dtype))
 
     @torch.no_grad()
     def draft(self, hidden: Tensor, head: nn.Linear) -> Tensor:
-        """Return each head's best token, int64 [..., heads], for ``hidden`` after the final norm.
-
-        Args:
-            head: the model's LM head.
-        """
-        best: Tensor = head(self(hidden)).argmax(-1)
-        return best
+        """Return each head's best token, int64 [..., heads]; arguments as of ``logits``."""
+        return self.logits(hidden, head).argmax(-1)
 
     def save(self, folder: str | Path) -> None:
         """Write ``medusa.safetensors`` (float16) and ``medusa.json`` to ``folder``."""
@@ -66,11 +83,16 @@ class MedusaHeads(nn.Module):
 
     @classmethod
     def load(cls, folder: str | Path, parts: DecoderParts) -> MedusaHeads:
-        """Read trained heads, float32, for the model that ``parts`` belongs to.
+        """Read heads for the model that ``parts`` belongs to.
+
+        Ours are float32. Published ones get the type of the LM head. They have no fingerprint:
+        those of another model with the same sizes guess badly, and the answers stay right.
 
         Raises:
             ModelError: files absent or unreadable, or heads of another model.
         """
+        if not (Path(folder) / f"{NAME}.json").is_file() and _is_published(Path(folder)):
+            return _read_published(Path(folder), parts)
         return read_trained(
             folder,
             NAME,
@@ -94,17 +116,108 @@ def head_fingerprint(parts: DecoderParts) -> str:
     return found.hexdigest()
 
 
+def holds_heads(folder: Path) -> bool:
+    """Return True if ``folder`` holds heads that can be read, ours or published ones."""
+    return any((folder / f"{name}.safetensors").is_file() for name in (NAME, PUBLISHED))
+
+
 def count_heads(folder: Path) -> int:
-    """Return the number of heads that ``folder`` holds.
+    """Return the number of heads that ``folder`` holds; no weight is read.
 
     Raises:
         ModelError: their description cannot be read.
     """
-    try:
+    with translate_errors(
+        ModelError,
+        f"cannot read the Medusa heads in {folder}",
+        field="heads",
+        remedy="export the heads again, or do without them",
+    ):
+        if not (folder / f"{NAME}.json").is_file() and _is_published(folder):
+            # Not config.json, which names 2 of the 5 heads of medusa-vicuna-7b-v1.3.
+            return _count_published(_shapes(folder / f"{PUBLISHED}.safetensors"))
         return int(json.loads((folder / f"{NAME}.json").read_text("utf-8"))["heads"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+
+
+def count_head_weights(folder: Path) -> int:
+    """Return the number of weights of all heads in ``folder``; only the file's header is read.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    name = NAME if (folder / f"{NAME}.safetensors").is_file() else PUBLISHED
+    file = folder / f"{name}.safetensors"
+    with translate_errors(
+        ModelError, f"cannot read {file}", field="heads", remedy="do without the heads"
+    ):
+        return sum(map(math.prod, _shapes(file).values()))
+
+
+def _shapes(file: Path) -> dict[str, list[int]]:
+    with safe_open(file, "pt") as tensors:
+        return {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
+
+
+def _count_published(names: Iterable[str]) -> int:
+    return 1 + max(int(name.split(".")[0]) for name in names)
+
+
+def _is_published(folder: Path) -> bool:
+    """Return True if ``folder`` holds published heads.
+
+    Raises:
+        ModelError: they are pickled.
+    """
+    if (folder / f"{PUBLISHED}.safetensors").is_file():
+        return True
+    if (folder / f"{PUBLISHED}.pt").is_file():
         raise ModelError(
-            f"cannot read the Medusa heads in {folder}: {error}",
+            f"{folder / PUBLISHED}.pt is pickled, which may run code when it is read",
             field="heads",
-            remedy="export the heads again, or do without them",
-        ) from error
+            remedy='convert it there: python -c "import torch; from safetensors.torch import'
+            f" save_file as s; w = torch.load('{PUBLISHED}.pt', 'cpu', weights_only=True);"
+            f" s({{k: v.clone() for k, v in w.items()}}, '{PUBLISHED}.safetensors')\"",
+        )
+    return False
+
+
+def _read_published(folder: Path, parts: DecoderParts) -> MedusaHeads:
+    """Read heads in FasterDecoding's layout.
+
+    Head ``i`` consists of ``i.0.linear.weight`` [hidden, hidden], ``i.0.linear.bias`` and, unless
+    it uses the model's LM head, ``i.1.weight`` [V, hidden].
+
+    Raises:
+        ModelError: see ``MedusaHeads.load``.
+    """
+    file = folder / f"{PUBLISHED}.safetensors"
+    with translate_errors(
+        ModelError,
+        f"cannot read the Medusa heads in {file}",
+        field="heads",
+        remedy="take heads with medusa_num_layers 1; or load without heads",
+    ):
+        stored = load_file(file)
+        count = _count_published(stored)
+
+        def stack(name: str) -> nn.Parameter:
+            found = torch.stack([stored.pop(f"{i}.{name}") for i in range(count)])
+            return nn.Parameter(found.to(parts.head.weight.dtype))
+
+        heads = MedusaHeads(parts.hidden_size, 0)
+        heads.heads = count
+        heads.weight, heads.bias = stack("0.linear.weight"), stack("0.linear.bias")
+        if stored:
+            heads.own = stack("1.weight")
+        if stored:
+            raise ValueError(f"{', '.join(sorted(stored)[:3])} is not understood here")
+    rows = parts.head.out_features if heads.own is None else heads.own.shape[1]
+    width = heads.weight.shape[-1]
+    if (rows, width) != (parts.head.out_features, parts.hidden_size):
+        raise ModelError(
+            f"heads of width {width} for {rows} tokens, model of width {parts.hidden_size} with"
+            f" {parts.head.out_features}",
+            field="heads",
+            remedy="use the heads that were trained with this model",
+        )
+    return heads

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from collab_llm_nodes.models.architectures import (
 from collab_llm_nodes.models.checkpoint import match_tensors, quantisation_of, stored_tensors
 from collab_llm_nodes.models.devices import find_device, free_bytes
 from collab_llm_nodes.models.footprint import check_fits, weight_bytes
+from collab_llm_nodes.models.guided_text import Guides
 from collab_llm_nodes.models.processor import load_processor, written_tokens
 from collab_llm_nodes.models.prompt import begun_thought, takes_system, try_prompts
 from collab_llm_nodes.models.quantised import (
@@ -48,9 +49,11 @@ from collab_llm_nodes.models.quantised import (
     quantization_package,
     quantized_bytes,
 )
+from collab_llm_nodes.models.tokenizer import token_id
 from collab_llm_nodes.models.vocabulary import (
     check_rows,
     control_tokens,
+    end_tokens,
     vocabulary_hash,
     vocabulary_size,
 )
@@ -59,6 +62,8 @@ log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 QUANTIZATIONS = ("none", "int8", "int4")
+_DESCRIPTION = ["*.json", "*.jinja", "*.txt", "*.model"]
+"""Files of a checkpoint beside its weights."""
 
 # A checkpoint is data: its code is not run, and nobody is asked whether to run it.
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -115,6 +120,12 @@ class TargetConfig(ModelConfig):
     )
 
 
+def with_exits(config: ModelConfig, exits: str | None) -> TargetConfig:
+    """Return ``config`` with the early exits in the folder ``exits``, or with none."""
+    own = {each.name: getattr(config, each.name) for each in fields(ModelConfig)}
+    return TargetConfig(**own, exits=exits)
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """A model ready to run, with tokenizer and image processor.
@@ -168,6 +179,18 @@ class LoadedModel:
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of ``tokens`` without special ones."""
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    @cached_property
+    def guides(self) -> Guides:
+        """The guides of this model's answers; the first use takes up to a second.
+
+        Raises:
+            ModelError: the tokenizer cannot be used for them.
+        """
+        size = self.vocab_size
+        eos = end_tokens(self.model.generation_config, self.tokenizer, size)
+        control = [token_id(self.tokenizer, token) for token in self.control_tokens]
+        return Guides(self.tokenizer, size, eos, control)
 
     @property
     def device(self) -> torch.device:
@@ -238,11 +261,12 @@ def _early_exits(folder: Path, config: ModelConfig, parts: DecoderParts) -> Exit
     return ExitAdapters(parts.hidden_size, config.exit_layers)
 
 
-def model_folder(config: ModelConfig, *, offline: bool = False) -> Path:
+def model_folder(config: ModelConfig, *, offline: bool = False, weights: bool = True) -> Path:
     """Return the checkpoint's folder; a hub id is downloaded to the hub's cache first.
 
     Args:
         offline: look for a hub id in the cache only.
+        weights: download them, too; else configuration and tokenizer only.
 
     Raises:
         ModelError: no model is named, or it is not found.
@@ -274,7 +298,7 @@ def model_folder(config: ModelConfig, *, offline: bool = False) -> Path:
         return Path(
             snapshot_download(
                 config.path,
-                allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"],
+                allow_patterns=[*_DESCRIPTION, "*.safetensors"] if weights else _DESCRIPTION,
                 ignore_patterns=["*/*", "consolidated*"],  # the same weights in another form
                 local_files_only=offline,
             )

@@ -147,8 +147,10 @@ class CheckpointFacts:
         Raises:
             ModelError: prompts for it cannot be encoded.
         """
-        with load_errors(model_folder(self.config)):
+        folder = model_folder(self.config)
+        with load_errors(folder):
             model = empty_model(self.architecture, self.config)
+            model.generation_config = generation_in(folder, self.architecture)
             loaded = LoadedModel(model, self.tokenizer, self.image_processor, None, self.config)
             try_prompts(loaded)
         return loaded

@@ -71,10 +71,26 @@ def read_trained(
             field=field,
             remedy=f"use the {short} that were trained with this model",
         )
-    if fingerprint and trained.fingerprint != fingerprint:
-        raise ModelError(
-            f"{short} of model {str(trained.fingerprint)[:12]}, model {fingerprint[:12]}",
-            field=field,
-            remedy=f"use the {short} that were trained with this model",
-        )
+    if fingerprint:
+        check_fingerprint(str(trained.fingerprint), fingerprint, short, field)
     return trained
+
+
+def check_fingerprint(own: str, model: str, what: str, field: str) -> None:
+    """Refuse what was trained with another model.
+
+    Args:
+        own: fingerprint of the model that it was trained with.
+        model: of the model that it is wanted for.
+        what: name of the trained thing for people.
+        field: of errors.
+
+    Raises:
+        ModelError: they differ.
+    """
+    if own != model:
+        raise ModelError(
+            f"{what} of model {own[:12]}, model {model[:12]}",
+            field=field,
+            remedy=f"use the {what} that were trained with this model",
+        )

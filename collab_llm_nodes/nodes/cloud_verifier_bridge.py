@@ -37,6 +37,7 @@ from collab_llm_nodes.ros.convert import (
     deadline_from,
     draft_from_msg,
     exit_to_msg,
+    guide_in,
     images_from,
     sampling_from,
     status_of,
@@ -184,6 +185,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
                 turns=turns_from(request),
                 raw=request.raw,
                 for_motion=request.for_motion,
+                guide=guide_in(request),
             )
             allowed_s = deadline_from(request, _SESSION_S)
             handle = self._client.open(

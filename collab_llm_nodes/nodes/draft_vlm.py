@@ -163,6 +163,8 @@ class DraftVlm(ProtocolServer[DraftVlmConfig]):
             max_tokens=opened.max_tokens,
             vocabulary=opened.vocabulary,
             for_motion=opened.for_motion,
+            guide_kind=opened.guide.kind if opened.guide else "",
+            guide_source=opened.guide.source if opened.guide else "",
             deadline_s=max(0.001, due - time.monotonic()),
         )
         self._sessions[request.id] = session  # before its first message can arrive

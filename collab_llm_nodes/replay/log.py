@@ -230,7 +230,7 @@ def bags_in(path: Path) -> list[Path]:
     if path.is_file() or (path / "metadata.yaml").is_file():
         return [path]
     entries = sorted(path.iterdir()) if path.is_dir() else []
-    found = [entry for entry in entries if _looks_like_a_bag(entry)]
+    found = [entry for entry in entries if looks_like_a_bag(entry)]
     if found:
         return found
     raise InvalidInput(
@@ -240,7 +240,8 @@ def bags_in(path: Path) -> list[Path]:
     )
 
 
-def _looks_like_a_bag(path: Path) -> bool:
+def looks_like_a_bag(path: Path) -> bool:
+    """Return True for a bag's folder or file, also of one that was never closed."""
     if path.is_file():
         return path.suffix in SUFFIXES
     return any(file.suffix in SUFFIXES for file in path.iterdir())

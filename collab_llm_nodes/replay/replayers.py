@@ -26,6 +26,7 @@ from collab_llm_nodes.protocols.edge_cloud.process import verifier_process, wait
 from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
+from collab_llm_nodes.protocols.guides import AnswerConfig, guide_from
 from collab_llm_nodes.replay.compare import Replayer, Reply
 from collab_llm_nodes.replay.recording import Action, Recording, Step
 from collab_llm_nodes.robot.grammar import GrammarConfig, parse
@@ -81,6 +82,7 @@ def in_process(recording: Recording, models: Models) -> Iterator[Replayer]:
     """
     grammar = recording.settings(GrammarConfig, "navigation_action_parser", "grammar")
     gamma = recording.settings(EdgeClientConfig, "draft_vlm", "client").gamma
+    guide = guide_from(_recorded_answer(recording), order=True)
     here = [models.draft] if models.verifier else [models.draft, models.target]
     set_threads(*(_config(path, models) for path in here))
     draft = _engine(models.draft, models)
@@ -100,6 +102,7 @@ def in_process(recording: Recording, models: Models) -> Iterator[Replayer]:
                 recording.sampling(step),
                 recording.max_tokens,
                 ANSWER_DEADLINE_S,
+                guide=guide,
             )
             read = parse(answer.text, grammar)
             action = Action(read.kind, read.value, read.code)
@@ -164,6 +167,7 @@ def through_nodes(
 def _node_parameters(recording: Recording, models: Models, address: str) -> dict[str, Any]:
     """Return the recorded parameters for the replay's nodes, without those of the link."""
     client = recording.settings(EdgeClientConfig, "draft_vlm", "client")
+    answer = _recorded_answer(recording)
     grammar = recording.settings(GrammarConfig, "navigation_action_parser", "grammar")
     values: dict[str, dict[str, Any]] = {
         "camera_ingest": {
@@ -179,6 +183,7 @@ def _node_parameters(recording: Recording, models: Models, address: str) -> dict
             "model.device": models.device,
             "model.dtype": models.dtype,
             "client.gamma": client.gamma,
+            **{f"answer.{name}": value for name, value in vars(answer).items()},
             "deadline_s": ANSWER_DEADLINE_S,
             "link_loss.policy": "hold",
         },
@@ -189,6 +194,13 @@ def _node_parameters(recording: Recording, models: Models, address: str) -> dict
         },
     }
     return {f"/**/{node}": {"ros__parameters": each} for node, each in values.items()}
+
+
+def _recorded_answer(recording: Recording) -> AnswerConfig:
+    """Return the settings of guides; a recording that names none is older than they are."""
+    if "answer.guide" not in recording.parameters.get("draft_vlm", {}):
+        return AnswerConfig("none")
+    return recording.settings(AnswerConfig, "draft_vlm", "answer")
 
 
 def _plain(value: Any) -> Any:

@@ -216,6 +216,46 @@ class ParsedAction:
         return "stop" if self.kind is Kind.STOP else ""
 
 
+def actions_pattern(config: GrammarConfig | None = None) -> str:
+    """Return a regular expression of answers that :func:`parse` reads as an action.
+
+    They have the first marker, no reason, and whole centimetres or degrees within the limits; such
+    as "The next action is turn left 45 degree."
+    """
+    config = config or GrammarConfig()
+    numbers = {
+        "{distance}": f"{_up_to(math.floor(config.max_distance * 100 + 1e-9))} cm",
+        "{angle}": f"{_up_to(math.floor(config.max_angle + 1e-9))} degree",
+    }
+    phrases = [
+        " ".join(numbers.get(word, word) for word in phrase.split())
+        for name in ("forward", "left", "right", "stop")
+        for phrase in getattr(config, name)
+    ]
+    marker = " ".join(config.markers[0].split())
+    return rf"{marker[0].upper()}{marker[1:]} (?:{'|'.join(phrases)})\."
+
+
+def _up_to(most: int) -> str:
+    """Return a regular expression of the whole numbers from 1 to ``most``."""
+    digits = str(most)
+    shorter = [f"[1-9][0-9]{{{n}}}" for n in range(len(digits) - 1)]
+    return f"(?:{'|'.join([*shorter, *_as_long_as(digits, 1)])})"
+
+
+def _as_long_as(digits: str, lowest: int) -> list[str]:
+    """Return patterns of the numbers with as many digits, up to that number.
+
+    Args:
+        lowest: first digit that is allowed.
+    """
+    first, rest = int(digits[0]), digits[1:]
+    if not rest:
+        return [f"[{lowest}-{first}]"] if lowest <= first else []
+    below = [f"[{lowest}-{first - 1}][0-9]{{{len(rest)}}}"] if lowest < first else []
+    return below + [digits[0] + pattern for pattern in _as_long_as(rest, 0)]
+
+
 def check_step(
     action: ParsedAction, max_distance: float = LONGEST_M, max_angle: float = WIDEST_DEGREE
 ) -> None:

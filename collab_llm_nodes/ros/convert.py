@@ -19,6 +19,7 @@ from collab_llm.msg import Verdict as VerdictMsg
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
 from collab_llm_nodes.errors import BY_CODE, CollabError, ConfigError, InvalidInput, quoted
 from collab_llm_nodes.metrics import GenerationMetrics
+from collab_llm_nodes.models.guide import Guide
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.edge_cloud.messages import (
     Draft,
@@ -142,6 +143,11 @@ def turns_from(request: Any) -> tuple[Turn, ...]:
             remedy="give one of each for every turn",
         )
     return tuple(Turn(role, content) for role, content in zip(roles, contents, strict=True))
+
+
+def guide_in(request: Any) -> Guide | None:
+    """Return the guide of a request, if it has one. Raises InvalidInput: none that can be used."""
+    return Guide(request.guide_kind, request.guide_source) if request.guide_kind else None
 
 
 def draft_to_msg(draft: Draft, header: Header, session_id: str) -> DraftMsg:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -10,9 +12,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import tiny_model
+from llguidance import LLMatcher
+from tiny_models import scene, tiny_model
 
-from collab_llm_lab.reference import generate
+from collab_llm_lab.reference import generate, generate_guided
 from collab_llm_nodes.chat.base import Finish, Usage
 from collab_llm_nodes.chat.batch import Batch, BatchConfig, Ended, Job
 from collab_llm_nodes.chat.prefixes import WORTH_SHARING, Ids, Prefixes, common, group_by_prefix
@@ -23,7 +26,9 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed
 from collab_llm_nodes.errors import Cancelled, CollabError, InvalidInput, ModelError
 from collab_llm_nodes.models.architectures import ARCHITECTURES
-from collab_llm_nodes.models.prompt import EncodedPrompt
+from collab_llm_nodes.models.guide import Guide
+from collab_llm_nodes.models.guided_text import GuidedText
+from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode
 
 GREEDY = SamplingConfig()
 WARM = SamplingConfig(temperature=1.0, top_p=0.9)
@@ -85,6 +90,55 @@ def test_what_may_not_follow_in_a_quote_is_not_taken(sampling: SamplingConfig) -
     assert free.tokens == beside.tokens
     assert free.tokens[0] != wanted
     assert held.tokens[::2] == [wanted] * len(held.tokens[::2])
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_prompts_with_pictures_share_no_prefix(eager: bool) -> None:
+    engine = engine_of("qwen2_vl", eager)
+    asked = [encode(Prompt("what do you see?", (scene(i % 2),)), engine.loaded) for i in range(4)]
+    jobs = [replace(job(each.ids), prompt=each) for each in asked]
+    text = job(asked[0].ids[:3])
+    batch = Batch(engine, BatchConfig(max_batch=3, prefill_tokens=16))
+    batch.add([*jobs, text])
+    finish(batch)
+    for done, each in zip(jobs, asked, strict=True):
+        assert done.tokens == generate(engine.loaded, each, GREEDY, 8, engine.eos)
+    assert jobs[0].tokens != jobs[1].tokens
+    assert [done.cached for done in jobs] == [0] * 4
+    engine.close()
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+def test_a_guided_reply_is_the_guided_models_own_in_fewer_passes(sampling: SamplingConfig) -> None:
+    engine = engine_of()
+    ids = prompt(engine, 12, 3)
+    source = r"the next action is (turn (left|right) [1-9]0 degree|move forward [1-9]0 cm)\."
+    held, free, beside = job(ids, sampling), job(ids, sampling), job(ids, sampling)
+    held.guide, held.max_tokens = engine.loaded.guides.open(Guide("regex", source)), 40
+    batch = Batch(engine, BatchConfig())
+    batch.add([free, held, beside])
+    finish(batch)
+    assert free.tokens == beside.tokens
+    grammar = LLMatcher.grammar_from_regex(source)
+    own = generate_guided(engine.loaded, EncodedPrompt(tuple(ids)), grammar, sampling, 40)
+    assert held.tokens == own
+    assert re.fullmatch(source, engine.decode(own))
+    assert batch.passes < len(own)
+
+
+def test_a_guide_that_takes_too_much_work_ends_its_reply_alone() -> None:
+    class Heavy:
+        def allowed(self, answer: Sequence[int]) -> np.ndarray:
+            raise InvalidInput("takes too much work", field="answer.guide")
+
+    engine = engine_of()
+    held, free = job(prompt(engine, 12, 3), GREEDY), job(prompt(engine, 9, 4), GREEDY)
+    held.guide = cast(GuidedText, Heavy())
+    batch = Batch(engine, BatchConfig())
+    batch.add([held, free])
+    ended = finish(batch)
+    assert {type(each.reason) for each in ended if each.job is held} == {InvalidInput}
+    assert free.tokens
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])

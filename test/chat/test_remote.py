@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import logging
 import threading
 import time
@@ -47,6 +48,7 @@ from collab_llm_nodes.errors import (
     Unauthenticated,
     Unavailable,
 )
+from collab_llm_nodes.models.guide import Guide
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Control
 
@@ -358,6 +360,38 @@ def test_what_a_server_refuses_by_name_is_left_out(field: str, refusal: Behaviou
     first, second, third = (seen.body for seen in server.seen)
     assert field in first
     assert second == third == {name: first[name] for name in first if name != field}
+
+
+SCHEMA = {"type": "object", "properties": {"answer": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        named("response_format", "Invalid parameter: 'response_format' of type 'json_schema' is"
+              " not supported with this model."),
+        refuse({"detail": "grammar backend is not installed"}),
+        refuse({"error": {"message": "json_schema: unknown type"}}, 422),
+    ],
+)  # fmt: skip
+def test_a_json_schema_is_asked_for_until_the_server_refuses_it(refusal: Behaviour) -> None:
+    guided = question(guide=Guide("json", json.dumps(SCHEMA)))
+    once = RetryRules(max_attempts=1)
+    script = [response(completion()), refusal, response(completion())]
+    with chatting(script, retries=once) as (chat, server):
+        for _ in range(3):
+            (result,) = chat.ask([guided], Control(time.monotonic() + 60))
+            assert replied(result).text == "yes"
+    first, second, *after = (seen.body for seen in server.seen)
+    form = {"type": "json_schema", "json_schema": {"name": "reply", "schema": SCHEMA}}
+    assert first["response_format"] == second["response_format"] == form
+    assert len(after) == 2
+    assert all("response_format" not in body for body in after)
+
+
+def test_a_guide_that_servers_do_not_know_is_not_sent() -> None:
+    _, server = ask([response(completion())], request=question(guide=Guide("choice", "yes")))
+    assert "response_format" not in server.seen[0].body
 
 
 def test_everything_that_is_refused_is_left_out_one_after_the_other() -> None:

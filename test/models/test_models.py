@@ -31,6 +31,7 @@ from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.architectures import ARCHITECTURES, decoder_parts
 from collab_llm_nodes.models.fingerprint import checkpoint_fingerprint
 from collab_llm_nodes.models.footprint import count_weights
+from collab_llm_nodes.models.heads import head_fingerprint
 from collab_llm_nodes.models.loading import ModelConfig, TargetConfig, load, model_folder
 from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.prompt import Prompt, PromptLimits, encode
@@ -276,6 +277,20 @@ def test_adapters_that_do_not_fit_are_typed_errors(tmp_path: Path) -> None:
     (tmp_path / "adapters.safetensors").write_bytes(b"x")
     with pytest.raises(ModelError, match="cannot read"):
         ExitAdapters.load(tmp_path, parts)
+
+
+def test_adapters_know_the_model_they_were_trained_with(tmp_path: Path) -> None:
+    own, other = (decoder_parts(tiny_model("llama", seed).model) for seed in (0, 1))
+    ExitAdapters(32, (1, 2), fingerprint=head_fingerprint(own)).restrict((2,)).save(tmp_path)
+    assert ExitAdapters.load(tmp_path, own).layers == (2,)
+    with pytest.raises(ModelError, match="adapters of model") as caught:
+        ExitAdapters.load(tmp_path, other)
+    assert caught.value.field == "exits"
+    description = tmp_path / "adapters.json"
+    facts = json.loads(description.read_text())
+    del facts["fingerprint"]  # as older versions wrote it
+    description.write_text(json.dumps(facts))
+    assert ExitAdapters.load(tmp_path, other).layers == (2,)
 
 
 # ---------------------------------------------------------------- vocabulary

@@ -28,6 +28,7 @@ from collab_llm_nodes.protocols.edge_cloud import running
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
+from collab_llm_nodes.robot.grammar import Code, parse
 from collab_llm_nodes.ros import goals
 from collab_llm_nodes.ros.convert import figures_from
 from collab_llm_nodes.ros.qos import REQUESTS
@@ -265,6 +266,29 @@ def test_a_session_that_cannot_end_well_is_not_opened(edge: Edge, field: dict[st
     opened = edge.graph.ask(opener.call_async, request)
     assert opened.status.code == Status.INVALID_INPUT
     assert opened.status.message.startswith(f"{next(iter(field))}: ")
+
+
+@pytest.mark.ros
+def test_a_session_with_an_unknown_guide_is_not_opened(edge: Edge) -> None:
+    opener = edge.user.create_client(OpenSession, "open_session")
+    edge.graph.wait_for(opener.service_is_ready)
+    request = OpenSession.Request(
+        session_id="s", text="go", vocabulary="v", guide_kind="lark", guide_source="start: /a/"
+    )
+    opened = edge.graph.ask(opener.call_async, request)
+    assert opened.status.code == Status.INVALID_INPUT
+    assert opened.status.message.startswith("answer.guide: ")
+
+
+@pytest.mark.ros
+def test_an_answer_for_motion_is_an_order(edge: Edge) -> None:
+    result = edge.generate(for_motion=True, max_tokens=64)
+    assert result.status.code == Status.OK, result.status.message
+    assert parse(result.text).code is Code.OK, result.text
+    choice = {"answer.guide": "choice", "answer.guide_source": "left\nright"}
+    result = edge.generate(option_names=[*choice], option_values=[*choice.values()])
+    assert result.status.code == Status.OK, result.status.message
+    assert result.text in ("left", "right")
 
 
 @pytest.mark.ros

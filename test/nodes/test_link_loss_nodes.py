@@ -175,6 +175,7 @@ def robot_that_loses_its_link(
         graph,
         DraftVlm,
         model__path="nav-draft",
+        answer__guide="none",
         link_loss__policy=policy,
         link_loss__after_s=0.8,
     )

@@ -23,6 +23,7 @@ from collab_llm_nodes.robot.prompt import user_text
 
 pytestmark = pytest.mark.ros
 ASKS = 4
+PAIR = {"model.path": "nav-draft", "client.gamma": 4, "answer.guide": "none"}
 QUESTION: dict[str, Any] = {"max_tokens": 200, "temperature": 5.0, "deadline_s": 300.0}
 """At this temperature the embedded pair ends no answer early, and agrees on few tokens."""
 
@@ -56,7 +57,7 @@ class Loop:
 def edge(ros_graph: Any) -> Iterator[Edge]:
     target = Engine(load(ModelConfig(path="nav-target")))
     with start_server(VerifierConfig(address="127.0.0.1:0"), target) as verifier:
-        graph = Edge(ros_graph, verifier.port, **{"model.path": "nav-draft", "client.gamma": 4})
+        graph = Edge(ros_graph, verifier.port, **PAIR)
         yield graph
         graph.stop()
 

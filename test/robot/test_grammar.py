@@ -13,7 +13,7 @@ from grammar_texts import OTHER_WORDS, WIDE
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.robot import grammar
-from collab_llm_nodes.robot.grammar import Code, GrammarConfig, Kind, parse
+from collab_llm_nodes.robot.grammar import Code, GrammarConfig, Kind, actions_pattern, parse
 
 
 @pytest.mark.parametrize(
@@ -237,3 +237,33 @@ def test_objects_are_as_strict(content: Any, code: Code) -> None:
 )
 def test_broken_objects_move_nothing(text: str) -> None:
     assert parse(text, GrammarConfig(json=True)).code is Code.UNREADABLE
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GrammarConfig(),
+        GrammarConfig(max_distance=10.0, max_angle=180.0, markers=("action:", "i will")),
+        GrammarConfig(max_distance=0.01, max_angle=9.5, stop=("halt here", "stop")),
+        GrammarConfig(max_distance=2.19, max_angle=100.0, left=("rotate {angle} leftwards",)),
+    ],
+    ids=["default", "widest", "narrowest", "other phrases"],
+)
+def test_the_pattern_of_actions_holds_what_is_read_and_no_other_number(
+    config: GrammarConfig,
+) -> None:
+    pattern = re.compile(actions_pattern(config))
+    marker = config.markers[0].capitalize()
+    for number in range(1100):
+        for slots in (config.forward, config.left, config.right):
+            for slot, unit in (("{distance}", "cm"), ("{angle}", "degree")):
+                for phrase in (p.replace(slot, f"{number} {unit}") for p in slots if slot in p):
+                    text = f"{marker} {phrase}."
+                    readable = parse(text, config).code is Code.OK
+                    assert (pattern.fullmatch(text) is not None) == readable, text
+    for phrase in config.stop:
+        text = f"{marker} {phrase}."
+        assert pattern.fullmatch(text)
+        assert parse(text, config).kind is Kind.STOP
+    assert not pattern.fullmatch(f"{marker} stop")
+    assert not pattern.fullmatch(f"{marker} {config.forward[0].replace('{distance}', '05 cm')}.")

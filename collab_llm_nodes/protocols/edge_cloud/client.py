@@ -22,7 +22,7 @@ from collab_llm_nodes.config import ANY, MAX_TOKENS, check_ranges, setting
 from collab_llm_nodes.errors import ProtocolError
 from collab_llm_nodes.protocols.base import Source
 from collab_llm_nodes.protocols.edge_cloud.ahead import PushedDrafts, may_come
-from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Verdict
+from collab_llm_nodes.protocols.edge_cloud.messages import MAX_DRAFT, Draft, EarlyExit, Verdict
 from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 from collab_llm_nodes.transport.wire import UPDATE
 
@@ -31,13 +31,16 @@ from collab_llm_nodes.transport.wire import UPDATE
 class DraftJob:
     """A draft of ``gamma`` tokens to be made after ``prefix`` (generated tokens, without prompt).
 
-    ``autoregressive_rounds``: rounds that the verifier is to decode alone after this draft.
+    Attributes:
+        autoregressive_rounds: rounds that the verifier is to decode alone after this draft.
+        room: tokens of the draft at most, with those that a guide forces.
     """
 
     round: int
     prefix: tuple[int, ...]
     gamma: int
     autoregressive_rounds: int = 0
+    room: int = MAX_DRAFT
 
 
 @dataclass(frozen=True)
@@ -63,11 +66,15 @@ class EdgeClient:
     Args:
         draft_room: tokens of the answer that the draft models can read; the verifier decodes later
             ones alone.
+        guided: a guide limits the answer, so verdicts on drafts without tokens may accept some.
     """
 
-    def __init__(self, config: EdgeClientConfig, draft_room: int = MAX_TOKENS) -> None:
+    def __init__(
+        self, config: EdgeClientConfig, draft_room: int = MAX_TOKENS, *, guided: bool = False
+    ) -> None:
         self._config = config
         self._draft_room = draft_room
+        self._guided = guided
         self.round = 0
         self.generated: list[int] = []
         self.sources: list[Source] = []
@@ -143,18 +150,20 @@ class EdgeClient:
             return ()
         draft, self.in_flight = self.in_flight, None
         tokens, accepted = verdict.tokens, verdict.accepted
-        if not 0 <= accepted <= len(draft.tokens) or len(tokens) - accepted not in (0, 1):
+        most = len(draft.tokens) or (MAX_DRAFT if self._guided else 0)
+        if not 0 <= accepted <= most or len(tokens) - accepted not in (0, 1):
             raise ProtocolError(
                 f"verdict: {accepted} accepted, {len(tokens)} tokens, {len(draft.tokens)} drafted",
                 field="accepted",
                 remedy=UPDATE,
             )
-        all_accepted = accepted == len(draft.tokens)
+        all_accepted = accepted >= len(draft.tokens)
         extra = [Source.BONUS if all_accepted else Source.RECOVERED] * (len(tokens) - accepted)
         self.generated += tokens
         self.sources += [Source.ACCEPTED] * accepted + extra
         self.round += 1
         self.finished = verdict.finished or len(self.generated) >= self._config.max_tokens
+        self.metrics.drafted += max(0, accepted - len(draft.tokens))
         self._count(verdict)
         if not self.finished:
             due = self._ahead.next(draft, self.round, self.generated)
@@ -183,8 +192,9 @@ class EdgeClient:
     def _job(self, round_: int, prefix: tuple[int, ...]) -> DraftJob:
         # The verdict adds one token by itself.
         room = max(0, self._config.max_tokens - len(prefix) - 1)
-        gamma = max(0, min(self._config.gamma, room, self._draft_room - len(prefix)))
-        return DraftJob(round_, prefix, gamma, autoregressive_rounds=0 if gamma else room)
+        draft_room = max(0, min(room, self._draft_room - len(prefix), MAX_DRAFT))
+        gamma = min(self._config.gamma, draft_room)
+        return DraftJob(round_, prefix, gamma, 0 if gamma else room, draft_room)
 
     def _count(self, verdict: Verdict) -> None:
         m = self.metrics

@@ -14,10 +14,12 @@ from typing import Any
 from collab_llm_nodes.config import MAX_TOKENS
 from collab_llm_nodes.decoding.sampling import SparseDistribution
 from collab_llm_nodes.errors import InvalidInput, ProtocolError
+from collab_llm_nodes.models.guide import Guide
 from collab_llm_nodes.models.turns import MAX_TURNS
 from collab_llm_nodes.protocols.edge_cloud import verifier_pb2 as pb
 from collab_llm_nodes.protocols.edge_cloud.info import ServerInfo
 from collab_llm_nodes.protocols.edge_cloud.messages import (
+    MAX_DRAFT,
     ClientMessage,
     Close,
     Draft,
@@ -42,7 +44,6 @@ SERVICE = pb.DESCRIPTOR.services_by_name["Verifier"].full_name
 SESSION = f"/{SERVICE}/Session"
 DESCRIBE = f"/{SERVICE}/Describe"
 
-MAX_DRAFT = 64
 MAX_SUPPORT = 4096
 MAX_IMAGES = 64
 
@@ -52,6 +53,8 @@ def _check_open(m: Any) -> None:
     at_most(len(m.turns), MAX_TURNS, "turns")
     at_most(len(m.replay), MAX_TOKENS, "replay")
     at_most(m.round, MAX_TOKENS, "round")  # each yields a token at least
+    if m.HasField("guide"):
+        Guide(m.guide.kind, m.guide.source)  # its error names the field of the user
 
 
 def _check_draft(m: Any) -> None:

@@ -18,8 +18,10 @@ from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.contexts import common_length
 
-Laws = Callable[[Tensor], list[Distribution]]
-"""Return the distributions of the next tokens for logits [n, V], in the host's memory."""
+Answer = tuple[int, ...]
+Laws = Callable[[Tensor, Sequence[Answer]], list[Distribution]]
+"""Return the distributions of the next tokens for logits [n, V] after n answers, in the host's
+memory."""
 _PIECE = 256
 """Prompt tokens read in one pass at most: an answer for motion waits for one pass."""
 OwnToken = Callable[[Distribution, int], int]
@@ -91,23 +93,25 @@ class Continuations:
         ids: list[int] = []
         parents: list[int] = []
         new: list[tuple[Node, int, Node]] = []  # parent, token, node
+        read: list[Answer] = []  # that end in the new nodes
         ends = []
         for context in contexts:
             node = self._root
-            for token in context[len(self._trunk) :]:
+            for depth, token in enumerate(context[len(self._trunk) :], len(self._trunk) + 1):
                 child = node.children.get(token)
                 if child is None:
                     child = node.children[token] = Node(self._kv.columns + len(new))
                     ids.append(token)
                     parents.append(node.column)
                     new.append((node, token, child))
+                    read.append(context[len(self._prompt_ids) : depth])
                 node = child
             ends.append(node)
         if not new:
             return ends, 0, 0.0
         started = time.perf_counter()
         try:
-            laws = self._laws(self._kv.grow(ids, parents))
+            laws = self._laws(self._kv.grow(ids, parents), read)
         except CollabError:
             for parent, token, _ in new:
                 del parent.children[token]
@@ -174,6 +178,7 @@ class Continuations:
             self._kv.feed(self._trunk[keep : keep + _PIECE], last=0)
             keep += _PIECE
             self._between_pieces()
-        (law,) = self._laws(self._kv.feed(self._trunk[keep:], last=1))
+        logits = self._kv.feed(self._trunk[keep:], last=1)
+        (law,) = self._laws(logits, [self._trunk[len(self._prompt_ids) :]])
         self._root = Node(end - 1, law)
         del self._passed[end - len(self._prompt_ids) :]

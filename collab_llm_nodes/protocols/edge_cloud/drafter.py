@@ -20,11 +20,13 @@ from collab_llm_nodes.decoding.sampling import (
     SamplingConfig,
     SparseDistribution,
     distributions,
+    masked,
 )
 from collab_llm_nodes.decoding.vote import proposal, proposes_likeliest, vote
 from collab_llm_nodes.decoding.weights import Weights, WeightsConfig, hit_rate
 from collab_llm_nodes.engine.interface import DecodingEngine
 from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.models.guided_text import GuidedText
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.contexts import common_length
 from collab_llm_nodes.protocols.edge_cloud.client import DraftJob
@@ -50,12 +52,14 @@ class DraftInProgress:
     """A partial draft; ``draft`` is set when it is complete.
 
     Attributes:
+        chosen: number of tokens that the models chose; a guide forced the others.
         weights: [models] weights of the vote; empty before the first token, and without a vote.
     """
 
     job: DraftJob
     cached: bool = False
     tokens: list[int] = field(default_factory=list)
+    chosen: int = 0
     probs: list[SparseDistribution] = field(default_factory=list)
     draft: Draft | None = None
     weights: tuple[float, ...] = ()
@@ -73,6 +77,7 @@ class Drafter:
         engine, prompt: the draft model, and the prompt in its encoding.
         others: further draft models of the same vocabulary. With them, each token of a draft is a
             vote of all, and all go on from the voted one.
+        guide: limits the models' laws; the tokens that it forces need no forward pass.
 
     Attributes:
         room: tokens of an answer that all models can read.
@@ -88,7 +93,9 @@ class Drafter:
         prompt: EncodedPrompt,
         sampling: SamplingConfig,
         others: Sequence[tuple[DecodingEngine, EncodedPrompt]] = (),
+        guide: GuidedText | None = None,
     ) -> None:
+        self._guide = guide
         own = self._own if others else None
         self.between_pieces: Callable[[], None] = _nothing
         models = [(engine, prompt), *others]
@@ -105,11 +112,12 @@ class Drafter:
         self._sampling = sampling
         self.on_pass: Callable[[int, float], None] = _to_nobody
 
-    def check(self, outcome: Sequence[int]) -> None:
-        """Check that an answer can go on after ``outcome``.
+    def check(self, answer: tuple[int, ...], outcome: tuple[int, ...]) -> None:
+        """Check that ``answer`` can go on after ``outcome``.
 
         Raises:
-            InvalidInput: a token outside the vocabulary, or one that ends the answer.
+            InvalidInput: a token outside the vocabulary, one that ends the answer, or one that the
+                guide does not allow.
         """
         for i, token in enumerate(outcome):
             if not 0 <= token < self._vocab_size:
@@ -118,12 +126,13 @@ class Drafter:
             if token in self._eos:
                 what = f"{token} ends the answer"
                 raise InvalidInput(what, field=f"outcome[{i}]", remedy="needs no draft")
+        if self._guide is not None and not self._guide.allows((*answer, *outcome)):
+            raise InvalidInput("the guide does not allow it", field="outcome", remedy="expect less")
 
     def begin(self, job: DraftJob, *, cached: bool = False) -> DraftInProgress:
         """Begin a draft of up to ``gamma`` tokens for ``job``; :meth:`step` continues it."""
         partial = DraftInProgress(job, cached)
-        if not job.gamma:
-            self._finish(partial)
+        self._extend(partial)
         return partial
 
     def step(
@@ -131,7 +140,8 @@ class Drafter:
     ) -> None:
         """Make one forward pass: each of the (incomplete) ``partials`` gets its next token.
 
-        A partial draft may be left out for some passes; its tokens stay in the cache.
+        The tokens that the guide forces after it come with it. A partial draft may be left out for
+        some passes; its tokens stay in the cache.
 
         Args:
             read: answers to read in the same pass, for :meth:`predict`.
@@ -142,10 +152,10 @@ class Drafter:
         self._passed(tokens, took_s + time.perf_counter() - begun)
         for partial, (token, q) in zip(partials, chosen, strict=True):
             partial.tokens.append(token)
+            partial.chosen += 1
             if q is not None:
                 partial.probs.append(q)
-            if len(partial.tokens) == partial.job.gamma or token in self._eos:
-                self._finish(partial)
+            self._extend(partial)
 
     def draft(
         self, job: DraftJob, *, cached: bool = False, stop: Callable[[], bool] = lambda: False
@@ -186,10 +196,17 @@ class Drafter:
         )
 
     def next_token(self, answer: tuple[int, ...]) -> int:
-        """Return the (first) draft model's own token after ``answer``."""
+        """Return the token that the guide forces after ``answer``, or the (first) model's own."""
+        if forced := self._forced(answer, 1):
+            return forced[0]
         ((end,), *_), tokens, took_s = self._read([answer])
         self._passed(tokens, took_s)
         return own_token(end.law, self._sampling, len(answer))
+
+    def chosen(self, answer: tuple[int, ...], tokens: Sequence[int]) -> int:
+        """Return how many of ``tokens`` after ``answer`` the guide leaves a choice of."""
+        ends = ((*answer, *tokens[:i]) for i in range(len(tokens)))
+        return sum(not self._forced(end, 1) for end in ends)
 
     def advance(self, answer: tuple[int, ...]) -> None:
         """Drop the continuations of other answers than ``answer``, which is confirmed."""
@@ -250,9 +267,11 @@ class Drafter:
             self._weights_after.append(weights)
         return self._weights_after[-1].values
 
-    def _laws(self, logits: Tensor) -> list[Distribution]:
-        """Return the distributions to keep of ``logits`` [n, V]."""
+    def _laws(self, logits: Tensor, answers: Sequence[tuple[int, ...]]) -> list[Distribution]:
+        """Return the distributions to keep of ``logits`` [n, V] after ``answers``."""
         sampling = self._sampling
+        if self._guide is not None:
+            logits = masked(logits, np.stack([self._guide.allowed(answer) for answer in answers]))
         if sampling.greedy:
             sampling = _BELIEFS if logits.shape[-1] > _SMALL else SamplingConfig(1.0)
         return distributions(logits, sampling)
@@ -263,8 +282,22 @@ class Drafter:
             return law.likeliest
         return own_token(law, self._sampling, position)
 
+    def _forced(self, answer: tuple[int, ...], most: int) -> tuple[int, ...]:
+        return () if self._guide is None else self._guide.forced(answer, most)
+
+    def _extend(self, partial: DraftInProgress) -> None:
+        """Append the tokens that the guide forces; complete a draft that has all its tokens."""
+        job = partial.job
+        if job.gamma:
+            forced = self._forced(partial.answer, job.room - len(partial.tokens))
+            partial.tokens += forced
+            partial.probs += proposal(forced, self._sampling) or ()
+        ended = bool(partial.tokens) and partial.tokens[-1] in self._eos
+        if ended or partial.chosen >= job.gamma or len(partial.tokens) >= job.room:
+            self._finish(partial)
+
     def _finish(self, partial: DraftInProgress) -> None:
-        """Complete a draft: it has ``gamma`` tokens or an end token."""
+        """Complete a draft."""
         job = partial.job
         probs = tuple(partial.probs) if self._sampling.sends_probabilities else None
         tokens = tuple(partial.tokens)

@@ -18,9 +18,11 @@ from enum import Enum
 from collab_llm_nodes.config import setting
 from collab_llm_nodes.errors import (
     DeadlineExceeded,
+    InvalidInput,
     Replay,
     Unavailable,
 )
+from collab_llm_nodes.models.guide import FIELD
 from collab_llm_nodes.protocols.edge_cloud.ahead import PushedDrafts, may_come
 from collab_llm_nodes.protocols.edge_cloud.messages import (
     ClientMessage,
@@ -78,6 +80,13 @@ class Disconnect:
 
 
 Action = Connect | Send | Deliver | Disconnect
+
+_UNGUIDED = Failure(
+    InvalidInput.code,
+    "the verifier does not know guides, and would answer with any text",
+    FIELD,
+    "update the verifier, or set answer.guide: none",
+)
 
 
 class _Phase(Enum):
@@ -165,6 +174,8 @@ class SessionLink:
             return []
         self._backoff = settings.BACKOFF_S
         if isinstance(message, Opened):
+            if self._open.guide is not None and not message.guided:
+                return self._end(_UNGUIDED)
             if self._outstanding is None:
                 self._deadline = None  # nothing is awaited until the next draft
             return [Deliver(message)]

@@ -118,7 +118,7 @@ class Lookahead:
         if self._ready.lookup(job.prefix) is not None:
             future.reply(None)
         elif future.partial is None:
-            future.partial = self._drafter.begin(job, cached=True)
+            self._begin(future)
 
     def step(self) -> bool:
         """Make one forward pass for the likeliest outcomes; return False if there is none.
@@ -218,10 +218,17 @@ class Lookahead:
                 break
             future = self._futures[answer]
             if future.partial is None and self._ready.lookup(answer) is None:
-                future.partial = self._drafter.begin(future.job, cached=True)
-                tasks.append(future)
+                self._begin(future)
+                tasks += [future] if future.partial is not None else []
                 self._sort(tasks)
         return tasks[:room]
+
+    def _begin(self, future: _Future) -> None:
+        """Begin the draft of ``future``, unless the guide takes too much work there."""
+        try:
+            future.partial = self._drafter.begin(future.job, cached=True)
+        except InvalidInput as error:
+            self._give_up([future], error)
 
     def _sort(self, tasks: list[_Future]) -> None:
         """Sort requested tasks first, then the likeliest."""
@@ -267,7 +274,7 @@ class Lookahead:
                 field="outcome",
                 remedy=f"1 to {len(draft.tokens) + 1}: the round's draft has {len(draft.tokens)}",
             )
-        self._drafter.check(outcome)
+        self._drafter.check(tuple(self._client.generated), outcome)
         job = self._client.predraft(outcome)
         if job is None:
             raise InvalidInput(

@@ -222,7 +222,7 @@ class EdgeLoop:
         if job.round and client.speculates and not job.autoregressive_rounds:
             client.metrics.cache_lookups += 1
             client.metrics.cache_hits += ready
-        self._profile.on_draft(len(draft.tokens), job.gamma)
+        self._profile.on_draft(self._drafter.chosen(job.prefix, draft.tokens), job.gamma)
         self._lookahead.start_round(job, draft)
 
     def _draft(self, job: DraftJob) -> Draft:
@@ -241,7 +241,7 @@ class EdgeLoop:
         assert isinstance(verdict, Verdict)
         waited = decided.at - self._left_at
         self.client.metrics.wait_s += waited
-        self._profile.on_verdict(draft, verdict)
+        self._profile.on_verdict(draft, verdict, self._forced(draft, verdict))
         if self._asked:
             self._profile.on_round_trip(waited, verdict)
         if draft.tokens:
@@ -250,6 +250,12 @@ class EdgeLoop:
             exit_s = None if heard is None else heard - self._left_at - trip
             self._lookahead.learn(verdict, exit_s)
         return verdict
+
+    def _forced(self, draft: Draft, verdict: Verdict) -> tuple[int, int]:
+        """Return how many tokens of the draft, and how many accepted ones, the guide forced."""
+        answer, accepted = tuple(self.client.generated), verdict.tokens[: verdict.accepted]
+        drafted = len(draft.tokens) - self._drafter.chosen(answer, draft.tokens)
+        return drafted, len(accepted) - self._drafter.chosen(answer, accepted)
 
     def _await_verdict(self) -> _Arrival:
         """Work ahead until the verdict on the draft in flight has arrived."""

@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
+from collab_llm_nodes.models.guide import Guide
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.transport.wire import Failure
 
 if TYPE_CHECKING:  # it would load torch in processes that run no model
     from collab_llm_nodes.models.prompt import Prompt
+
+MAX_DRAFT = 64
+"""Longest draft [tokens]."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class Open:
         turns: the turns before ``text`` (``models.prompt.Prompt``).
         raw: no chat template is applied.
         for_motion: the robot is to move by the answer: the session comes first among its client's.
+        guide: limit on the answer's text.
     """
 
     text: str
@@ -46,6 +51,7 @@ class Open:
     turns: tuple[Turn, ...] = ()
     raw: bool = False
     for_motion: bool = False
+    guide: Guide | None = None
 
 
 def open_message(
@@ -55,6 +61,7 @@ def open_message(
     vocabulary: str,
     *,
     for_motion: bool = False,
+    guide: Guide | None = None,
 ) -> Open:
     """Return the message that opens a session for ``prompt``."""
     return Open(
@@ -66,15 +73,22 @@ def open_message(
         turns=prompt.turns,
         raw=prompt.raw,
         for_motion=for_motion,
+        guide=guide,
     )
 
 
 @dataclass(frozen=True)
 class Opened:
-    """The session is open; by ``prompt_tokens`` the client checks that both sides encode alike."""
+    """The session is open.
+
+    Attributes:
+        prompt_tokens: by which the client checks that both sides encode alike.
+        guided: the guide of ``Open`` limits the answer. A verifier that knows no guides ignores it.
+    """
 
     session_id: str
     prompt_tokens: int
+    guided: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,7 +140,8 @@ class Verdict:
         tokens: the accepted draft tokens, then one recovered or bonus token (none if an end token
             is among the accepted ones). They are included although the client knows its draft, so
             that a listener without the draft can follow the answer.
-        accepted: number of ``tokens`` that are draft tokens.
+        accepted: number of ``tokens`` that are draft tokens, or that the guide forces after a draft
+            without tokens.
         finished: the answer is complete.
         compute_s: the verifier's time for the forward pass, for the planner and the metrics.
         queue_s: wait of the draft for its turn at the verifier.

@@ -18,6 +18,7 @@ early exit, X after the start of the verification; a share m is unexpected and c
 Drafting for both begins after the pass that is under way, half of it on average.
 
 Here gamma is the mean length of drafts of up to gamma tokens: some end early, with the answer.
+Tokens that a guide forces count in tau alone, in each mode alike: no model spends a pass on them.
 
 T_q is what a verification takes, the wait for its turn included: of a verifier that serves many,
 the cloud alone pays that per token. Speculation loses to the cloud alone if, roughly,
@@ -58,7 +59,8 @@ class Profile:
         ends: whether a drafted token ends the answer, and so the draft.
         rtt: from draft to verdict, less what the verifier took (2 T_c); until a round has shown it,
             the first verdict's, which also waits for the prefill.
-        acceptance: of draft tokens.
+        acceptance: of draft tokens that a model chose.
+        forced: tokens forced by a guide for each token that a model chose; they need no pass.
         unexpected: verdicts that neither the draft model nor an early exit had suggested.
         by_exit: verdicts that only an early exit had suggested.
         exit_s: from the start of a verification to the exit that is right.
@@ -75,6 +77,7 @@ class Profile:
     ends: Mean = field(default_factory=lambda: Mean(weight=1024))
     rtt: Mean = field(default_factory=Mean)
     acceptance: Acceptance = field(default_factory=Acceptance)
+    forced: Mean = field(default_factory=Mean)
     unexpected: Mean = field(default_factory=lambda: Mean(weight=256))
     by_exit: Mean = field(default_factory=lambda: Mean(weight=256))
     exit_s: Mean = field(default_factory=Mean)
@@ -89,12 +92,20 @@ class Profile:
         if tokens == 1:
             self.t_p.add(seconds)
 
-    def on_verdict(self, draft: Draft, verdict: Verdict) -> None:
-        """Take in the end of a round."""
+    def on_verdict(self, draft: Draft, verdict: Verdict, forced: tuple[int, int] = (0, 0)) -> None:
+        """Take in the end of a round.
+
+        Args:
+            forced: tokens of the draft, and accepted ones, that a guide forced. They are always
+                accepted, so they say nothing of the models.
+        """
         took_s = verdict.compute_s + verdict.queue_s
+        drafted, accepted = len(draft.tokens) - forced[0], verdict.accepted - forced[1]
+        chosen = len(verdict.tokens) - forced[1]
+        self.forced.add(forced[1] / max(1, chosen))
         if draft.tokens:
             self.t_q.add(took_s)
-            self.drafted.add(len(draft.tokens))
+            self.drafted.add(drafted)
         else:
             self.t_q1.add(took_s)
         self.speculating = bool(draft.tokens)
@@ -103,13 +114,13 @@ class Profile:
         elif verdict.round != self._round + 1:  # another answer's
             self._run = None
         self._round = verdict.round
-        self.acceptance.add(self._run, len(draft.tokens), verdict.accepted)
-        if verdict.accepted < len(draft.tokens):
+        self.acceptance.add(self._run, drafted, accepted)
+        if accepted < drafted:
             self._run = 0
         elif not draft.tokens:
             self._run = None
         elif self._run is not None:
-            self._run += verdict.accepted
+            self._run += accepted
 
     def on_draft(self, tokens: int, gamma: int) -> None:
         """Take in that a draft of up to ``gamma`` tokens has ``tokens``.
@@ -162,7 +173,7 @@ class Profile:
 
     def tau(self, gamma: int) -> float:
         """Return the tokens per round with drafts of ``gamma``."""
-        return self.acceptance.tokens(gamma, self.ends.value)
+        return self.acceptance.tokens(gamma, self.ends.value) * (1.0 + self.forced.value)
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,8 @@ def predict(
     reached = 1.0  # probability that all tokens before this one are accepted
     for i, law in enumerate(laws):
         drafted = draft[i] if i < len(draft) else None
-        accepted, other = _belief(law, drafted, sampling, position + i, temperature, certain)
+        proposed = certain or len(law.ids) == 1  # judged as a certain proposal
+        accepted, other = _belief(law, drafted, sampling, position + i, temperature, proposed)
         best = at_least(other, count)
         for token, probability in zip(law.ids[best].tolist(), other[best].tolist(), strict=True):
             if probability > 0 and token not in eos:

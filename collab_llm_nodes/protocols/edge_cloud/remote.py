@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import cast
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.interface import DecodingEngine
+from collab_llm_nodes.models.guide import Guide
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Control, Request, Resources
@@ -23,6 +25,7 @@ from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.protocols.edge_cloud.runner import Generation
 from collab_llm_nodes.protocols.edge_cloud.running import EdgeCloud, EdgeCloudConfig
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import VerifierClient
+from collab_llm_nodes.protocols.guides import AnswerConfig
 
 
 class RemoteRunner:
@@ -72,18 +75,21 @@ class RemoteRunner:
         max_tokens: int = 64,
         deadline_s: float = 60.0,
         on_tokens: Callable[[tuple[int, ...]], None] = lambda tokens: None,
+        guide: Guide | None = None,
     ) -> Generation:
         """Decode one answer; its law is the target's alone, whatever the draft and the link.
 
         Args:
             on_tokens: called with each verdict's new tokens.
+            guide: limits the text.
 
         Raises:
             CollabError: bad input, the verifier's typed failure, or no answer in time.
         """
+        limit = AnswerConfig(guide.kind, guide.source) if guide else AnswerConfig("none")
         request = Request(
             id="",
-            config=self._config,
+            config=replace(self._config, answer=limit),
             turns=(*prompt.turns, Turn("user", prompt.text)),
             images=prompt.images,
             sampling=sampling or SamplingConfig(),

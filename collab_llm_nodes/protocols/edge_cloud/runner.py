@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.interface import DecodingEngine
+from collab_llm_nodes.models.guide import Guide
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.client import EdgeClient, EdgeClientConfig, Source
@@ -19,7 +20,7 @@ from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter
 from collab_llm_nodes.protocols.edge_cloud.loop import EdgeLoop
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, open_message
 from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
-from collab_llm_nodes.protocols.edge_cloud.planner import Mode
+from collab_llm_nodes.protocols.edge_cloud.planner import Mode, Profile
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.protocols.edge_cloud.server import EarlyExitQueue, ExitConfig
 from collab_llm_nodes.protocols.edge_cloud.target import TargetSession
@@ -41,6 +42,7 @@ class InProcessRunner:
 
     Args:
         others: draft models that vote with ``draft`` on each token.
+        profile: takes in the durations of passes, and how often predictions are right.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class InProcessRunner:
         ahead: AheadConfig | None = None,
         exits: ExitConfig | None = None,
         others: Sequence[DecodingEngine] = (),
+        profile: Profile | None = None,
     ) -> None:
         self._draft = draft
         self._others = others
@@ -61,6 +64,7 @@ class InProcessRunner:
         self._predraft = predraft
         self._ahead = ahead
         self._exits = exits or ExitConfig()
+        self._profile = profile
 
     def generate(
         self,
@@ -68,17 +72,20 @@ class InProcessRunner:
         sampling: SamplingConfig | None = None,
         max_tokens: int = 64,
         deadline_s: float = 600.0,
+        guide: Guide | None = None,
     ) -> Generation:
-        """Decode one answer; its law is the target's alone, whatever the draft."""
+        """Decode one answer; its law is the target's alone within ``guide``, whatever the draft."""
         sampling = sampling or SamplingConfig()
         started = time.perf_counter()
-        opened = open_message(prompt, sampling, max_tokens, vocabulary="")
+        opened = open_message(prompt, sampling, max_tokens, vocabulary="", guide=guide)
         target = TargetSession(
             self._target, encode(prompt, self._target.loaded), opened, self._exits
         )
         models = [(each, encode(prompt, each.loaded)) for each in (self._draft, *self._others)]
-        drafter = Drafter(*models[0], sampling, others=models[1:])
-        client = EdgeClient(EdgeClientConfig(self._gamma, max_tokens), drafter.room)
+        guided = self._draft.loaded.guides.open(guide) if guide is not None else None
+        drafter = Drafter(*models[0], sampling, models[1:], guided)
+        config = EdgeClientConfig(self._gamma, max_tokens)
+        client = EdgeClient(config, drafter.room, guided=guided is not None)
         exits = EarlyExitQueue(self._exits)
 
         def verify(draft: Draft) -> None:
@@ -90,7 +97,13 @@ class InProcessRunner:
                 loop.post(verdict)
 
         loop = EdgeLoop(
-            client, drafter, verify, predraft=self._predraft, ahead=self._ahead, preempt=False
+            client,
+            drafter,
+            verify,
+            predraft=self._predraft,
+            ahead=self._ahead,
+            profile=self._profile,
+            preempt=False,
         )
         try:
             target.prefill()

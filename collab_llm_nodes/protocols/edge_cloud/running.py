@@ -25,6 +25,8 @@ from collab_llm_nodes.errors import (
     Unavailable,
 )
 from collab_llm_nodes.models.detokenising import Detokeniser
+from collab_llm_nodes.models.guide import Guide, refused
+from collab_llm_nodes.models.guided_text import GuidedText
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, PromptLimits, check_prompt, encode
 from collab_llm_nodes.models.vocabulary import check_one_vocabulary
@@ -44,6 +46,7 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
 from collab_llm_nodes.protocols.edge_cloud.motion_priority import MotionPriority
 from collab_llm_nodes.protocols.edge_cloud.planner import Mode, Planner, PlannerConfig, settings_of
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
+from collab_llm_nodes.protocols.guides import AnswerConfig, guide_of
 from collab_llm_nodes.protocols.prompts import name_prompt, prompt_of
 from collab_llm_nodes.transport.wire import Failure
 
@@ -68,6 +71,7 @@ class EdgeCloudConfig:
     ahead: AheadConfig = field(default_factory=AheadConfig)
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     link_loss: LinkLossConfig = field(default_factory=LinkLossConfig)
+    answer: AnswerConfig = field(default_factory=AnswerConfig)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -85,6 +89,7 @@ def check(request: Request) -> None:
     """
     config: EdgeCloudConfig = request.config
     check_prompt(prompt_of(request), config.prompt, field="prompt")
+    guide_of(request, config.answer)
     request.length(config.client.max_tokens)
 
 
@@ -188,9 +193,14 @@ class EdgeCloud:
         except InvalidInput as error:
             name_prompt(error)
             raise
+        guide = guide_of(request, config.answer)
+        guided = None if guide is None else self._guided(request, guide)
         self.mode = mode = self._choose(request)
-        drafter = Drafter(self._engine, encoded, request.sampling, others)
-        generation = _Generation(self, request, mode, drafter, len(encoded.ids), emit, on_tokens)
+        drafter = Drafter(self._engine, encoded, request.sampling, others, guided)
+        prompt_tokens = len(encoded.ids)
+        generation = _Generation(
+            self, request, mode, drafter, prompt_tokens, guide, emit, on_tokens
+        )
         failure: CollabError | None = None
         try:
             generation.decode(control)
@@ -200,6 +210,19 @@ class EdgeCloud:
         finally:
             drafter.close()
         return generation.answer(failure)
+
+    def _guided(self, request: Request, guide: Guide) -> GuidedText:
+        """Return the state of ``guide`` for the draft models.
+
+        Raises:
+            InvalidInput: it cannot be used, or answers begin in a thought.
+        """
+        loaded = self._engine.loaded
+        if loaded.begun_thought and not request.raw:
+            raise refused(
+                "this model thinks before it answers, which a guide forbids", "none for this model"
+            )
+        return loaded.guides.open(guide)
 
     def _encode(self, prompt: Prompt, limits: PromptLimits) -> EncodedPrompt:
         if self._own_encode is not None:
@@ -246,6 +269,7 @@ class _Generation:
         mode: Mode,
         drafter: Drafter,
         prompt_tokens: int,
+        guide: Guide | None,
         emit: Callable[[Progress], None],
         on_tokens: Callable[[tuple[int, ...]], None],
     ) -> None:
@@ -253,14 +277,15 @@ class _Generation:
         self._owner, self._request, self._mode, self._emit = owner, request, mode, emit
         self._report_tokens = on_tokens
         self._link_loss = config.link_loss
-        self._drafter, self._prompt_tokens = drafter, prompt_tokens
+        self._drafter, self._prompt_tokens, self._guide = drafter, prompt_tokens, guide
         begun = "" if request.raw else owner._engine.loaded.begun_thought
         self._text = Detokeniser(owner._engine.decode, begun)
         self._reported = 0  # number of tokens emitted
         self._patience = Patience(config.link_loss.after_s)
         self._session: Session | None = None
         self._length = request.length(config.client.max_tokens)
-        self._client = EdgeClient(EdgeClientConfig(mode.gamma, self._length), drafter.room)
+        length = EdgeClientConfig(mode.gamma, self._length)
+        self._client = EdgeClient(length, drafter.room, guided=guide is not None)
         predraft, ahead = settings_of(mode, config.predraft, config.ahead)
         self._loop = EdgeLoop(
             self._client,
@@ -310,6 +335,7 @@ class _Generation:
             self._length,
             owner._engine.vocabulary,
             for_motion=request.for_motion,
+            guide=self._guide,
         )
         with self._watching_silence():
             try:

@@ -13,7 +13,10 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from collab_llm_nodes.config import MAX_TOKENS, check_ranges, setting
@@ -22,16 +25,25 @@ from collab_llm_nodes.decoding.sampling import (
     Distribution,
     SamplingConfig,
     distributions,
+    masked,
     previews_of,
 )
+from collab_llm_nodes.decoding.vote import proposal
 from collab_llm_nodes.errors import InvalidInput, ModelError, ProtocolError
+from collab_llm_nodes.models.guided_text import GuidedText
 from collab_llm_nodes.protocols.edge_cloud.ahead import (
     MAX_AHEAD,
     MAX_AHEAD_ENTRIES,
     PushedDrafts,
     may_come,
 )
-from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Open, Verdict
+from collab_llm_nodes.protocols.edge_cloud.messages import (
+    MAX_DRAFT,
+    Draft,
+    EarlyExit,
+    Open,
+    Verdict,
+)
 
 
 @dataclass(frozen=True)
@@ -100,6 +112,7 @@ class VerifierSession:
     Args:
         room: tokens that fit into the target's context after the prompt. The client does not know
             it, so the answer ends there, and drafts are cut to it.
+        guide: limits the target's law.
     """
 
     def __init__(
@@ -110,8 +123,11 @@ class VerifierSession:
         vocab_size: int,
         exits: ExitConfig | None = None,
         room: int = MAX_TOKENS,
+        guide: GuidedText | None = None,
     ) -> None:
         self._open = opened
+        self._guide = guide
+        self._allowed: NDArray[np.bool_] | None = None  # [gamma + 1, V], once it is needed
         self._length = min(opened.max_tokens, room)
         self._eos = eos
         self._vocab_size = vocab_size
@@ -126,6 +142,10 @@ class VerifierSession:
         if len(opened.replay) >= self._length:
             raise InvalidInput(
                 "replay is as long as the answer may be", field="replay", remedy="raise max_tokens"
+            )
+        if guide is not None and not guide.allows(self.generated):
+            raise InvalidInput(
+                "the guide does not allow it", field="replay", remedy="replay confirmed tokens"
             )
 
     def offer(self, draft: Draft) -> bool:
@@ -169,11 +189,38 @@ class VerifierSession:
         return self._draft is None and self._next is not None
 
     def begin(self) -> tuple[int, ...] | None:
-        """Start verifying this round's draft; return its ids, or None if there is no draft."""
+        """Start verifying this round's draft; return its ids, or None if there is no draft.
+
+        In place of a draft without tokens the guide's forced ones are verified.
+        """
         if self._draft is not None or self._next is None:
             return None
-        self._draft, self._next = self._next, None
+        draft, self._next, self._allowed = self._next, None, None
+        self._draft = draft if draft.tokens else replace(draft, **self._forced())
         return self._draft.tokens
+
+    def _forced(self) -> dict[str, Any]:
+        """Return tokens and distributions of a draft that the guide forces."""
+        if self._guide is None:
+            return {}
+        room = min(MAX_DRAFT, self._length - len(self.generated) - 1)
+        try:
+            tokens = self._guide.forced(self.generated, room)
+        except InvalidInput:  # raised again with the verdict, which is this session's alone
+            return {}
+        return {"tokens": tokens, "probs": proposal(tokens, self.sampling)}
+
+    def limited(self, logits: Tensor) -> Tensor:
+        """Return ``logits`` [gamma + 1, V] over the tokens that the guide allows, if there is one.
+
+        Raises:
+            InvalidInput: the guide takes too much work.
+        """
+        if self._guide is None or self._draft is None:
+            return logits
+        if self._allowed is None:
+            self._allowed = self._guide.rows(self.generated, self._draft.tokens)
+        return masked(logits, self._allowed)
 
     def preview(
         self,
@@ -186,12 +233,12 @@ class VerifierSession:
         Args:
             layer: index of the exit.
             logits: [gamma + 1, vocabulary].
-            seen: result of ``previews_of`` for ``logits``, if the caller has it.
+            seen: result of ``previews_of`` for the :meth:`limited` logits, if the caller has it.
 
         Raises:
             ModelError: the logits are not finite.
         """
-        laws, sure = seen or previews_of([logits], [self.sampling])[0]
+        laws, sure = seen or previews_of([self.limited(logits)], [self.sampling])[0]
         draft, tokens, accepted, finished = self._judge(logits, laws)
         sure = sure[: len(tokens)]
         confidence = math.prod(sure) if self._exits.confidence == "joint" else max(sure)
@@ -212,7 +259,7 @@ class VerifierSession:
         """Return the verdict by the last layer's logits [gamma + 1, vocabulary].
 
         Args:
-            laws: the ``distributions`` of ``logits``, if the caller has them.
+            laws: the ``distributions`` of the :meth:`limited` logits, if the caller has them.
 
         Raises:
             ModelError: the logits are not finite.
@@ -231,7 +278,7 @@ class VerifierSession:
         if draft is None:
             raise ProtocolError("no draft is under verification", field="round")
         if laws is None:
-            laws = distributions(logits, sampling)
+            laws = distributions(self.limited(logits), sampling)
         elif isinstance(laws, ModelError):
             raise laws
         outcome = verify_chain(

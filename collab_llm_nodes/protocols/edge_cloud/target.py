@@ -38,6 +38,9 @@ class TargetSession:
 
     Attributes:
         most_tokens: largest number of tokens in the cache: prompt and answer.
+
+    Raises:
+        InvalidInput: the guide cannot be used, or the replayed tokens are none of this session.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class TargetSession:
         opened: Open,
         exits: ExitConfig | None = None,
     ) -> None:
+        self._guided = opened.guide is not None
         self._prompt_ids = tuple(prompt.ids)
         room = engine.context - len(prompt.ids)
         self._state = VerifierSession(
@@ -55,6 +59,7 @@ class TargetSession:
             vocab_size=engine.vocab_size,
             exits=exits,
             room=room,
+            guide=engine.loaded.guides.open(opened.guide) if opened.guide is not None else None,
         )
         self.most_tokens = len(prompt.ids) + min(opened.max_tokens, room)
         self._kv = engine.open(prompt, self.most_tokens)
@@ -101,7 +106,7 @@ class TargetSession:
 
     def opened(self, session_id: str) -> Opened:
         """Return the answer to Open, once the prompt is read."""
-        return Opened(session_id, self.prompt_tokens)
+        return Opened(session_id, self.prompt_tokens, self._guided)
 
     def encode_images(self) -> None:
         """Encode the prompt's images, in any thread, so that :meth:`read_on` need not."""
@@ -139,6 +144,10 @@ class TargetSession:
     def sampling(self) -> SamplingConfig:
         """The law of the answer."""
         return self._state.sampling
+
+    def limited(self, logits: Tensor) -> Tensor:
+        """Return the logits of a feed over the tokens that the guide allows."""
+        return self._state.limited(logits)
 
     def conclude(
         self,
@@ -178,7 +187,7 @@ class TargetSession:
             return None
         started = time.perf_counter()
         logits = self._kv.feed(feed.ids, feed.on_exit)
-        (laws,) = distributions_of([logits], [self.sampling])  # waits for the device
+        (laws,) = distributions_of([self.limited(logits)], [self.sampling])  # waits for the device
         return self.conclude(logits, time.perf_counter() - started, laws=laws)
 
     def close(self) -> None:
@@ -233,9 +242,9 @@ def _together(
 
     Each session is then judged alone, so that an error is its own.
     """
-    sessions, logits = [session for session, _ in results], [logits for _, logits in results]
     try:
-        return find(logits, [session.sampling for session in sessions])
+        logits = [session.limited(logits) for session, logits in results]
+        return find(logits, [session.sampling for session, _ in results])
     except Exception as error:  # noqa: BLE001  reported by the session that causes it
         log.warning("sessions are judged one by one: %s", error)
         return [None] * len(results)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from collab_llm_nodes.transport import wire_pb2 as collab__llm__nodes_dot_transport_dot_wire__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n4collab_llm_nodes/protocols/edge_cloud/verifier.proto\x12\rcollab_llm.v2\x1a%collab_llm_nodes/transport/wire.proto\"\x8d\x01\n\rClientMessage\x12#\n\x04open\x18\x01 \x01(\x0b\x32\x13.collab_llm.v2.OpenH\x00\x12%\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x14.collab_llm.v2.DraftH\x00\x12%\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x14.collab_llm.v2.CloseH\x00\x42\t\n\x07message\"\xce\x01\n\rServerMessage\x12\'\n\x06opened\x18\x01 \x01(\x0b\x32\x15.collab_llm.v2.OpenedH\x00\x12.\n\nearly_exit\x18\x02 \x01(\x0b\x32\x18.collab_llm.v2.EarlyExitH\x00\x12)\n\x07verdict\x18\x03 \x01(\x0b\x32\x16.collab_llm.v2.VerdictH\x00\x12.\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x1b.collab_llm.wire.v1.FailureH\x00\x42\t\n\x07message\"%\n\x04Turn\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xe0\x01\n\x04Open\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06images\x18\x02 \x03(\x0c\x12.\n\x08sampling\x18\x03 \x01(\x0b\x32\x1c.collab_llm.wire.v1.Sampling\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x12\n\nvocabulary\x18\x05 \x01(\t\x12\x0e\n\x06replay\x18\x06 \x03(\r\x12\r\n\x05round\x18\x07 \x01(\r\x12\"\n\x05turns\x18\x08 \x03(\x0b\x32\x13.collab_llm.v2.Turn\x12\x0b\n\x03raw\x18\t \x01(\x08\x12\x12\n\nfor_motion\x18\n \x01(\x08\"3\n\x06Opened\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\"\xa0\x01\n\x05\x44raft\x12\r\n\x05round\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\x08\x12+\n\x05probs\x18\x05 \x01(\x0b\x32\x1c.collab_llm.v2.Distributions\x12\r\n\x05\x61\x66ter\x18\x06 \x03(\r\x12\x1d\n\x15\x61utoregressive_rounds\x18\x07 \x01(\r\";\n\rDistributions\x12\r\n\x05sizes\x18\x01 \x03(\r\x12\x0c\n\x04gaps\x18\x02 \x03(\r\x12\r\n\x05probs\x18\x03 \x01(\x0c\"q\n\tEarlyExit\x12\r\n\x05round\x18\x01 \x01(\r\x12\r\n\x05layer\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\r\x12\x10\n\x08\x66inished\x18\x05 \x01(\x08\x12\x12\n\nconfidence\x18\x06 \x01(\x01\"p\n\x07Verdict\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\x12\x10\n\x08\x66inished\x18\x04 \x01(\x08\x12\x11\n\tcompute_s\x18\x05 \x01(\x01\x12\x0f\n\x07queue_s\x18\x06 \x01(\x01\"\x07\n\x05\x43lose\"\x98\x02\n\x06Limits\x12\x14\n\x0cmax_sessions\x18\x01 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x02 \x01(\r\x12\x18\n\x10max_prompt_chars\x18\x03 \x01(\r\x12\x12\n\nmax_images\x18\x04 \x01(\r\x12\x17\n\x0fmax_image_bytes\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x0e\n\x06idle_s\x18\x07 \x01(\x01\x12\x13\n\x0bmax_streams\x18\x08 \x01(\r\x12\x17\n\x0fmax_connections\x18\t \x01(\r\x12\x18\n\x10max_image_pixels\x18\n \x01(\r\x12\x17\n\x0fmax_image_scans\x18\x0b \x01(\r\x12\x11\n\tmax_turns\x18\x0c \x01(\r\"\xa2\x01\n\nServerInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nvocabulary\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x13\n\x0b\x65xit_layers\x18\x04 \x03(\r\x12\x0f\n\x07version\x18\x05 \x01(\t\x12%\n\x06limits\x18\x06 \x01(\x0b\x32\x15.collab_llm.v2.Limits\x12\x10\n\x08sessions\x18\x07 \x01(\r2\xa1\x01\n\x08Verifier\x12I\n\x07Session\x12\x1c.collab_llm.v2.ClientMessage\x1a\x1c.collab_llm.v2.ServerMessage(\x01\x30\x01\x12J\n\x08\x44\x65scribe\x12#.collab_llm.wire.v1.DescribeRequest\x1a\x19.collab_llm.v2.ServerInfob\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n4collab_llm_nodes/protocols/edge_cloud/verifier.proto\x12\rcollab_llm.v2\x1a%collab_llm_nodes/transport/wire.proto\"\x8d\x01\n\rClientMessage\x12#\n\x04open\x18\x01 \x01(\x0b\x32\x13.collab_llm.v2.OpenH\x00\x12%\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x14.collab_llm.v2.DraftH\x00\x12%\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x14.collab_llm.v2.CloseH\x00\x42\t\n\x07message\"\xce\x01\n\rServerMessage\x12\'\n\x06opened\x18\x01 \x01(\x0b\x32\x15.collab_llm.v2.OpenedH\x00\x12.\n\nearly_exit\x18\x02 \x01(\x0b\x32\x18.collab_llm.v2.EarlyExitH\x00\x12)\n\x07verdict\x18\x03 \x01(\x0b\x32\x16.collab_llm.v2.VerdictH\x00\x12.\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x1b.collab_llm.wire.v1.FailureH\x00\x42\t\n\x07message\"%\n\x04Turn\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"%\n\x05Guide\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\"\x85\x02\n\x04Open\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06images\x18\x02 \x03(\x0c\x12.\n\x08sampling\x18\x03 \x01(\x0b\x32\x1c.collab_llm.wire.v1.Sampling\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x12\n\nvocabulary\x18\x05 \x01(\t\x12\x0e\n\x06replay\x18\x06 \x03(\r\x12\r\n\x05round\x18\x07 \x01(\r\x12\"\n\x05turns\x18\x08 \x03(\x0b\x32\x13.collab_llm.v2.Turn\x12\x0b\n\x03raw\x18\t \x01(\x08\x12\x12\n\nfor_motion\x18\n \x01(\x08\x12#\n\x05guide\x18\x0b \x01(\x0b\x32\x14.collab_llm.v2.Guide\"C\n\x06Opened\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x0e\n\x06guided\x18\x03 \x01(\x08\"\xa0\x01\n\x05\x44raft\x12\r\n\x05round\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\x08\x12+\n\x05probs\x18\x05 \x01(\x0b\x32\x1c.collab_llm.v2.Distributions\x12\r\n\x05\x61\x66ter\x18\x06 \x03(\r\x12\x1d\n\x15\x61utoregressive_rounds\x18\x07 \x01(\r\";\n\rDistributions\x12\r\n\x05sizes\x18\x01 \x03(\r\x12\x0c\n\x04gaps\x18\x02 \x03(\r\x12\r\n\x05probs\x18\x03 \x01(\x0c\"q\n\tEarlyExit\x12\r\n\x05round\x18\x01 \x01(\r\x12\r\n\x05layer\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\r\x12\x10\n\x08\x66inished\x18\x05 \x01(\x08\x12\x12\n\nconfidence\x18\x06 \x01(\x01\"p\n\x07Verdict\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\x12\x10\n\x08\x66inished\x18\x04 \x01(\x08\x12\x11\n\tcompute_s\x18\x05 \x01(\x01\x12\x0f\n\x07queue_s\x18\x06 \x01(\x01\"\x07\n\x05\x43lose\"\x98\x02\n\x06Limits\x12\x14\n\x0cmax_sessions\x18\x01 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x02 \x01(\r\x12\x18\n\x10max_prompt_chars\x18\x03 \x01(\r\x12\x12\n\nmax_images\x18\x04 \x01(\r\x12\x17\n\x0fmax_image_bytes\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x0e\n\x06idle_s\x18\x07 \x01(\x01\x12\x13\n\x0bmax_streams\x18\x08 \x01(\r\x12\x17\n\x0fmax_connections\x18\t \x01(\r\x12\x18\n\x10max_image_pixels\x18\n \x01(\r\x12\x17\n\x0fmax_image_scans\x18\x0b \x01(\r\x12\x11\n\tmax_turns\x18\x0c \x01(\r\"\xa2\x01\n\nServerInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nvocabulary\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x13\n\x0b\x65xit_layers\x18\x04 \x03(\r\x12\x0f\n\x07version\x18\x05 \x01(\t\x12%\n\x06limits\x18\x06 \x01(\x0b\x32\x15.collab_llm.v2.Limits\x12\x10\n\x08sessions\x18\x07 \x01(\r2\xa1\x01\n\x08Verifier\x12I\n\x07Session\x12\x1c.collab_llm.v2.ClientMessage\x1a\x1c.collab_llm.v2.ServerMessage(\x01\x30\x01\x12J\n\x08\x44\x65scribe\x12#.collab_llm.wire.v1.DescribeRequest\x1a\x19.collab_llm.v2.ServerInfob\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,24 +38,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SERVERMESSAGE']._serialized_end=461
   _globals['_TURN']._serialized_start=463
   _globals['_TURN']._serialized_end=500
-  _globals['_OPEN']._serialized_start=503
-  _globals['_OPEN']._serialized_end=727
-  _globals['_OPENED']._serialized_start=729
-  _globals['_OPENED']._serialized_end=780
-  _globals['_DRAFT']._serialized_start=783
-  _globals['_DRAFT']._serialized_end=943
-  _globals['_DISTRIBUTIONS']._serialized_start=945
-  _globals['_DISTRIBUTIONS']._serialized_end=1004
-  _globals['_EARLYEXIT']._serialized_start=1006
-  _globals['_EARLYEXIT']._serialized_end=1119
-  _globals['_VERDICT']._serialized_start=1121
-  _globals['_VERDICT']._serialized_end=1233
-  _globals['_CLOSE']._serialized_start=1235
-  _globals['_CLOSE']._serialized_end=1242
-  _globals['_LIMITS']._serialized_start=1245
-  _globals['_LIMITS']._serialized_end=1525
-  _globals['_SERVERINFO']._serialized_start=1528
-  _globals['_SERVERINFO']._serialized_end=1690
-  _globals['_VERIFIER']._serialized_start=1693
-  _globals['_VERIFIER']._serialized_end=1854
+  _globals['_GUIDE']._serialized_start=502
+  _globals['_GUIDE']._serialized_end=539
+  _globals['_OPEN']._serialized_start=542
+  _globals['_OPEN']._serialized_end=803
+  _globals['_OPENED']._serialized_start=805
+  _globals['_OPENED']._serialized_end=872
+  _globals['_DRAFT']._serialized_start=875
+  _globals['_DRAFT']._serialized_end=1035
+  _globals['_DISTRIBUTIONS']._serialized_start=1037
+  _globals['_DISTRIBUTIONS']._serialized_end=1096
+  _globals['_EARLYEXIT']._serialized_start=1098
+  _globals['_EARLYEXIT']._serialized_end=1211
+  _globals['_VERDICT']._serialized_start=1213
+  _globals['_VERDICT']._serialized_end=1325
+  _globals['_CLOSE']._serialized_start=1327
+  _globals['_CLOSE']._serialized_end=1334
+  _globals['_LIMITS']._serialized_start=1337
+  _globals['_LIMITS']._serialized_end=1617
+  _globals['_SERVERINFO']._serialized_start=1620
+  _globals['_SERVERINFO']._serialized_end=1782
+  _globals['_VERIFIER']._serialized_start=1785
+  _globals['_VERIFIER']._serialized_end=1946
 # @@protoc_insertion_point(module_scope)

@@ -37,8 +37,16 @@ class Turn(_message.Message):
     content: str
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
 
+class Guide(_message.Message):
+    __slots__ = ("kind", "source")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    source: str
+    def __init__(self, kind: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
+
 class Open(_message.Message):
-    __slots__ = ("text", "images", "sampling", "max_tokens", "vocabulary", "replay", "round", "turns", "raw", "for_motion")
+    __slots__ = ("text", "images", "sampling", "max_tokens", "vocabulary", "replay", "round", "turns", "raw", "for_motion", "guide")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +57,7 @@ class Open(_message.Message):
     TURNS_FIELD_NUMBER: _ClassVar[int]
     RAW_FIELD_NUMBER: _ClassVar[int]
     FOR_MOTION_FIELD_NUMBER: _ClassVar[int]
+    GUIDE_FIELD_NUMBER: _ClassVar[int]
     text: str
     images: _containers.RepeatedScalarFieldContainer[bytes]
     sampling: _wire_pb2.Sampling
@@ -59,15 +68,18 @@ class Open(_message.Message):
     turns: _containers.RepeatedCompositeFieldContainer[Turn]
     raw: bool
     for_motion: bool
-    def __init__(self, text: _Optional[str] = ..., images: _Optional[_Iterable[bytes]] = ..., sampling: _Optional[_Union[_wire_pb2.Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., vocabulary: _Optional[str] = ..., replay: _Optional[_Iterable[int]] = ..., round: _Optional[int] = ..., turns: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ..., raw: _Optional[bool] = ..., for_motion: _Optional[bool] = ...) -> None: ...
+    guide: Guide
+    def __init__(self, text: _Optional[str] = ..., images: _Optional[_Iterable[bytes]] = ..., sampling: _Optional[_Union[_wire_pb2.Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., vocabulary: _Optional[str] = ..., replay: _Optional[_Iterable[int]] = ..., round: _Optional[int] = ..., turns: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ..., raw: _Optional[bool] = ..., for_motion: _Optional[bool] = ..., guide: _Optional[_Union[Guide, _Mapping]] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("session_id", "prompt_tokens")
+    __slots__ = ("session_id", "prompt_tokens", "guided")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GUIDED_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     prompt_tokens: int
-    def __init__(self, session_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+    guided: bool
+    def __init__(self, session_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., guided: _Optional[bool] = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("round", "start", "tokens", "cached", "probs", "after", "autoregressive_rounds")

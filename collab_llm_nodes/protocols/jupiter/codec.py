@@ -83,6 +83,8 @@ def _check_step(m: Any) -> None:
         )
     at_most(max(m.positions, default=0), _MAX_TOKENS, "positions")
     at_most(m.features, new, "features")
+    if m.allowed and (m.want != Want.VERDICT or len(m.allowed) % m.rows):
+        raise InvalidInput("are no rows of a verdict", field="allowed", remedy=UPDATE)
 
 
 def _check_pass(m: Any) -> None:

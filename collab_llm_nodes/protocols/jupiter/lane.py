@@ -10,13 +10,20 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from collab_llm_nodes.config import check_max_tokens
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.errors import InvalidInput, ProtocolError
 from collab_llm_nodes.protocols.jupiter.drafters import Draft, Drafter, MedusaChain
 from collab_llm_nodes.protocols.jupiter.messages import Outcome, Step, Want
 from collab_llm_nodes.protocols.jupiter.pictures import ShownPrompt
+from collab_llm_nodes.transport.wire import UPDATE
+
+if TYPE_CHECKING:  # it would load transformers in processes that run no model
+    from collab_llm_nodes.models.guided_text import GuidedText
 
 Lengths = Callable[[int], Sequence[int]]
 """Divides a number of tokens into sub-sequences that follow one another through the stages."""
@@ -33,6 +40,8 @@ Stop = Callable[[Sequence[int]], bool]
 
 _FULL = 2.5
 """Initial estimate of the accepted tokens per draft."""
+_MOST_FORCED = 64
+"""Longest draft of tokens that a guide forces."""
 _NEWEST = 0.25
 """Weight of the newest verdict in the moving average of accepted tokens."""
 
@@ -51,6 +60,7 @@ class DecodeConfig:
         groups: the points of an outline are decoded in this many passes at a time, each with its
             share of the lanes; 0: one pass per stage, 1: all lanes in one pass.
         stop: ends an answer early.
+        guide: limits the text of the one answer that is decoded with these settings.
     """
 
     max_tokens: int
@@ -59,6 +69,7 @@ class DecodeConfig:
     lengths: Lengths = undivided
     groups: int = 0
     stop: Stop = never_stop
+    guide: GuidedText | None = None
 
 
 class SharedPrefix:
@@ -215,10 +226,7 @@ class LaneAnswer:
         pending = known[self._held :]
         self._draft = Draft()
         if len(pending) == 1:  # a prompt, or a lane fed again, comes without a draft
-            room = self._max_tokens - len(self.tokens) - 1
-            draft = self._config.drafter.propose(known, self._guesses, room)
-            # Verifying a token that is rejected costs time, too.
-            self._draft = draft if draft.parents else draft.cut(1 + round(2 * self._stood))
+            self._draft = self._propose(known)
         drafted = len(self._draft.tokens)
         step = Step(
             self.lane,
@@ -232,13 +240,36 @@ class LaneAnswer:
             len(self.tokens),
             self._config.sampling,
             self._config.drafter.guesses,
+            allowed=self._allowed(),
         )
         self._held += len(pending)
         self._fork_of = None
         return _placed(self.shown, divide(step, lengths) if not drafted else [step])
 
+    def _propose(self, known: tuple[int, ...]) -> Draft:
+        """Return the draft after ``known``: the tokens that the guide forces, or the drafter's."""
+        room = self._max_tokens - len(self.tokens) - 1
+        if self._config.guide is not None:
+            forced = self._config.guide.forced(self.tokens, min(room, _MOST_FORCED))
+            if forced:
+                return Draft(forced)
+        draft = self._config.drafter.propose(known, self._guesses, room)
+        # Verifying a token that is rejected costs time, too.
+        return draft if draft.parents else draft.cut(1 + round(2 * self._stood))
+
+    def _allowed(self) -> bytes:
+        """Return the mask of the present draft's rows, as ``Step`` has it."""
+        if self._config.guide is None:
+            return b""
+        rows = self._config.guide.rows(self.tokens, self._draft.tokens, self._draft.parents)
+        return np.packbits(rows, axis=1, bitorder="little").tobytes()
+
     def on_outcome(self, outcome: Outcome) -> None:
-        """Add the tokens of the verdict on the last step, which ``check_result`` has accepted."""
+        """Add the tokens of the verdict on the last step, which ``check_result`` has accepted.
+
+        Raises:
+            ProtocolError: the guide does not allow them: the last worker knows no guides.
+        """
         draft, path = self._draft, outcome.path
         start = self._held - 1  # column of the newest token, the root of the tree
         self._retain = start + (path[-1] if path else 0) if draft.parents else None
@@ -247,6 +278,9 @@ class LaneAnswer:
         new = [draft.tokens[row - 1] for row in path]
         if outcome.next >= 0:
             new.append(outcome.next)
+        guide = self._config.guide
+        if guide is not None and not guide.allows((*self.tokens, *new)):
+            raise ProtocolError("a token against the guide", field="outcomes", remedy=UPDATE)
         self._guesses = outcome.guesses
         if draft.tokens:
             self._stood += _NEWEST * (len(path) - self._stood)

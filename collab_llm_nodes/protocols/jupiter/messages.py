@@ -48,6 +48,8 @@ class Step:
             width. Not for trees.
         features: number of leading picture placeholders among ``ids`` whose features come with the
             pass.
+        allowed: of a verdict, the tokens that a guide allows after each of the ``rows``, one bit
+            for each token from the lowest, whole bytes for each row; empty: all tokens.
     """
 
     lane: int
@@ -64,6 +66,7 @@ class Step:
     close: bool = False
     positions: tuple[int, ...] = ()
     features: int = 0
+    allowed: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from collab_llm_nodes.models.guide import Guide
 from collab_llm_nodes.models.thoughts import answer_of
 from collab_llm_nodes.models.turns import Turn
 
@@ -22,6 +23,20 @@ OUTLINE_DIRECTIVE = "Give an outline only: 3 to 8 numbered points of a few words
 # With the title, since a small model does not find it by the number.
 POINT_DIRECTIVE = "Write point {number} ({title}) in one or two sentences."
 LEAST_POINTS, MOST_POINTS = 3, 8
+
+
+def _outline_pattern() -> str:
+    """Return a regular expression of outlines: numbered lines, each a title of some words."""
+    pattern = ""
+    for number in range(MOST_POINTS, 0, -1):
+        feed = "" if number == 1 else r"\n"
+        line = rf"{feed}{number}\. [A-Za-z][^\n|]{{2,80}}{pattern}"
+        pattern = f"(?:{line})?" if number > LEAST_POINTS else line
+    return pattern
+
+
+OUTLINE_FORM = Guide("regex", _outline_pattern())
+"""Form of outlines."""
 
 
 @dataclass(frozen=True)

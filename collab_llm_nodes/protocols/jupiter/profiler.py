@@ -25,8 +25,7 @@ from collab_llm_nodes.models.architectures import context_length
 from collab_llm_nodes.models.checkpoint import quantisation_of, stored_tensors
 from collab_llm_nodes.models.devices import find_device, free_bytes
 from collab_llm_nodes.models.footprint import column_bytes, picture_bytes
-from collab_llm_nodes.models.heads import NAME as HEADS_NAME
-from collab_llm_nodes.models.heads import count_heads
+from collab_llm_nodes.models.heads import count_head_weights, count_heads, holds_heads
 from collab_llm_nodes.models.loading import (
     DTYPES,
     ModelConfig,
@@ -100,8 +99,10 @@ def model_facts(config: ModelConfig) -> ModelFacts:
         headers = stored_tensors(folder)
         sizes = _part_bytes({name: tensor.bytes for name, tensor in headers.items()})
         sizes["head"] += table if tied and "lm_head.weight" not in headers else 0
-    heads = count_heads(folder) if (folder / f"{HEADS_NAME}.json").is_file() else 0
-    sizes["head"] += heads * text.hidden_size**2 * dtype.itemsize
+    heads = 0
+    if holds_heads(folder):
+        heads = count_heads(folder)
+        sizes["head"] += count_head_weights(folder) * dtype.itemsize
     hashed = [sorted(shapes.items()), str(dtype), heads, text.num_attention_heads]
     if config.quantization != "none" or stored is not None:
         hashed.append([config.quantization, stored])

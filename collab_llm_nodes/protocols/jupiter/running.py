@@ -15,6 +15,7 @@ from collab_llm_nodes.errors import (
     InvalidInput,
     Unavailable,
 )
+from collab_llm_nodes.models.guided_text import GuidedText
 from collab_llm_nodes.models.partial import load_vision, read_facts
 from collab_llm_nodes.models.prompt import Prompt, check_prompt, encode
 from collab_llm_nodes.models.turns import Turn
@@ -27,6 +28,7 @@ from collab_llm_nodes.protocols.jupiter.lane import CachedPrefix, DecodeConfig
 from collab_llm_nodes.protocols.jupiter.messages import WorkerInfo
 from collab_llm_nodes.protocols.jupiter.outline import (
     MOST_POINTS,
+    OUTLINE_FORM,
     OutlinePrompts,
     outline_question,
     with_directive,
@@ -278,12 +280,16 @@ class Jupiter:
             directive, question, shown = self._outline_prompt(request)
         except InvalidInput:  # the question may fit without the directive
             return None
+        outline = replace(
+            decode,
+            max_tokens=min(config.outline_tokens, decode.max_tokens),
+            stop=prompts.ended,
+            guide=self._guide(config),
+        )
         _, lanes = answer_in_points(
             self.pipeline,
             question,
-            replace(
-                decode, max_tokens=min(config.outline_tokens, decode.max_tokens), stop=prompts.ended
-            ),
+            outline,
             prompts.requests,
             replace(decode, stop=prompts.point_ended),
             control,
@@ -295,6 +301,11 @@ class Jupiter:
             on_tokens=reporter.on_points,
         )
         return Answer(**vars(reporter.points(lanes, final=True))) if lanes else None
+
+    def _guide(self, config: JupiterConfig) -> GuidedText | None:
+        """Return the limit on an outline, unless answers begin in a thought."""
+        guided = config.outline_guided and not self.begun_thought
+        return self._loaded.guides.open(OUTLINE_FORM) if guided else None
 
     def _outline_prompt(
         self, request: Request

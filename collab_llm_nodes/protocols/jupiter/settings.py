@@ -89,6 +89,11 @@ class JupiterConfig:
         choices=(AUTO, ALWAYS, NEVER),
         per_request=ANY,
     )
+    outline_guided: bool = setting(
+        False,
+        "Limit outlines to numbered lines, for a model that is not trained to write them.",
+        per_request=ANY,
+    )
     outline_tokens: int = setting(
         96, "Length limit of an outline [tokens].", low=8, high=4096, per_request=ANY
     )

@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from collab_llm_nodes.decoding.rejection import own_token
-from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution, most_likely
+from collab_llm_nodes.decoding.sampling import SamplingConfig, distribution, masked, most_likely
 from collab_llm_nodes.engine.kernels import Head
 from collab_llm_nodes.engine.stage import Stage, StageFeed, StageSession
 from collab_llm_nodes.errors import InvalidInput, ProtocolError
 from collab_llm_nodes.models.heads import MedusaHeads
 from collab_llm_nodes.protocols.jupiter.messages import Outcome, Step, Want
+from collab_llm_nodes.transport.wire import UPDATE
 
 
 class StageLanes:
@@ -128,6 +131,8 @@ class StageLanes:
             return Outcome()
         if step.want is Want.LOGITS:
             return Outcome(logits=logits.float().cpu().contiguous().numpy().tobytes())
+        if step.allowed:
+            logits = masked(logits, _allowed(step, logits.shape[-1]))
         draft = step.ids[len(step.ids) - step.rows + 1 :]
         parents = step.parents or range(len(draft))
         path, token = judge(logits, draft, parents, step.sampling, step.position, self._eos)
@@ -136,6 +141,20 @@ class StageLanes:
             state = states[path[-1] if path else 0]
             guesses = guess(self._heads, self._stage.head, state, step.guesses)
         return Outcome(path, token, guesses)
+
+
+def _allowed(step: Step, size: int) -> NDArray[np.bool_]:
+    """Return the mask [rows, size] of a step.
+
+    Raises:
+        InvalidInput: it is of another vocabulary.
+    """
+    bits = np.frombuffer(step.allowed, np.uint8).reshape(step.rows, -1)
+    if bits.shape[1] != (size + 7) // 8:
+        raise InvalidInput(
+            f"{bits.shape[1]} bytes a row for {size} tokens", field="steps.allowed", remedy=UPDATE
+        )
+    return np.unpackbits(bits, axis=1, count=size, bitorder="little").view(np.bool_)
 
 
 def _positions(step: Step) -> int | Tensor | None:
@@ -212,6 +231,7 @@ def judge(
 @torch.inference_mode()
 def guess(heads: MedusaHeads, head: Head, state: Tensor, count: int) -> tuple[int, ...]:
     """Return the ``count`` best tokens of each Medusa head in turn, for one ``state`` [width]."""
-    best = head(heads(state)).topk(count, dim=-1).indices
+    logits = heads.logits(state, head)[..., : head.vocab_size]  # without rows of padding
+    best = logits.topk(count, dim=-1).indices
     found: list[int] = best.flatten().tolist()
     return tuple(found)

@@ -111,7 +111,7 @@ class Linked(_message.Message):
     def __init__(self) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("lane", "start", "ids", "parents", "retain", "fork_of", "want", "rows", "position", "sampling", "guesses", "close", "positions", "features")
+    __slots__ = ("lane", "start", "ids", "parents", "retain", "fork_of", "want", "rows", "position", "sampling", "guesses", "close", "positions", "features", "allowed")
     LANE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +126,7 @@ class Step(_message.Message):
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_FIELD_NUMBER: _ClassVar[int]
     lane: int
     start: int
     ids: _containers.RepeatedScalarFieldContainer[int]
@@ -140,7 +141,8 @@ class Step(_message.Message):
     close: bool
     positions: _containers.RepeatedScalarFieldContainer[int]
     features: int
-    def __init__(self, lane: _Optional[int] = ..., start: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., retain: _Optional[int] = ..., fork_of: _Optional[int] = ..., want: _Optional[int] = ..., rows: _Optional[int] = ..., position: _Optional[int] = ..., sampling: _Optional[_Union[_wire_pb2.Sampling, _Mapping]] = ..., guesses: _Optional[int] = ..., close: _Optional[bool] = ..., positions: _Optional[_Iterable[int]] = ..., features: _Optional[int] = ...) -> None: ...
+    allowed: bytes
+    def __init__(self, lane: _Optional[int] = ..., start: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., retain: _Optional[int] = ..., fork_of: _Optional[int] = ..., want: _Optional[int] = ..., rows: _Optional[int] = ..., position: _Optional[int] = ..., sampling: _Optional[_Union[_wire_pb2.Sampling, _Mapping]] = ..., guesses: _Optional[int] = ..., close: _Optional[bool] = ..., positions: _Optional[_Iterable[int]] = ..., features: _Optional[int] = ..., allowed: _Optional[bytes] = ...) -> None: ...
 
 class Span(_message.Message):
     __slots__ = ("begin", "end")

@@ -39,8 +39,7 @@ from collab_llm_nodes.errors import (
     ProtocolError,
     Unavailable,
 )
-from collab_llm_nodes.models.heads import NAME as HEADS_NAME
-from collab_llm_nodes.models.heads import MedusaHeads, count_heads
+from collab_llm_nodes.models.heads import MedusaHeads, count_heads, holds_heads
 from collab_llm_nodes.models.loading import model_folder
 from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.threads import set_threads
@@ -440,7 +439,7 @@ def _heads_folder(heads: str, folder: Path) -> Path | None:
     """Return the folder of the configured heads; None for no heads."""
     if heads != "beside":
         return Path(heads).expanduser() if heads else None
-    return folder if (folder / f"{HEADS_NAME}.safetensors").is_file() else None
+    return folder if holds_heads(folder) else None
 
 
 def serve(config: WorkerConfig, on_listening: Callable[[int], None] = lambda port: None) -> None:

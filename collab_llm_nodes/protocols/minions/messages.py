@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Any
 
 from collab_llm_nodes.errors import CollabError, ModelError
+from collab_llm_nodes.models.guide import Guide
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions.jobs import Job
 
@@ -99,6 +100,7 @@ class AskRemote:
         round: counts from 1.
         choice_bits: information in the choices of programs since the last message
             (``choice.py``).
+        guide: limit on the reply.
     """
 
     stage: str
@@ -107,6 +109,7 @@ class AskRemote:
     temperature: float
     max_tokens: int
     choice_bits: int = 0
+    guide: Guide | None = None
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,7 @@ class LocalPrompt:
     Attributes:
         seed: differs between samples of one job.
         quotable: text whose lines the reply may quote; empty: unconstrained.
+        guide: limit on the reply.
     """
 
     turns: tuple[Turn, ...]
@@ -123,6 +127,7 @@ class LocalPrompt:
     max_tokens: int
     seed: int = 0
     quotable: str = ""
+    guide: Guide | None = None
 
 
 @dataclass(frozen=True)

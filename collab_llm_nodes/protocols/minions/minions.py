@@ -20,6 +20,7 @@ from typing import Any
 
 from collab_llm_nodes.chat.base import Finish, Reply
 from collab_llm_nodes.errors import Cancelled, CollabError
+from collab_llm_nodes.models.guide import Guide
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions import prompts
 from collab_llm_nodes.protocols.minions.choice import RUN_BITS, Bounds, canonical
@@ -57,7 +58,7 @@ from collab_llm_nodes.protocols.minions.messages import (
     fill,
     reply_turn,
 )
-from collab_llm_nodes.protocols.minions.plan import Plan, jobs_of, read_plan
+from collab_llm_nodes.protocols.minions.plan import Plan, jobs_of, plan_form, read_plan
 from collab_llm_nodes.protocols.minions.reading import (
     Decision,
     decision,
@@ -166,10 +167,13 @@ class _MinionS:
         fault = Fault.NO_JOBS
         for planner in planners:
             chat = [self._decompose_prompt(planner)]
+            form = (
+                plan_form(self._chunkers(), reduce=self.config.reduce) if planner == PLAN else None
+            )
             for _ in range(self.config.attempts):
                 if planner == PROGRAM and self.choice_left < RUN_BITS:
                     break
-                reply: Reply = yield self._ask("decompose", chat)
+                reply: Reply = yield self._ask("decompose", chat, form)
                 chat.append(reply_turn(reply.text))
                 jobs = yield from self._jobs_of_reply(planner, reply.text)
                 if isinstance(jobs, JobList):
@@ -298,9 +302,8 @@ class _MinionS:
         local = self.config.local
         seed = (self.round - 1) * MAX_SAMPLES + manifest.sample
         quotable = manifest.chunk if self.config.check_citations else ""
-        return LocalPrompt(
-            (Turn("user", text),), local.temperature, local.max_tokens, seed, quotable
-        )
+        turns, reply = (Turn("user", text),), self.style.reply
+        return LocalPrompt(turns, local.temperature, local.max_tokens, seed, quotable, reply)
 
     def _job(self, manifest: JobManifest, reply: Reply | CollabError) -> Job:
         if isinstance(reply, CollabError) or reply.finish is Finish.REFUSAL:
@@ -395,12 +398,14 @@ class _MinionS:
 
     # ------------------------------------------------------------------ the remote, the end
 
-    def _ask(self, stage: str, chat: Sequence[Message]) -> AskRemote:
+    def _ask(self, stage: str, chat: Sequence[Message], guide: Guide | None = None) -> AskRemote:
         """Return the action that sends ``chat``; the only place that creates one."""
         remote = self.config.remote
         messages = (*self.history, *chat)
         bits, self.choice_unsent = self.choice_unsent, 0
-        return AskRemote(stage, self.round, messages, remote.temperature, remote.max_tokens, bits)
+        return AskRemote(
+            stage, self.round, messages, remote.temperature, remote.max_tokens, bits, guide
+        )
 
     def _remember(self, chat: Sequence[Message]) -> None:
         if self.config.carry == HISTORY:

@@ -16,6 +16,7 @@ it in place of them, which needs fewer tokens and discloses less.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
@@ -23,6 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from collab_llm_nodes.models.guide import Guide
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
 from collab_llm_nodes.protocols.minions.jobs import (
     MAX_SAMPLES,
@@ -122,6 +124,33 @@ class Plan:
     samples: int = 1
     answered: bool = False
     reduction: Reduction | None = None
+
+
+def plan_form(chunkers: Collection[str], *, reduce: bool) -> Guide:
+    """Return the form of the remote's reply; arguments as of :func:`read_plan`."""
+    text = {"type": "string", "minLength": 1}
+    task = {"type": "object", "properties": {"task": text, "advice": {"type": "string"}}}
+    properties: dict[str, Any] = {
+        "tasks": {
+            "type": "array",
+            "items": {**task, "required": ["task"], "additionalProperties": False},
+            "minItems": 1,
+            "maxItems": _MAX_TASKS,
+        },
+        "over": {"enum": ["documents", "answered"]},
+        "chunker": {"enum": [*chunkers]},
+        "size": {"type": "integer", "minimum": 0, "maximum": _MAX_COUNT},
+        "samples": {"type": "integer", "minimum": 1, "maximum": MAX_SAMPLES},
+    }
+    if reduce:
+        number = {"type": "integer", "minimum": 1, "maximum": _MAX_TASKS}
+        rule = {"rule": {"enum": [*RULES]}, "tasks": {"type": "array", "items": number}}
+        reduction = {"type": "object", "properties": rule, "required": [*rule]}
+        properties["reduce"] = {
+            "anyOf": [{"type": "null"}, {**reduction, "additionalProperties": False}]
+        }
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    return Guide("json", json.dumps({**schema, "required": ["tasks", "over", "chunker"]}))
 
 
 def read_plan(text: str, chunkers: Collection[str], *, reduce: bool) -> Plan | Fault:

@@ -6,8 +6,11 @@ braces stand for single ones.
 
 from __future__ import annotations
 
+import json
 import string
 from dataclasses import dataclass
+
+from collab_llm_nodes.models.guide import Guide
 
 FINAL = "provide_final_answer"
 """Decision of a remote that gives its answer."""
@@ -261,6 +264,27 @@ Do the task, using only this text. Reply in JSON: explanation, citation and answ
 {task}"""
 """Prompt of the embedded worker, trained on it: few tokens follow the piece, and no advice."""
 
+_TEXT = {"type": "string"}
+_TEXT_OR_NONE = {"type": ["string", "null"]}
+ANSWER_FORM = Guide(
+    "json",
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {
+                "explanation": _TEXT,
+                "citation": _TEXT_OR_NONE,
+                "answer": _TEXT_OR_NONE,
+            },
+            "required": ["explanation", "citation", "answer"],
+            "additionalProperties": False,
+        }
+    ),
+)
+"""Form of replies to ``WORKER_ANSWER``."""
+QUOTES_FORM = Guide("json", json.dumps({"type": "object", "additionalProperties": _TEXT}))
+"""Form of replies to ``WORKER_QUOTES``."""
+
 # ---------------------------------------------------------------- Minion
 
 CHAT_BEGIN = """\
@@ -374,6 +398,7 @@ class Style:
         rules: rules of the decomposition.
         worker: template of the worker's prompt.
         quotes: the worker replies with quotes for keywords and omits those without one.
+        reply: limit on the worker's replies; None for a worker that is trained on their form.
         guidelines: guidelines of the synthesis.
         more: the remote's decision to continue; empty: it must answer at once.
         answer: form of the final answer.
@@ -383,6 +408,7 @@ class Style:
     rules: str
     worker: str
     quotes: bool
+    reply: Guide | None
     guidelines: str
     more: str
     answer: str
@@ -394,6 +420,7 @@ STYLES = {
         "- Each task must be one of the simple questions that the model has learnt.",
         WORKER_BRIEF,
         quotes=False,
+        reply=None,
         guidelines=_CONSERVATIVE,
         more=MORE,
         answer="the final answer alone",
@@ -403,6 +430,7 @@ STYLES = {
         "- Each task must be a single step without calculations.",
         WORKER_ANSWER,
         quotes=False,
+        reply=ANSWER_FORM,
         guidelines=_CONSERVATIVE,
         more=MORE,
         answer="the final answer alone",
@@ -413,6 +441,7 @@ STYLES = {
         " needs must be extracted by a task of its own.",
         WORKER_ANSWER,
         quotes=False,
+        reply=ANSWER_FORM,
         guidelines=_CONSERVATIVE,
         more=MORE,
         answer="the final answer alone, such as 0.56, without its calculation",
@@ -422,6 +451,7 @@ STYLES = {
         _ATOMIC,
         WORKER_QUOTES,
         quotes=True,
+        reply=QUOTES_FORM,
         guidelines=_ANSWER_NOW,
         more="",
         answer="the final answer; one of the choices, if there are any",
@@ -431,6 +461,7 @@ STYLES = {
         _ATOMIC,
         WORKER_QUOTES,
         quotes=True,
+        reply=QUOTES_FORM,
         guidelines=_QUOTE_THE_ANSWER,
         more="need more information",
         answer="the final answer, word for word from an output",

@@ -266,6 +266,7 @@ class _Run:
             tuple(Turn(message.role, message.text) for message in ask.messages),
             SamplingConfig(ask.temperature, seed=self.request.sampling.seed),
             ask.max_tokens,
+            guide=ask.guide,
         )
         result: Reply | CollabError
         try:
@@ -307,7 +308,7 @@ class _Run:
     def _local_request(self, prompt: LocalPrompt) -> ChatRequest:
         seed = (self.request.sampling.seed << 20) + prompt.seed
         sampling = SamplingConfig(prompt.temperature, seed=seed)
-        return ChatRequest(prompt.turns, sampling, prompt.max_tokens, prompt.quotable)
+        return ChatRequest(prompt.turns, sampling, prompt.max_tokens, prompt.quotable, prompt.guide)
 
     def _run_program(self, action: RunProgram) -> ProgramJobs | Fault:
         self.program_begun = time.monotonic()

@@ -134,3 +134,22 @@ def test_lines_replace_bars_where_there_is_no_terminal(capsys: pytest.CaptureFix
         "target: training 1/4 loss 2.500",
         "target: measuring 4/4 ",
     ]
+
+
+def test_lines_say_the_time_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter((1000.0, 1030.0, 1060.0, 1300.0, 1301.0, 1302.0))
+    monkeypatch.setattr(loop.time, "monotonic", lambda: next(clock))
+    with loop.show_progress((), every=60.0) as show:
+        report = show("answers")
+        for done in (40, 45, 60, 100, 100):
+            report("answers", done, 100, {})
+        report("judging", 1, 5, {})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" ", 1)[1] for line in lines] == [
+        "answers: answers 40/100 ",
+        "answers: answers 60/100, 2 min left ",
+        "answers: answers 100/100 ",
+        "answers: judging 1/5 ",
+    ]

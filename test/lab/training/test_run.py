@@ -61,7 +61,7 @@ def test_a_folder_of_an_older_version_takes_what_it_is_given(tmp_path: Path) -> 
 def test_a_second_training_in_one_folder_is_refused(tmp_path: Path) -> None:
     with (
         hold_folder(tmp_path, OPTIONS),
-        pytest.raises(ConfigError, match="--out: another training runs"),
+        pytest.raises(ConfigError, match="--out: another process writes to"),
         hold_folder(tmp_path, OPTIONS),
     ):
         pass

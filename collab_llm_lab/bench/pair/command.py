@@ -1,0 +1,40 @@
+"""``collab-llm bench pair``."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from collab_llm_lab.bench.options import measure
+from collab_llm_nodes.cli.options import JsonOption
+
+
+def bench_pair(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FOLDER...",
+            help="Of a pair: its data, and what was trained on it.",
+            exists=True,
+        ),
+    ],
+    answers: Annotated[int, typer.Option(help="Held-out answers, at most.", min=1)] = 64,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="Of the weights; auto: by the device.")] = "auto",
+    quantization: Annotated[str, typer.Option(help="none, int8 or int4.")] = "none",
+    json_file: JsonOption = None,
+) -> None:
+    """What was trained for pairs that are not ours, on answers that were held out."""
+    from collab_llm_lab.bench.pair.measure import run_pairs
+    from collab_llm_lab.training.pair.target import target_config
+
+    measure(
+        run_pairs,
+        json_file,
+        folders=folders,
+        answers=answers,
+        load_as=partial(target_config, device=device, dtype=dtype, quantization=quantization),
+    )

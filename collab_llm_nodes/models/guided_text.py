@@ -1,0 +1,318 @@
+"""Guides at work: the tokens that may come next, by ``llguidance``.
+
+After each prefix of an answer a guide allows some tokens. The guided law is the model's law over
+these alone. Where the guide leaves one text only, it allows the one token that the tokenizer would
+write it with, so forced tokens are known without the model.
+
+A guide may come from a peer. Its size, the work for it and the text that it forces are bounded.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from collab_llm_nodes.errors import ModelError
+from collab_llm_nodes.models.guide import FIELD, Guide, refused
+from collab_llm_nodes.models.vocabulary import vocabulary_size
+
+_LIMITS = LLParserLimits(
+    max_items_in_row=500,
+    initial_lexer_fuel=500_000,
+    step_lexer_fuel=100_000,
+    step_max_items=20_000,
+    max_lexer_states=8_000,
+    max_grammar_size=50_000,
+    precompute_large_lexemes=False,
+    verbose_errors=False,
+)
+"""A guide takes some 30 ms to read, and a few ms for a set of tokens, at most."""
+_COMPILED = 8
+"""Guides that are kept compiled."""
+_MOST_FORCED = 1 << 14
+"""Longest text that a regular expression may force [characters]: llguidance has no such limit."""
+_MOST_REPEATED = 4096
+"""Largest lower bound of a length in a JSON schema."""
+_LOWER_BOUNDS = ("minLength", "minItems", "minProperties")
+_REPEATED = re.compile(r"\{\s*(\d+)\s*(?:,\s*\d*\s*)?\}")
+_JSON_FORM: Any = {
+    # A choice of white space between any two parts also ends every forced text there.
+    "whitespace_flexible": True,
+    "whitespace_pattern": r"[ \n]{0,8}",
+    "item_separator": ",",
+    "key_separator": ":",
+}
+_SAMPLE = 'The next\naction "is": 5 m.\n'
+
+
+class Guides:
+    """The guides of one model.
+
+    Args:
+        size: of the model's vocabulary.
+        eos: its end tokens.
+        control: ids of tokens that no text spells; they are never allowed.
+
+    Raises:
+        ModelError: the tokenizer is none that llguidance reads.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        size: int,
+        eos: Collection[int],
+        control: Collection[int],
+    ) -> None:
+        self._size = size
+        self._eos = frozenset(eos)
+        self._never = np.array(sorted({*control, *eos}), dtype=np.intp)
+        self._never = self._never[self._never < size]
+        self._tokenizer = _read_tokenizer(tokenizer, size, sorted(eos))
+        self._compile = lru_cache(maxsize=_COMPILED)(self._compiled)
+
+    def open(self, guide: Guide) -> GuidedText:
+        """Return the state of ``guide`` before the first token of an answer.
+
+        Raises:
+            InvalidInput: it cannot be read, no text satisfies it, or it takes too much work.
+        """
+        return self._start(self._compile(guide))
+
+    def _start(self, compiled: LLMatcher) -> GuidedText:
+        return GuidedText(compiled.deep_copy(), self._size, self._eos, self._never)
+
+    def _compiled(self, guide: Guide) -> LLMatcher:
+        grammar = _grammar(guide)
+        compiled = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
+        _check(compiled, f"cannot be used as {guide.kind}")
+        self._start(compiled).allowed(())
+        return compiled
+
+
+class GuidedText:
+    """The tokens that a guide allows in one answer. Not thread-safe.
+
+    Answers are token ids without the prompt; methods take them in any order, and are quick for
+    those that share a prefix with the last one.
+    """
+
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        size: int,
+        eos: frozenset[int],
+        never: NDArray[np.intp],
+    ) -> None:
+        self._matcher = matcher
+        self._size = size
+        self._eos = eos
+        self._ends = np.array(sorted(token for token in eos if token < size), dtype=np.intp)
+        self._never = never
+        self._read: list[int] = []
+
+    def allows(self, answer: Sequence[int]) -> bool:
+        """Return True if the guide allows ``answer``, with any end token as its last one."""
+        text = answer[:-1] if answer and answer[-1] in self._eos else answer
+        return self._advance(text) and (text is answer or self._matcher.is_accepting())
+
+    def allowed(self, answer: Sequence[int]) -> NDArray[np.bool_]:
+        """Return the mask [V] of tokens that may follow ``answer``; all of them after its end.
+
+        Raises:
+            InvalidInput: the guide does not allow ``answer``, nothing can follow it, or the guide
+                takes too much work here.
+        """
+        if answer and answer[-1] in self._eos:
+            return np.ones(self._size, dtype=np.bool_)
+        if not self._advance(answer):
+            raise refused("the guide does not allow this answer", "begin a new one")
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        _check(self._matcher, "no text satisfies it, or it takes too much work")
+        mask = np.unpackbits(bits, bitorder="little", count=self._size).view(np.bool_)
+        mask[self._never] = False
+        mask[self._ends] = self._matcher.is_accepting()
+        if not mask.any():
+            raise refused("no text of this model satisfies it", "allow other texts")
+        return mask
+
+    def rows(
+        self, answer: Sequence[int], draft: Sequence[int], parents: Sequence[int] = ()
+    ) -> NDArray[np.bool_]:
+        """Return the masks [len(draft) + 1, V] after ``answer`` and each token of ``draft``.
+
+        Rows after a token that is not allowed allow all: no verdict reads them.
+
+        Args:
+            parents: of a tree, the row that each token follows; empty: they follow one another.
+
+        Raises:
+            InvalidInput: as :meth:`allowed`.
+        """
+        masks = np.ones((len(draft) + 1, self._size), dtype=np.bool_)
+        ends: list[tuple[int, ...] | None] = [tuple(answer)]  # None: not allowed
+        masks[0] = self.allowed(answer)
+        for row, (token, parent) in enumerate(
+            zip(draft, parents or range(len(draft)), strict=True), 1
+        ):
+            before = ends[parent]
+            possible = before is not None and masks[parent, token]
+            ends.append((*before, token) if before is not None and possible else None)
+            if (end := ends[-1]) is not None:
+                masks[row] = self.allowed(end)
+        return masks
+
+    def forced(self, answer: Sequence[int], most: int) -> tuple[int, ...]:
+        """Return up to ``most`` tokens after ``answer`` that the guide leaves no choice of.
+
+        Raises:
+            InvalidInput: as :meth:`allowed`.
+        """
+        found: list[int] = []
+        while len(found) < most and not (found and found[-1] in self._eos):
+            mask = self.allowed((*answer, *found))
+            if np.count_nonzero(mask) != 1:
+                break
+            found.append(int(mask.argmax()))
+        return tuple(found)
+
+    def _advance(self, answer: Sequence[int]) -> bool:
+        """Put the matcher after ``answer``; return False if the guide does not allow it."""
+        shared = next(
+            (i for i, (a, b) in enumerate(zip(answer, self._read, strict=False)) if a != b),
+            min(len(answer), len(self._read)),
+        )
+        self._matcher.rollback(len(self._read) - shared)
+        del self._read[shared:]
+        new = [int(token) for token in answer[shared:]]
+        if self._matcher.validate_tokens(new) < len(new):
+            return False
+        self._matcher.consume_tokens(new)
+        _check(self._matcher, "takes too much work")
+        self._read += new
+        return True
+
+
+def _grammar(guide: Guide) -> str:
+    """Return ``guide`` in the form that llguidance reads.
+
+    Raises:
+        InvalidInput: it is no JSON, or forces too long a text.
+    """
+    if guide.kind == "regex":
+        _check_forced(guide.source)
+        return LLMatcher.grammar_from_regex(guide.source)
+    if guide.kind == "choice":
+        choices = [line.strip() for line in guide.source.splitlines() if line.strip()]
+        return LLMatcher.grammar_from_regex("|".join(_literal(choice) for choice in choices))
+    try:
+        schema = json.loads(guide.source)
+        for node in _nodes(schema):
+            _check_schema(node)
+        return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_FORM)
+    except (ValueError, RecursionError) as error:
+        raise refused(f"is no JSON schema: {error}", "give a JSON schema") from error
+
+
+def _literal(text: str) -> str:
+    """Return the regular expression of ``text``; ``re.escape`` escapes what Rust does not know."""
+    return re.sub(r"([\\.+*?()|\[\]{}^$#&\-~/])", r"\\\1", text)
+
+
+def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yield all objects in ``schema``."""
+    waiting = [schema]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            yield node
+            waiting += node.values()
+        elif isinstance(node, list):
+            waiting += node
+
+
+def _check_schema(node: dict[str, Any]) -> None:
+    """Refuse what could force an endless text, or change how llguidance writes JSON."""
+    if "x-guidance" in node:
+        raise refused("x-guidance is not taken", "leave it out")
+    for key in _LOWER_BOUNDS:
+        if isinstance(node.get(key), int | float) and node[key] > _MOST_REPEATED:
+            raise refused(f"{key} is {node[key]}", f"at most {_MOST_REPEATED}")
+    patterns = node.get("patternProperties")
+    for pattern in [node.get("pattern"), *(patterns if isinstance(patterns, dict) else ())]:
+        if isinstance(pattern, str):
+            _check_forced(pattern)
+
+
+def _check_forced(pattern: str) -> None:
+    """Refuse a regular expression whose shortest text may be too long.
+
+    ``((a{1000}){1000}){1000}`` forces a text of a gigabyte. Lengths are estimated from above:
+    alternatives are added, and every sign counts.
+    """
+    groups, last, place = [0], 0, 0  # lengths of open groups; of the latest part
+    while place < len(pattern):
+        sign, repeated = pattern[place], _REPEATED.match(pattern, place)
+        if repeated:
+            groups[-1] += last * (int(repeated[1][:9]) - 1)
+            last *= int(repeated[1][:9])
+        elif sign == "(":
+            groups.append(0)
+        elif sign == ")" and len(groups) > 1:
+            last = groups.pop()
+            groups[-1] += last
+        else:
+            last = 1
+            groups[-1] += 1
+        if max(groups) > _MOST_FORCED:
+            raise refused(f"forces more than {_MOST_FORCED} characters", "repeat less often")
+        place = repeated.end() if repeated else place + (2 if sign == "\\" else 1)
+
+
+def _read_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, size: int, eos: Sequence[int]
+) -> LLTokenizer:
+    """Return ``tokenizer`` for llguidance.
+
+    A normaliser that adds characters, as the joiners of the embedded text family, is left out: it
+    would force tokens that do not spell the text.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise ModelError(
+            "the tokenizer has no fast form",
+            field=FIELD,
+            remedy="copy the model's tokenizer.json beside the weights, or set answer.guide: none",
+        )
+    facts = json.loads(tokenizer.backend_tokenizer.to_str())
+    rows = max(size, vocabulary_size(tokenizer))
+    for normalizer in (facts.get("normalizer"), None):
+        own = {**facts, "normalizer": normalizer, "truncation": None, "padding": None}
+        try:
+            found = LLTokenizer(json.dumps(own), n_vocab=rows, eos_token=list(eos))
+        except ValueError as error:
+            raise ModelError(
+                f"llguidance cannot read the tokenizer: {error}",
+                field=FIELD,
+                remedy="set answer.guide: none for this model",
+            ) from error
+        if found.decode_bytes(found.tokenize_str(_SAMPLE)) == _SAMPLE.encode():
+            break
+    return found
+
+
+def _check(matcher: LLMatcher, what: str) -> None:
+    """Raise InvalidInput if ``matcher`` has failed."""
+    if matcher.is_error():
+        reason = " ".join(matcher.get_error().split())[:200]
+        raise refused(f"{what}: {reason}", "give a simpler guide that some text satisfies")
