@@ -55,6 +55,15 @@ _WARM_ROWS = (1, 2, 5, 9)  # of drafts of 0, 1, 4 and 8 tokens
 _CACHES_SHARE = 0.9  # of the free memory, which comes in pieces, and others use the device as well
 
 
+def grows_trees(loaded: LoadedModel, *, eager: bool) -> bool:
+    """Return True if a session's nodes may branch.
+
+    Recurrent states do not, and transformers' forward pass only without sliding windows.
+    """
+    narrow = eager and any(attention_windows(loaded.model))
+    return not (narrow or is_recurrent(loaded.model.config.get_text_config()))
+
+
 class Engine:
     """One loaded model and its early exits.
 
@@ -96,8 +105,7 @@ class Engine:
         )
         self.eager = eager or not StaticBackend.supports(loaded)
         self.recurrent = is_recurrent(loaded.model.config.get_text_config())
-        narrow = self.eager and any(attention_windows(loaded.model))
-        self.grows_trees = not (self.recurrent or narrow)
+        self.grows_trees = grows_trees(loaded, eager=self.eager)
         self._backend: Backend = (
             EagerBackend(loaded, self.vocab_size) if self.eager else StaticBackend(loaded, head)
         )

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from PIL import Image
 
+from collab_llm_nodes.engine.engine import grows_trees
 from collab_llm_nodes.engine.static import StaticBackend
 from collab_llm_nodes.errors import CollabError, within
 from collab_llm_nodes.models.adapters import NAME as ADAPTERS
 from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.architectures import (
     architecture_of,
-    attention_windows,
     check_eager,
     context_length,
     decoder_parts,
@@ -48,6 +48,7 @@ from collab_llm_nodes.models.loading import (
     model_type_of,
 )
 from collab_llm_nodes.models.partial import empty_model
+from collab_llm_nodes.models.processor import load_processor
 from collab_llm_nodes.models.prompt import Prompt, encode, try_prompts
 from collab_llm_nodes.models.quantised import quantization_package, quantized_bytes
 from collab_llm_nodes.models.vocabulary import check_rows, vocabulary_hash, vocabulary_size
@@ -212,8 +213,14 @@ class _Inspector:
         found.parameters = sum(weight.numel() for weight in self._empty.parameters())
 
     def _try_prompts(self) -> None:
-        processor = load_image_processor(self._folder) if self._found.sees else None
-        loaded = LoadedModel(self._empty, self._tokenizer, processor, None, self._config)
+        image_processor = processor = None
+        if self._found.sees and self._kind.known:
+            image_processor = load_image_processor(self._folder)
+        elif self._found.sees:
+            processor = load_processor(self._folder, self._found.model_type, self._tokenizer)
+        loaded = LoadedModel(
+            self._empty, self._tokenizer, image_processor, None, self._config, processor
+        )
         for examine in (self._capabilities, self._prompts, self._exits):
             with self._noted():
                 examine(loaded)
@@ -270,10 +277,12 @@ class _Inspector:
         return Memory(None if stored else round(weights), 1000 * beside.column, beside.largest_pass)
 
     def _capabilities(self, loaded: LoadedModel) -> None:
-        own_loop, windows = StaticBackend.supports(loaded), any(attention_windows(loaded.model))
-        stages = own_loop and self._kind.divided and not windows and not self._found.quantised
+        own_loop = StaticBackend.supports(loaded)
         self._found.backend = Capabilities(
-            "layer loop" if own_loop else "eager", own_loop, not windows, stages
+            "layer loop" if own_loop else "eager",
+            own_loop,
+            grows_trees(loaded, eager=not own_loop),
+            own_loop and self._kind.divided,
         )
 
     def _prompts(self, loaded: LoadedModel) -> None:
@@ -283,7 +292,7 @@ class _Inspector:
             return
         question = encode(Prompt(QUESTION), loaded).ids
         self._found.chat = str(loaded.tokenizer.decode(list(question)))
-        if loaded.image_processor is not None:
+        if loaded.sees:
             seen = encode(Prompt(QUESTION, (picture(),)), loaded).ids
             self._found.picture_tokens = len(seen) - len(question)
 

@@ -114,7 +114,7 @@ def test_what_is_found_is_what_is_loaded(architecture: str) -> None:
     assert (found.picture_tokens is not None) == found.sees
     assert found.backend is not None
     assert found.backend.batches == (not engine.eager)
-    assert found.backend.trees == (not engine.windowed)
+    assert found.backend.trees == engine.grows_trees
     assert found.memory["float32"].weights is not None
     assert found.memory["float32"].weights < found.stored < 2 * found.memory["float32"].weights
 

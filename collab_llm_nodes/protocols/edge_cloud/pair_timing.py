@@ -303,7 +303,7 @@ def _pass_s(engine: Engine, prompt: EncodedPrompt, tokens: int) -> float:
 
 def _prompt(text: str, loaded: LoadedModel) -> Prompt:
     """Return a question in the form that the model reads: about a picture, if it sees."""
-    images = () if loaded.image_processor is None else (picture(),)
+    images = (picture(),) if loaded.sees else ()
     return Prompt(text, images, raw=not loaded.tokenizer.chat_template)
 
 
