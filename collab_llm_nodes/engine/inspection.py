@@ -217,7 +217,8 @@ class _Inspector:
         if self._found.sees and self._kind.known:
             image_processor = load_image_processor(self._folder)
         elif self._found.sees:
-            processor = load_processor(self._folder, self._found.model_type, self._tokenizer)
+            model_type = str(self._architecture.model_type)
+            processor = load_processor(self._folder, model_type, self._tokenizer)
         loaded = LoadedModel(
             self._empty, self._tokenizer, image_processor, None, self._config, processor
         )
