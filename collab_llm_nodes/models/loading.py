@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import snapshot_download
@@ -40,7 +40,6 @@ from collab_llm_nodes.models.architectures import (
 from collab_llm_nodes.models.checkpoint import match_tensors, quantisation_of, stored_tensors
 from collab_llm_nodes.models.devices import find_device, free_bytes
 from collab_llm_nodes.models.footprint import check_fits, weight_bytes
-from collab_llm_nodes.models.guided_text import Guides
 from collab_llm_nodes.models.processor import load_processor, written_tokens
 from collab_llm_nodes.models.prompt import begun_thought, takes_system, try_prompts
 from collab_llm_nodes.models.quantised import (
@@ -57,6 +56,9 @@ from collab_llm_nodes.models.vocabulary import (
     vocabulary_hash,
     vocabulary_size,
 )
+
+if TYPE_CHECKING:
+    from collab_llm_nodes.models.guided_text import Guides
 
 log = logging.getLogger(__name__)
 
@@ -187,6 +189,8 @@ class LoadedModel:
         Raises:
             ModelError: the tokenizer cannot be used for them.
         """
+        from collab_llm_nodes.models.guided_text import Guides  # llguidance: a GPU check has none
+
         size = self.vocab_size
         eos = end_tokens(self.model.generation_config, self.tokenizer, size)
         control = [token_id(self.tokenizer, token) for token in self.control_tokens]

@@ -177,7 +177,8 @@ NEUTRAL = {
     *("side.retrieval.method", "side.retrieval.temperature", "side.relevance.update"),
     *("side.relevance.every", "side.relevance.memory", "aggregation.law", "aggregation.gamma"),
     *("aggregation.paper_faithful", "patience.without_cloud", "client.gamma", "link_loss.policy"),
-    *("drafter", "outline", "outline_tokens", "task", "groups"),
+    *("drafter", "outline", "outline_guided", "outline_tokens", "task", "groups"),
+    *("answer.guide", "answer.guide_source"),
 }
 
 

@@ -246,6 +246,7 @@ def test_the_grammar_needs_the_standard_library_only() -> None:
     folder = Path(text.__file__).parent
     allowed = {
         "collab_llm_nodes.errors",
+        "collab_llm_nodes.models.guide",
         "collab_llm_nodes.models.thoughts",
         "collab_llm_nodes.models.turns",
         "collab_llm_nodes.protocols.jupiter.outline",
