@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -31,8 +31,10 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig, distributions_of,
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.errors import Cancelled, CollabError, ModelError, as_collab_error
-from collab_llm_nodes.models.guided_text import GuidedText
 from collab_llm_nodes.models.prompt import EncodedPrompt
+
+if TYPE_CHECKING:  # llguidance is loaded where guides are used
+    from collab_llm_nodes.models.guided_text import GuidedText
 
 
 @dataclass(frozen=True)

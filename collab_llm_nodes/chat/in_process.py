@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -37,9 +38,11 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.models.detokenising import REPLACEMENT
 from collab_llm_nodes.models.guide import Guide
-from collab_llm_nodes.models.guided_text import GuidedText
 from collab_llm_nodes.models.prompt import Prompt, PromptLimits, encode
 from collab_llm_nodes.models.turns import MAX_TURNS
+
+if TYPE_CHECKING:  # llguidance is loaded where guides are used
+    from collab_llm_nodes.models.guided_text import GuidedText
 
 log = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
@@ -26,13 +27,15 @@ from collab_llm_nodes.decoding.vote import proposal, proposes_likeliest, vote
 from collab_llm_nodes.decoding.weights import Weights, WeightsConfig, hit_rate
 from collab_llm_nodes.engine.interface import DecodingEngine
 from collab_llm_nodes.errors import InvalidInput
-from collab_llm_nodes.models.guided_text import GuidedText
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.contexts import common_length
 from collab_llm_nodes.protocols.edge_cloud.client import DraftJob
 from collab_llm_nodes.protocols.edge_cloud.continuations import Continuations, Node
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft
 from collab_llm_nodes.protocols.edge_cloud.prediction import Prediction, predict
+
+if TYPE_CHECKING:  # llguidance is loaded where guides are used
+    from collab_llm_nodes.models.guided_text import GuidedText
 
 MAX_SUPPORT = 64
 """Entries of each distribution sent upstream, about 250 bytes a token.

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,7 +27,6 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.models.detokenising import Detokeniser
 from collab_llm_nodes.models.guide import Guide, refused
-from collab_llm_nodes.models.guided_text import GuidedText
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, PromptLimits, check_prompt, encode
 from collab_llm_nodes.models.vocabulary import check_one_vocabulary
@@ -49,6 +49,9 @@ from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.protocols.guides import AnswerConfig, guide_of
 from collab_llm_nodes.protocols.prompts import name_prompt, prompt_of
 from collab_llm_nodes.transport.wire import Failure
+
+if TYPE_CHECKING:  # llguidance is loaded where guides are used
+    from collab_llm_nodes.models.guided_text import GuidedText
 
 _WATCH_S = 0.05
 """Period of checks of the verifier's silence, and of deadlines while an answer is paused [s]."""

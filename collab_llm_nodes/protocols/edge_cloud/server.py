@@ -13,7 +13,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,6 @@ from collab_llm_nodes.decoding.sampling import (
 )
 from collab_llm_nodes.decoding.vote import proposal
 from collab_llm_nodes.errors import InvalidInput, ModelError, ProtocolError
-from collab_llm_nodes.models.guided_text import GuidedText
 from collab_llm_nodes.protocols.edge_cloud.ahead import (
     MAX_AHEAD,
     MAX_AHEAD_ENTRIES,
@@ -44,6 +43,9 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     Open,
     Verdict,
 )
+
+if TYPE_CHECKING:  # llguidance is loaded where guides are used
+    from collab_llm_nodes.models.guided_text import GuidedText
 
 
 @dataclass(frozen=True)

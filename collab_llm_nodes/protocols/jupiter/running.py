@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os.path import commonprefix
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from collab_llm_nodes.errors import (
     CollabError,
@@ -15,7 +16,6 @@ from collab_llm_nodes.errors import (
     InvalidInput,
     Unavailable,
 )
-from collab_llm_nodes.models.guided_text import GuidedText
 from collab_llm_nodes.models.partial import load_vision, read_facts
 from collab_llm_nodes.models.prompt import Prompt, check_prompt, encode
 from collab_llm_nodes.models.turns import Turn
@@ -43,6 +43,9 @@ from collab_llm_nodes.protocols.jupiter.reports import AnswerReporter
 from collab_llm_nodes.protocols.jupiter.route import route
 from collab_llm_nodes.protocols.jupiter.settings import ALWAYS, AUTO, JupiterConfig
 from collab_llm_nodes.protocols.prompts import name_prompt, prompt_of
+
+if TYPE_CHECKING:  # llguidance is loaded where guides are used
+    from collab_llm_nodes.models.guided_text import GuidedText
 
 _PAUSE_S = 0.2  # between two searches for missing workers at the start
 _PROBES = (("Why?", ()), ("and", ()), ("Why?", (Turn("system", "Be brief."),)))
