@@ -10,13 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from llguidance import LLMatcher
-from llguidance.hf import from_tokenizer
-from llguidance.numpy import (
-    allocate_token_bitmask,
-    apply_token_bitmask_inplace,
-    fill_next_token_bitmask,
-)
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
@@ -58,6 +51,14 @@ def generate_guided(
     max_tokens: int,
 ) -> list[int]:
     """Decode as :func:`generate` within a grammar of llguidance, by its own helpers alone."""
+    from llguidance import LLMatcher  # here: a GPU check does without
+    from llguidance.hf import from_tokenizer
+    from llguidance.numpy import (
+        allocate_token_bitmask,
+        apply_token_bitmask_inplace,
+        fill_next_token_bitmask,
+    )
+
     tokenizer: Any = loaded.tokenizer
     size, eos = len(tokenizer), tokenizer.eos_token_id
     matcher = LLMatcher(from_tokenizer(tokenizer, n_vocab=size, eos_token=eos), grammar)
