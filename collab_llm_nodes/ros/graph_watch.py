@@ -13,7 +13,7 @@ LOOK_S = 0.5
 
 
 class GraphWatch(ABC):
-    """What a node reads from the graph every ``LOOK_S``. All methods belong to the node's thread.
+    """A look at the graph every ``LOOK_S``. All methods belong to the node's thread.
 
     Attributes:
         source: where faults come from, for the diagnostics.

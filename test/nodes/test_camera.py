@@ -28,6 +28,7 @@ from PIL import Image as Pil
 from proxies import environment_proxy
 from rcl_interfaces.msg import Log
 from rclpy.parameter import Parameter
+from rclpy.qos import DurabilityPolicy, QoSProfile
 from sensor_msgs.msg import CompressedImage, Image
 from started_nodes import start
 
@@ -44,6 +45,9 @@ from collab_llm_nodes.ros.cameras import (
 )
 from collab_llm_nodes.ros.images import encode_jpeg, read_compressed, to_rgb
 from collab_llm_nodes.ros.qos import CAMERA, RESULT
+
+LOGS = QoSProfile(depth=1000, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+"""QoS of /rosout: it brings lines that were logged before the subscription was found, too."""
 
 pytestmark = pytest.mark.ros
 __all__ = ["graph"]  # a fixture
@@ -266,7 +270,7 @@ def test_camera_reports_a_topic_that_stops(graph: Any) -> None:
 def test_rejected_frames_do_not_end_a_silence(graph: Any) -> None:
     """The robot is as blind as without any; the log says so until a frame can be used."""
     camera = Camera(graph, source="compressed", silent_after=0.3)
-    logged = graph.collect(camera.user, Log, "/rosout", RESULT)
+    logged = graph.collect(camera.user, Log, "/rosout", LOGS)
     told = lambda words: any(words in each.msg for each in logged)  # noqa: E731
     camera.send_until(lambda: camera.observations, 1.0)
     graph.wait_for(lambda: told("no frame from /image/compressed"))
@@ -345,7 +349,7 @@ def test_a_folder_of_pictures_is_a_camera(graph: Any, pictures: Path) -> None:
     """Each once, in the order of their numbers, byte for byte; the bad ones are named."""
     parameters = {"source": "folder", "url": str(pictures), "max_rate": 4.0, "silent_after": 0.5}
     user = graph.node("listener")
-    logged = graph.collect(user, Log, "/rosout", RESULT)
+    logged = graph.collect(user, Log, "/rosout", LOGS)
     camera = Camera(graph, **parameters)
     graph.wait_for(camera.status(DiagnosticStatus.ERROR, "the folder has ended"))
     seen = camera.observations

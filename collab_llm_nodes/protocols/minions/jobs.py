@@ -83,7 +83,7 @@ class JobList:
 
     @property
     def counts(self) -> Counter[tuple[str, str, str]]:
-        """How often each chunk, task and advice is requested, in the order of the jobs."""
+        """Requests for each chunk, task and advice, in the order of the jobs."""
         counts: Counter[tuple[str, str, str]] = Counter()
         for job in self.jobs:
             counts[job.chunk, job.task, job.advice] += job.times

@@ -37,7 +37,8 @@ from collab_llm_nodes.protocols.minions.reading import find_object
 from collab_llm_nodes.protocols.minions.sandbox.limits import MAX_CHUNK, MAX_TASK
 
 _MAX_TASKS = 64
-_MAX_COUNT = 1_000_000
+_MOST_SAMPLES = 64
+"""Samples in a plan, of which ``MAX_SAMPLES`` are taken; more are a mistake."""
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
 _NUMBER_WITHIN = 200
 """Characters of an answer in which its number is searched."""
@@ -213,8 +214,8 @@ def _plan(fields: Mapping[str, Any], chunkers: Collection[str], reduce: bool) ->
     _check(isinstance(chunker, str) and chunker in chunkers)
     over = fields.get("over", "documents")
     _check(over in ("documents", "answered"))
-    size = _integer(fields.get("size", 0), 0, _MAX_COUNT)
-    samples = min(_integer(fields.get("samples", 1), 1, _MAX_COUNT), MAX_SAMPLES)
+    size = _integer(fields.get("size", 0), 0, 1_000_000)
+    samples = min(_integer(fields.get("samples", 1), 1, _MOST_SAMPLES), MAX_SAMPLES)
     parsed = tuple(map(_task, tasks or ()))
     reduction = None
     if fields.get("reduce") is not None:

@@ -83,6 +83,8 @@ def test_a_plan_in_full() -> None:
         {"tasks": ["a"], "size": "10"},
         {"tasks": ["a"], "size": True},
         {"tasks": ["a"], "samples": 0},
+        {"tasks": ["a"], "samples": 65},
+        {"tasks": ["a"], "samples": 10**6},
         {"tasks": ["a"], "reduce": "sum"},
         {"tasks": ["a"], "reduce": {"rule": "eval", "tasks": [1]}},
         {"tasks": ["a"], "reduce": {"rule": ["sum"], "tasks": [1]}},
