@@ -37,6 +37,7 @@ from collab_llm_nodes.protocols.minions.reading import find_object
 from collab_llm_nodes.protocols.minions.sandbox.limits import MAX_CHUNK, MAX_TASK
 
 _MAX_TASKS = 64
+_MAX_SIZE = 1_000_000
 _MOST_SAMPLES = 64
 """Samples in a plan, of which ``MAX_SAMPLES`` are taken; more are a mistake."""
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
@@ -140,7 +141,7 @@ def plan_form(chunkers: Collection[str], *, reduce: bool) -> Guide:
         },
         "over": {"enum": ["documents", "answered"]},
         "chunker": {"enum": [*chunkers]},
-        "size": {"type": "integer", "minimum": 0, "maximum": _MAX_COUNT},
+        "size": {"type": "integer", "minimum": 0, "maximum": _MAX_SIZE},
         "samples": {"type": "integer", "minimum": 1, "maximum": MAX_SAMPLES},
     }
     if reduce:
@@ -214,7 +215,7 @@ def _plan(fields: Mapping[str, Any], chunkers: Collection[str], reduce: bool) ->
     _check(isinstance(chunker, str) and chunker in chunkers)
     over = fields.get("over", "documents")
     _check(over in ("documents", "answered"))
-    size = _integer(fields.get("size", 0), 0, 1_000_000)
+    size = _integer(fields.get("size", 0), 0, _MAX_SIZE)
     samples = min(_integer(fields.get("samples", 1), 1, _MOST_SAMPLES), MAX_SAMPLES)
     parsed = tuple(map(_task, tasks or ()))
     reduction = None
