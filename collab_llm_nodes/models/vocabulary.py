@@ -58,19 +58,20 @@ def shared_sizes(tokenizer: PreTrainedTokenizerBase, rows: int | None = None) ->
     size = vocabulary_size(tokenizer, rows)
     tokens = sorted((i, token) for token, i in tokenizer.get_vocab().items() if i < size)
     added = tokenizer.added_tokens_decoder
-    own = max((i for i, _ in tokens if i not in added), default=-1)
+    end = 1 + max((i for i, _ in tokens if i not in added), default=-1)
+    known = json.dumps([token for token in tokens if token[0] < end])
+    digest = hashlib.sha256(known[:-1].encode())  # of a list that goes on
     found: dict[str, int] = {}
-    digest = hashlib.sha256()  # of a JSON list of the tokens so far, without its last bracket
 
     def closed() -> str:
         whole = digest.copy()
         whole.update(b"]")
         return whole.hexdigest()
 
-    for number, (i, token) in enumerate(tokens):
-        if i > own:
+    for i, token in tokens:
+        if i >= end:
             found[closed()] = i
-        digest.update(f"{', ' if number else '['}{json.dumps([i, token])}".encode())
+            digest.update(f", {json.dumps([i, token])}".encode())
     found[closed()] = size
     return found
 
