@@ -42,7 +42,18 @@ _MOST_FORCED = 1 << 14
 _MOST_REPEATED = 4096
 """Largest lower bound of a length in a JSON schema."""
 _LOWER_BOUNDS = ("minLength", "minItems", "minProperties")
-_REPEATED = re.compile(r"\{\s*(\d+)\s*(?:,\s*\d*\s*)?\}")
+_VERBOSE = re.compile(r"\(\?[a-zA-Z-]*x")
+"""A flag of regular expressions by which comments could hide parentheses."""
+_PARTS = re.compile(
+    r"""\\(?:[pPuUx]\{[^{}]*\}|.)   # an escaped sign
+    |   \[\^?\]?                    # a class begins; it may hold a ]
+    |   \{([\s0-9,]*)\}             # a repetition
+    |   .""",
+    re.VERBOSE | re.DOTALL,
+)
+"""Parts of a regular expression, found in linear time."""
+_LEAST = re.compile(r"\s*0*([0-9]{0,9})")
+"""The lower bound of a repetition, or its first digits."""
 _JSON_FORM: Any = {
     # A choice of white space between any two parts also ends every forced text there.
     "whitespace_flexible": True,
@@ -253,17 +264,22 @@ def _check_schema(node: dict[str, Any]) -> None:
 
 
 def _check_forced(pattern: str) -> None:
-    """Refuse a regular expression whose shortest text may be too long.
+    """Refuse a regular expression that may force too long a text.
 
-    ``((a{1000}){1000}){1000}`` forces a text of a gigabyte. Lengths are estimated from above:
-    alternatives are added, and every sign counts.
+    ``((a{1000}){1000}){1000}`` forces a gigabyte. Lengths are estimated from above: alternatives
+    are added, and what is optional counts once, since the rest of it is forced once it has begun.
     """
-    groups, last, place = [0], 0, 0  # lengths of open groups; of the latest part
-    while place < len(pattern):
-        sign, repeated = pattern[place], _REPEATED.match(pattern, place)
-        if repeated:
-            groups[-1] += last * (int(repeated[1][:9]) - 1)
-            last *= int(repeated[1][:9])
+    if _VERBOSE.search(pattern):
+        raise refused("flag x is not taken", "write the expression without comments")
+    groups, last, classes = [0], 0, 0  # lengths of open groups; of the latest part; open classes
+    for part in _PARTS.finditer(pattern):
+        sign, repeated = part[0], part[1]
+        if classes:
+            classes += (sign[0] == "[") - (sign == "]")
+        elif repeated is not None:
+            times = int(_LEAST.findall(repeated)[0] or 1)
+            groups[-1] += last * (times - 1)
+            last *= times
         elif sign == "(":
             groups.append(0)
         elif sign == ")" and len(groups) > 1:
@@ -272,9 +288,9 @@ def _check_forced(pattern: str) -> None:
         else:
             last = 1
             groups[-1] += 1
-        if max(groups) > _MOST_FORCED:
+            classes += sign[0] == "["
+        if groups[-1] > _MOST_FORCED:
             raise refused(f"forces more than {_MOST_FORCED} characters", "repeat less often")
-        place = repeated.end() if repeated else place + (2 if sign == "\\" else 1)
 
 
 def _read_tokenizer(

@@ -164,6 +164,14 @@ REFUSED = {
     "own settings": Guide("json", '{"type": "string", "x-guidance": {"item_separator": "a{9}"}}'),
     "a gigabyte forced": Guide("regex", "((a{1000}){1000}){1000}"),
     "spaces in repeats": Guide("regex", "(?x)((a{ 1000 , }){1000}){ 1000 }"),
+    "a parenthesis in a class": Guide("regex", "(a{9999}[(]b){800}"),
+    "a parenthesis after a bracket": Guide("regex", "(a{9999}[](]b){800}"),
+    "a parenthesis in a comment": Guide("regex", "(?ix:(a{9999}#(\nb){800})"),
+    "an escape that looks repeated": Guide("regex", r"(\x{0}{9999}){9999}"),
+    "leading zeros": Guide("regex", "(a{0000000009999}){0000000009999}"),
+    "braces": Guide("regex", "(" + "{0" * 8000),
+    "digits": Guide("regex", "a{" + "0" * 8000 + "1" * 8000),
+    "optional": Guide("regex", "((a{9999}){0,1}b{9999}){0,1}"),
     "a gigabyte in a pattern": Guide("json", '{"type":"string","pattern":"((a{9999}){9999}){9}"}'),
     "a gigabyte in length": Guide(
         "json", '{"type":"string","pattern":"^a*$","minLength":1000000000}'
