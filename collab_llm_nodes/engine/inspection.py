@@ -304,10 +304,11 @@ class _Inspector:
         if not files and not pickled:
             self._found.notes.append("its weights are not here: sizes are of config.json")
             return
-        stored = stored_tensors(self._folder)
         self._found.stored = sum(file.stat().st_size for file in files)
-        if not self._found.quantised:
-            check_tensors(self._empty, stored)
+        if self._found.quantised:
+            stored_tensors(self._folder)  # its weights have other names, but must be here
+        else:
+            check_tensors(self._empty, self._folder)
 
     def _exits(self, loaded: LoadedModel) -> None:
         """Find a target's trained exits: those that its configuration names, or those beside it.
