@@ -197,7 +197,7 @@ def check_tensors(model: Any, folder: Path) -> None:
     if missing or wrong:
         fault = f"lacks {', '.join(missing[:3])}" if missing else f"holds {', '.join(wrong[:3])}"
         raise ModelError(
-            f"the checkpoint in {folder} {fault}; config.json says otherwise",
+            f"cannot load {folder}: it {fault}; config.json says otherwise",
             field="path",
             remedy=_DAMAGED,
         )

@@ -99,7 +99,7 @@ class Guides:
         return self._start(self._compile(guide))
 
     def _start(self, compiled: LLMatcher) -> GuidedText:
-        return GuidedText(compiled.deep_copy(), self._size, self._eos, self._never)
+        return GuidedText(compiled, self._size, self._eos, self._never)
 
     def _compiled(self, guide: Guide) -> LLMatcher:
         grammar = _grammar(guide)
@@ -114,16 +114,20 @@ class GuidedText:
 
     Answers are token ids without the prompt; methods take them in any order, and are quick for
     those that share a prefix with the last one.
+
+    Args:
+        compiled: the guide before the first token; it is copied.
     """
 
     def __init__(
         self,
-        matcher: LLMatcher,
+        compiled: LLMatcher,
         size: int,
         eos: frozenset[int],
         never: NDArray[np.intp],
     ) -> None:
-        self._matcher = matcher
+        self._compiled = compiled
+        self._matcher = compiled.deep_copy()
         self._size = size
         self._eos = eos
         self._ends = np.array(sorted(token for token in eos if token < size), dtype=np.intp)
@@ -147,7 +151,7 @@ class GuidedText:
         if not self._advance(answer):
             raise refused("the guide does not allow this answer", "begin a new one")
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        _check(self._matcher, "no text satisfies it, or it takes too much work")
+        self._check("no text satisfies it, or it takes too much work")
         mask = np.unpackbits(bits, bitorder="little", count=self._size).view(np.bool_)
         mask[self._never] = False
         mask[self._ends] = self._matcher.is_accepting()
@@ -204,12 +208,20 @@ class GuidedText:
         self._matcher.rollback(len(self._read) - shared)
         del self._read[shared:]
         new = [int(token) for token in answer[shared:]]
-        if self._matcher.validate_tokens(new) < len(new):
-            return False
-        self._matcher.consume_tokens(new)
-        _check(self._matcher, "takes too much work")
-        self._read += new
-        return True
+        fits = self._matcher.validate_tokens(new) == len(new)
+        if fits:
+            self._matcher.consume_tokens(new)
+        self._check("takes too much work")
+        self._read += new if fits else ()
+        return fits
+
+    def _check(self, what: str) -> None:
+        """Raise InvalidInput if the matcher has failed; another answer may begin afresh."""
+        failed = self._matcher
+        if failed.is_error():
+            self._matcher = self._compiled.deep_copy()
+            self._read.clear()
+        _check(failed, what)
 
 
 def _grammar(guide: Guide) -> str:

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from llguidance import LLParserLimits
 
 from collab_llm_lab.random_models import random_tokenizer
 from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.models import guided_text
 from collab_llm_nodes.models.guide import MAX_GUIDE_BYTES, Guide
 from collab_llm_nodes.models.guided_text import GuidedText, Guides
 from collab_llm_nodes.models.tokenizer import train_text_tokenizer
@@ -136,6 +138,20 @@ def test_rows_of_a_draft_are_the_masks_up_to_a_token_that_is_not_allowed(guides:
     rows = text.rows(answer[:2], [answer[2], wrong, answer[3]])
     assert not rows[1, wrong]
     assert rows[2:].all()
+
+
+def test_too_much_work_for_one_answer_spoils_no_other(
+    guides: Guides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = LLParserLimits(initial_lexer_fuel=500_000, max_lexer_states=100)
+    monkeypatch.setattr(guided_text, "_LIMITS", limits)
+    text = guides.open(Guide("regex", r"Q(\p{L}|\p{N}|\w){500}|Z(k|m)"))
+    heavy, light = (
+        TOKENIZER(s, add_special_tokens=False)["input_ids"] for s in ("Qabcdefg" * 40, "Z")
+    )
+    with pytest.raises(InvalidInput, match="too much work"):
+        text.allowed(heavy)
+    assert text.allowed(light).sum() == 2
 
 
 def test_a_tokenizer_that_adds_joiners_spells_the_text_all_the_same() -> None:
