@@ -171,8 +171,8 @@ def measure(
     facts = model_facts(model)
     if facts.layers <= facts.first_layers:
         raise ConfigError(
-            f"a model of {facts.layers} layers, the first {facts.first_layers} of which stay"
-            " together, cannot be divided",
+            f"{facts.layers} layers, of which the first stage has {facts.first_layers} or more,"
+            " cannot be divided",
             field="path",
             remedy="take a larger model",
         )
