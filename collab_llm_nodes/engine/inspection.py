@@ -41,6 +41,7 @@ from collab_llm_nodes.models.loading import (
     ModelConfig,
     TargetConfig,
     architecture_in,
+    generation_in,
     load_errors,
     load_image_processor,
     load_tokenizer,
@@ -254,6 +255,7 @@ class _Inspector:
         self._found.tokens = {token: i for token, i in tokens.items() if i < size}
         self._found.vocabulary = Vocabulary(vocabulary_hash(self._tokenizer, size), size, rows)
         check_rows(self._tokenizer, rows)
+        generation_in(self._folder, self._architecture)  # it names end tokens
 
     def _memories(self) -> None:
         memory = {name: self._memory(dtype) for name, dtype in DTYPES.items()}

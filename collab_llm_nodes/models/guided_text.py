@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -96,17 +96,21 @@ class Guides:
         Raises:
             InvalidInput: it cannot be read, no text satisfies it, or it takes too much work.
         """
-        return self._start(self._compile(guide))
+        return self._text(self._compile(guide), guide)
 
-    def _start(self, compiled: LLMatcher) -> GuidedText:
-        return GuidedText(compiled, self._size, self._eos, self._never)
+    def _text(self, compiled: LLMatcher, guide: Guide) -> GuidedText:
+        again = partial(self._read_guide, guide)
+        return GuidedText(compiled.deep_copy(), again, self._size, self._eos, self._never)
 
     def _compiled(self, guide: Guide) -> LLMatcher:
-        grammar = _grammar(guide)
-        compiled = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
-        _check(compiled, f"cannot be used as {guide.kind}")
-        self._start(compiled).allowed(())
+        compiled = self._read_guide(guide)
+        self._text(compiled, guide).allowed(())
         return compiled
+
+    def _read_guide(self, guide: Guide) -> LLMatcher:
+        found = LLMatcher(self._tokenizer, _grammar(guide), log_level=0, limits=_LIMITS)
+        _check(found, f"cannot be used as {guide.kind}")
+        return found
 
 
 class GuidedText:
@@ -116,18 +120,20 @@ class GuidedText:
     those that share a prefix with the last one.
 
     Args:
-        compiled: the guide before the first token; it is copied.
+        matcher: the guide before the first token.
+        again: makes another one.
     """
 
     def __init__(
         self,
-        compiled: LLMatcher,
+        matcher: LLMatcher,
+        again: Callable[[], LLMatcher],
         size: int,
         eos: frozenset[int],
         never: NDArray[np.intp],
     ) -> None:
-        self._compiled = compiled
-        self._matcher = compiled.deep_copy()
+        self._matcher = matcher
+        self._again = again
         self._size = size
         self._eos = eos
         self._ends = np.array(sorted(token for token in eos if token < size), dtype=np.intp)
@@ -137,7 +143,8 @@ class GuidedText:
     def allows(self, answer: Sequence[int]) -> bool:
         """Return True if the guide allows ``answer``, with any end token as its last one."""
         text = answer[:-1] if answer and answer[-1] in self._eos else answer
-        return self._advance(text) and (text is answer or self._matcher.is_accepting())
+        read = self._advance(text) or self._restart(text)
+        return read and (text is answer or self._matcher.is_accepting())
 
     def allowed(self, answer: Sequence[int]) -> NDArray[np.bool_]:
         """Return the mask [V] of tokens that may follow ``answer``; all of them after its end.
@@ -148,10 +155,7 @@ class GuidedText:
         """
         if answer and answer[-1] in self._eos:
             return np.ones(self._size, dtype=np.bool_)
-        if not self._advance(answer):
-            raise refused("the guide does not allow this answer", "begin a new one")
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._check("no text satisfies it, or it takes too much work")
+        bits = np.frombuffer(self._bits(answer), np.uint8)
         mask = np.unpackbits(bits, bitorder="little", count=self._size).view(np.bool_)
         mask[self._never] = False
         mask[self._ends] = self._matcher.is_accepting()
@@ -199,29 +203,38 @@ class GuidedText:
             found.append(int(mask.argmax()))
         return tuple(found)
 
+    def _bits(self, answer: Sequence[int]) -> bytes:
+        """Return the tokens that may follow ``answer``, a bit each."""
+        for read in (self._advance, self._restart):
+            if read(answer):
+                bits: bytes = self._matcher.compute_bitmask()
+                if not self._matcher.is_error():
+                    return bits
+        _check(self._matcher, "no text satisfies it, or it takes too much work")
+        raise refused("does not allow this answer, or takes too much work", "begin a new answer")
+
     def _advance(self, answer: Sequence[int]) -> bool:
-        """Put the matcher after ``answer``; return False if the guide does not allow it."""
+        """Put the matcher after ``answer``; return False if it cannot go there."""
         shared = next(
             (i for i, (a, b) in enumerate(zip(answer, self._read, strict=False)) if a != b),
             min(len(answer), len(self._read)),
         )
         self._matcher.rollback(len(self._read) - shared)
         del self._read[shared:]
-        new = [int(token) for token in answer[shared:]]
-        fits = self._matcher.validate_tokens(new) == len(new)
-        if fits:
-            self._matcher.consume_tokens(new)
-        self._check("takes too much work")
-        self._read += new if fits else ()
-        return fits
+        return self._append(answer[shared:])
 
-    def _check(self, what: str) -> None:
-        """Raise InvalidInput if the matcher has failed; another answer may begin afresh."""
-        failed = self._matcher
-        if failed.is_error():
-            self._matcher = self._compiled.deep_copy()
-            self._read.clear()
-        _check(failed, what)
+    def _restart(self, answer: Sequence[int]) -> bool:
+        """Do the same with a new matcher, since copies share the work that they may take."""
+        self._matcher, self._read = self._again(), []
+        return self._append(answer)
+
+    def _append(self, tokens: Sequence[int]) -> bool:
+        new = [int(token) for token in tokens]
+        if self._matcher.validate_tokens(new) < len(new):
+            return False
+        self._matcher.consume_tokens(new)
+        self._read += new
+        return not self._matcher.is_error()
 
 
 def _grammar(guide: Guide) -> str:

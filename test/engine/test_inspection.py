@@ -240,6 +240,7 @@ def quantise(method: str, **more: Any) -> Callable[[Path], None]:
 FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "no configuration": (without("config.json"), "path", "no readable config.json"),
     "damaged configuration": (written("config.json", "{"), "path", "no readable config.json"),
+    "damaged end tokens": (written("generation_config.json", "{"), "path", "generation_config"),
     "unknown architecture": (edited(model_type="nonsense"), "path", "unknown architecture"),
     "no numbers": (edited(num_hidden_layers="many"), "path", ""),
     "no tokenizer": (without("tokenizer.json"), "path", "cannot load the tokenizer"),

@@ -145,13 +145,16 @@ def test_too_much_work_for_one_answer_spoils_no_other(
 ) -> None:
     limits = LLParserLimits(initial_lexer_fuel=500_000, max_lexer_states=100)
     monkeypatch.setattr(guided_text, "_LIMITS", limits)
-    text = guides.open(Guide("regex", r"Q(\p{L}|\p{N}|\w){500}|Z(k|m)"))
+    guide = Guide("regex", r"Q(\p{L}|\p{N}|\w){500}|Z(k|m)")
+    text = guides.open(guide)
     heavy, light = (
         TOKENIZER(s, add_special_tokens=False)["input_ids"] for s in ("Qabcdefg" * 40, "Z")
     )
     with pytest.raises(InvalidInput, match="too much work"):
         text.allowed(heavy)
-    assert text.allowed(light).sum() == 2
+    for other in (text, guides.open(guide)):
+        assert other.allowed(light).sum() == 2
+        assert other.allows(heavy[:40])
 
 
 def test_a_tokenizer_that_adds_joiners_spells_the_text_all_the_same() -> None:
