@@ -31,6 +31,7 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig, distributions_of,
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.errors import Cancelled, CollabError, ModelError, as_collab_error
+from collab_llm_nodes.models.guide import MOST_FORCED
 from collab_llm_nodes.models.prompt import EncodedPrompt
 
 if TYPE_CHECKING:  # llguidance is loaded where guides are used
@@ -199,8 +200,9 @@ class Batch:
         """Append ``token`` and those that the guide forces; return why the reply ends, or None."""
         job.tokens.append(token)
         if job.guide is not None:
+            room = min(MOST_FORCED, self._limit(job) - len(job.tokens))
             try:
-                job.tokens += job.guide.forced(job.tokens, self._limit(job) - len(job.tokens))
+                job.tokens += job.guide.forced(job.tokens, room)
             except CollabError as error:
                 return error
         if job.tokens[-1] in self._engine.eos:

@@ -14,7 +14,7 @@ from transformers import DynamicCache
 from collab_llm_nodes.errors import ModelError
 
 _SPACING = 4
-"""Fewest columns between two snapshots; to read as many again costs a pass little."""
+"""Fewest columns between two snapshots; reading so few again costs a pass little."""
 _SNAPSHOTS = 4
 """Latest snapshots that are kept: they reach back 16 columns or more."""
 

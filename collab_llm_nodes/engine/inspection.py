@@ -41,6 +41,7 @@ from collab_llm_nodes.models.loading import (
     ModelConfig,
     TargetConfig,
     architecture_in,
+    generation_in,
     load_errors,
     load_image_processor,
     load_tokenizer,
@@ -258,6 +259,7 @@ class _Inspector:
         *_, own = self._found.shared
         self._found.vocabulary = Vocabulary(own, size, rows)
         check_rows(self._tokenizer, rows)
+        generation_in(self._folder, self._architecture)  # it names end tokens
 
     def _memories(self) -> None:
         memory = {name: self._memory(dtype) for name, dtype in DTYPES.items()}
@@ -308,10 +310,11 @@ class _Inspector:
         if not files and not pickled:
             self._found.notes.append("its weights are not here: sizes are of config.json")
             return
-        stored = stored_tensors(self._folder)
         self._found.stored = sum(file.stat().st_size for file in files)
-        if not self._found.quantised:
-            check_tensors(self._empty, stored)
+        if self._found.quantised:
+            stored_tensors(self._folder)  # its weights have other names, but must be here
+        else:
+            check_tensors(self._empty, self._folder)
 
     def _exits(self, loaded: LoadedModel) -> None:
         """Find a target's trained exits: those that its configuration names, or those beside it.

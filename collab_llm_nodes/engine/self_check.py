@@ -1,6 +1,6 @@
-"""A trial of models that encode pictures by their own code: do steps equal one whole ``generate``?
+"""Start-up check of models that encode pictures by their own code: steps must equal ``generate``.
 
-No list of architectures says so of models that this package has never seen.
+It takes the place of a list of tested architectures, which new ones would not be in.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _generated(
 
 
 def _stepped(engine: DecodingEngine, prompt: EncodedPrompt, tokens: list[int]) -> Tensor:
-    """Return the logits before each of ``tokens``; the prompt is fed in pieces, a draft falls."""
+    """Return the logits before each of ``tokens``, with a prompt in pieces and a rollback."""
     session = engine.open(prompt)
     try:
         session.feed(prompt.ids[:3], last=0)

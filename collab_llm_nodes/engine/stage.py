@@ -28,6 +28,7 @@ from collab_llm_nodes.models.architectures import (
     context_length,
     decoder_parts,
     deepstack_levels,
+    first_layers,
 )
 from collab_llm_nodes.models.devices import find_device
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig
@@ -55,7 +56,7 @@ def _check_attention(loaded: LoadedModel) -> None:
 
 def _check_deepstack(levels: int, first: int, last: int) -> None:
     """Refuse a stage that ends before all features of pictures have been added."""
-    if first < levels and not first == 0 < levels <= last:
+    if first < levels and not (first == 0 and levels <= last):
         raise ModelError(
             f"pictures are added after each of the first {levels} layers (DeepStack), and stages"
             f" hand on hidden states only: layers {first} to {last} cannot be a stage",
@@ -90,7 +91,7 @@ class Stage:
         loaded, self.num_layers, self.bytes = load_layers(config, first, last)
         _check_attention(loaded)
         self._levels = deepstack_levels(loaded.model.config)
-        _check_deepstack(min(self._levels, self.num_layers), first, last)
+        _check_deepstack(first_layers(loaded.model.config), first, last)
         self.first, self.last = first, last
         self.takes_ids, self.gives_logits = first == 0, last == self.num_layers
         self.vocab_size = loaded.vocab_size

@@ -173,6 +173,15 @@ def deepstack_levels(config: Any) -> int:
     return len(getattr(vision, "deepstack_visual_indexes", None) or ())
 
 
+def first_layers(config: Any) -> int:
+    """Return the fewest layers of a first stage: with DeepStack, all that features are added after.
+
+    Args:
+        config: configuration of the whole model.
+    """
+    return max(1, min(deepstack_levels(config), config.get_text_config().num_hidden_layers))
+
+
 def cache_argument(model: Any) -> str:
     """Return the argument of ``model``'s forward pass that takes keys and values."""
     renamed = "cache" in inspect.signature(model.forward).parameters  # since transformers 5.24

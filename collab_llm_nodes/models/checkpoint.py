@@ -172,27 +172,34 @@ def match_tensors(model: Any, stored: dict[str, Stored]) -> list[Match]:
     return matches
 
 
-def check_tensors(model: Any, stored: dict[str, Stored]) -> None:
-    """Refuse stored tensors that are not all of ``model``, whose weights are not read.
+def check_tensors(model: Any, folder: Path) -> None:
+    """Refuse the checkpoint in ``folder`` unless its headers describe all weights of ``model``.
 
     Raises:
-        ModelError: as ``match_tensors``; or a weight is missing, or has another shape.
+        ModelError: as ``stored_tensors`` and ``match_tensors``; or a weight is missing, or has
+            another shape.
     """
-    own = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
-    matches = match_tensors(model, stored)
-    for match in matches:
-        shape, expected = stored[match.stored].shape, own.get(match.name)
-        if match.whole and expected not in (None, shape):
-            raise ModelError(
-                f"{match.stored} is {shape}, config.json says {expected}",
-                field="path",
-                remedy=_DAMAGED,
-            )
-    tied = {name for pair in model.all_tied_weights_keys.items() for name in pair}
-    missing = sorted(own.keys() - tied - {match.name for match in matches})
-    if missing:
+    stored = stored_tensors(folder)
+    own = {name: tuple(w.shape) for name, w in model.named_parameters(remove_duplicate=False)}
+    shapes = {
+        match.name: stored[match.stored].shape if match.whole else own[match.name]
+        for match in match_tensors(model, stored)
+        if match.name in own
+    }
+    for pair in model.all_tied_weights_keys.items():  # either of the two may be stored
+        for name, other in (pair, pair[::-1]):
+            if other in shapes:
+                shapes.setdefault(name, shapes[other])
+    missing = sorted(own.keys() - shapes.keys())
+    wrong = [
+        f"{name} as {shapes[name]}" for name in own if shapes.get(name, own[name]) != own[name]
+    ]
+    if missing or wrong:
+        fault = f"lacks {', '.join(missing[:3])}" if missing else f"holds {', '.join(wrong[:3])}"
         raise ModelError(
-            f"the checkpoint lacks {', '.join(missing[:3])}", field="path", remedy=_DAMAGED
+            f"cannot load {folder}: it {fault}; config.json says otherwise",
+            field="path",
+            remedy=_DAMAGED,
         )
 
 

@@ -9,6 +9,8 @@ from collab_llm_nodes.errors import InvalidInput
 KINDS = ("json", "regex", "choice")
 MAX_GUIDE_BYTES = 16 << 10
 """Longest source of a guide, in UTF-8."""
+MOST_FORCED = 64
+"""Tokens that are taken without the model at a time, since each takes work to find."""
 FIELD = "answer.guide"
 """The field of all errors about a guide."""
 

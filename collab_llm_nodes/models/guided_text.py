@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,18 @@ _MOST_FORCED = 1 << 14
 _MOST_REPEATED = 4096
 """Largest lower bound of a length in a JSON schema."""
 _LOWER_BOUNDS = ("minLength", "minItems", "minProperties")
-_REPEATED = re.compile(r"\{\s*(\d+)\s*(?:,\s*\d*\s*)?\}")
+_VERBOSE = re.compile(r"\(\?[a-zA-Z-]*x")
+"""A flag of regular expressions by which comments could hide parentheses."""
+_PARTS = re.compile(
+    r"""\\(?:[pPuUx]\{[^{}]*\}|.)   # an escaped sign
+    |   \[\^?\]?                    # a class begins; it may hold a ]
+    |   \{([\s0-9,]*)\}             # a repetition
+    |   .""",
+    re.VERBOSE | re.DOTALL,
+)
+"""Parts of a regular expression, found in linear time."""
+_LEAST = re.compile(r"\s*0*([0-9]{0,9})")
+"""The lower bound of a repetition, or its first digits."""
 _JSON_FORM: Any = {
     # A choice of white space between any two parts also ends every forced text there.
     "whitespace_flexible": True,
@@ -85,17 +96,21 @@ class Guides:
         Raises:
             InvalidInput: it cannot be read, no text satisfies it, or it takes too much work.
         """
-        return self._start(self._compile(guide))
+        return self._text(self._compile(guide), guide)
 
-    def _start(self, compiled: LLMatcher) -> GuidedText:
-        return GuidedText(compiled.deep_copy(), self._size, self._eos, self._never)
+    def _text(self, compiled: LLMatcher, guide: Guide) -> GuidedText:
+        again = partial(self._read_guide, guide)
+        return GuidedText(compiled.deep_copy(), again, self._size, self._eos, self._never)
 
     def _compiled(self, guide: Guide) -> LLMatcher:
-        grammar = _grammar(guide)
-        compiled = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
-        _check(compiled, f"cannot be used as {guide.kind}")
-        self._start(compiled).allowed(())
+        compiled = self._read_guide(guide)
+        self._text(compiled, guide).allowed(())
         return compiled
+
+    def _read_guide(self, guide: Guide) -> LLMatcher:
+        found = LLMatcher(self._tokenizer, _grammar(guide), log_level=0, limits=_LIMITS)
+        _check(found, f"cannot be used as {guide.kind}")
+        return found
 
 
 class GuidedText:
@@ -103,16 +118,22 @@ class GuidedText:
 
     Answers are token ids without the prompt; methods take them in any order, and are quick for
     those that share a prefix with the last one.
+
+    Args:
+        matcher: the guide before the first token.
+        again: makes another one.
     """
 
     def __init__(
         self,
         matcher: LLMatcher,
+        again: Callable[[], LLMatcher],
         size: int,
         eos: frozenset[int],
         never: NDArray[np.intp],
     ) -> None:
         self._matcher = matcher
+        self._again = again
         self._size = size
         self._eos = eos
         self._ends = np.array(sorted(token for token in eos if token < size), dtype=np.intp)
@@ -122,7 +143,8 @@ class GuidedText:
     def allows(self, answer: Sequence[int]) -> bool:
         """Return True if the guide allows ``answer``, with any end token as its last one."""
         text = answer[:-1] if answer and answer[-1] in self._eos else answer
-        return self._advance(text) and (text is answer or self._matcher.is_accepting())
+        read = self._advance(text) or self._restart(text)
+        return read and (text is answer or self._matcher.is_accepting())
 
     def allowed(self, answer: Sequence[int]) -> NDArray[np.bool_]:
         """Return the mask [V] of tokens that may follow ``answer``; all of them after its end.
@@ -133,10 +155,7 @@ class GuidedText:
         """
         if answer and answer[-1] in self._eos:
             return np.ones(self._size, dtype=np.bool_)
-        if not self._advance(answer):
-            raise refused("the guide does not allow this answer", "begin a new one")
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        _check(self._matcher, "no text satisfies it, or it takes too much work")
+        bits = np.frombuffer(self._bits(answer), np.uint8)
         mask = np.unpackbits(bits, bitorder="little", count=self._size).view(np.bool_)
         mask[self._never] = False
         mask[self._ends] = self._matcher.is_accepting()
@@ -184,21 +203,38 @@ class GuidedText:
             found.append(int(mask.argmax()))
         return tuple(found)
 
+    def _bits(self, answer: Sequence[int]) -> bytes:
+        """Return the tokens that may follow ``answer``, a bit each."""
+        for read in (self._advance, self._restart):
+            if read(answer):
+                bits: bytes = self._matcher.compute_bitmask()
+                if not self._matcher.is_error():
+                    return bits
+        _check(self._matcher, "no text satisfies it, or it takes too much work")
+        raise refused("does not allow this answer, or takes too much work", "begin a new answer")
+
     def _advance(self, answer: Sequence[int]) -> bool:
-        """Put the matcher after ``answer``; return False if the guide does not allow it."""
+        """Put the matcher after ``answer``; return False if it cannot go there."""
         shared = next(
             (i for i, (a, b) in enumerate(zip(answer, self._read, strict=False)) if a != b),
             min(len(answer), len(self._read)),
         )
         self._matcher.rollback(len(self._read) - shared)
         del self._read[shared:]
-        new = [int(token) for token in answer[shared:]]
+        return self._append(answer[shared:])
+
+    def _restart(self, answer: Sequence[int]) -> bool:
+        """Do the same with a new matcher, since copies share the work that they may take."""
+        self._matcher, self._read = self._again(), []
+        return self._append(answer)
+
+    def _append(self, tokens: Sequence[int]) -> bool:
+        new = [int(token) for token in tokens]
         if self._matcher.validate_tokens(new) < len(new):
             return False
         self._matcher.consume_tokens(new)
-        _check(self._matcher, "takes too much work")
         self._read += new
-        return True
+        return not self._matcher.is_error()
 
 
 def _grammar(guide: Guide) -> str:
@@ -253,17 +289,22 @@ def _check_schema(node: dict[str, Any]) -> None:
 
 
 def _check_forced(pattern: str) -> None:
-    """Refuse a regular expression whose shortest text may be too long.
+    """Refuse a regular expression that may force too long a text.
 
-    ``((a{1000}){1000}){1000}`` forces a text of a gigabyte. Lengths are estimated from above:
-    alternatives are added, and every sign counts.
+    ``((a{1000}){1000}){1000}`` forces a gigabyte. Lengths are estimated from above: alternatives
+    are added, and what is optional counts once, since the rest of it is forced once it has begun.
     """
-    groups, last, place = [0], 0, 0  # lengths of open groups; of the latest part
-    while place < len(pattern):
-        sign, repeated = pattern[place], _REPEATED.match(pattern, place)
-        if repeated:
-            groups[-1] += last * (int(repeated[1][:9]) - 1)
-            last *= int(repeated[1][:9])
+    if _VERBOSE.search(pattern):
+        raise refused("flag x is not taken", "write the expression without comments")
+    groups, last, classes = [0], 0, 0  # lengths of open groups; of the latest part; open classes
+    for part in _PARTS.finditer(pattern):
+        sign, repeated = part[0], part[1]
+        if classes:
+            classes += (sign[0] == "[") - (sign == "]")
+        elif repeated is not None:
+            times = int(_LEAST.findall(repeated)[0] or 1)
+            groups[-1] += last * (times - 1)
+            last *= times
         elif sign == "(":
             groups.append(0)
         elif sign == ")" and len(groups) > 1:
@@ -272,9 +313,9 @@ def _check_forced(pattern: str) -> None:
         else:
             last = 1
             groups[-1] += 1
-        if max(groups) > _MOST_FORCED:
+            classes += sign[0] == "["
+        if groups[-1] > _MOST_FORCED:
             raise refused(f"forces more than {_MOST_FORCED} characters", "repeat less often")
-        place = repeated.end() if repeated else place + (2 if sign == "\\" else 1)
 
 
 def _read_tokenizer(

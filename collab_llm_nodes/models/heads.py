@@ -91,8 +91,8 @@ class MedusaHeads(nn.Module):
         Raises:
             ModelError: files absent or unreadable, or heads of another model.
         """
-        if not (Path(folder) / f"{NAME}.json").is_file() and _is_published(Path(folder)):
-            return _read_published(Path(folder), parts)
+        if (published := _published(Path(folder))) is not None:
+            return _read_published(published, parts)
         return read_trained(
             folder,
             NAME,
@@ -111,7 +111,7 @@ def head_fingerprint(parts: DecoderParts) -> str:
     """
     found = hashlib.sha256()
     for value in (*parts.norm.state_dict().values(), parts.head.weight):
-        rounded = value.detach().float().to("cpu", torch.bfloat16).contiguous()
+        rounded = value.detach().to("cpu", torch.bfloat16).contiguous()
         found.update(rounded.flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()
 
@@ -133,9 +133,9 @@ def count_heads(folder: Path) -> int:
         field="heads",
         remedy="export the heads again, or do without them",
     ):
-        if not (folder / f"{NAME}.json").is_file() and _is_published(folder):
+        if (published := _published(folder)) is not None:
             # Not config.json, which names 2 of the 5 heads of medusa-vicuna-7b-v1.3.
-            return _count_published(_shapes(folder / f"{PUBLISHED}.safetensors"))
+            return _count_published(_shapes(published))
         return int(json.loads((folder / f"{NAME}.json").read_text("utf-8"))["heads"])
 
 
@@ -145,8 +145,7 @@ def count_head_weights(folder: Path) -> int:
     Raises:
         ModelError: it cannot be read.
     """
-    name = NAME if (folder / f"{NAME}.safetensors").is_file() else PUBLISHED
-    file = folder / f"{name}.safetensors"
+    file = _published(folder) or folder / f"{NAME}.safetensors"
     with translate_errors(
         ModelError, f"cannot read {file}", field="heads", remedy="do without the heads"
     ):
@@ -162,14 +161,17 @@ def _count_published(names: Iterable[str]) -> int:
     return 1 + max(int(name.split(".")[0]) for name in names)
 
 
-def _is_published(folder: Path) -> bool:
-    """Return True if ``folder`` holds published heads.
+def _published(folder: Path) -> Path | None:
+    """Return the file of published heads in ``folder``; None where it holds ours, or none.
 
     Raises:
         ModelError: they are pickled.
     """
-    if (folder / f"{PUBLISHED}.safetensors").is_file():
-        return True
+    file = folder / f"{PUBLISHED}.safetensors"
+    if (folder / f"{NAME}.json").is_file():
+        return None
+    if file.is_file():
+        return file
     if (folder / f"{PUBLISHED}.pt").is_file():
         raise ModelError(
             f"{folder / PUBLISHED}.pt is pickled, which may run code when it is read",
@@ -178,10 +180,10 @@ def _is_published(folder: Path) -> bool:
             f" save_file as s; w = torch.load('{PUBLISHED}.pt', 'cpu', weights_only=True);"
             f" s({{k: v.clone() for k, v in w.items()}}, '{PUBLISHED}.safetensors')\"",
         )
-    return False
+    return None
 
 
-def _read_published(folder: Path, parts: DecoderParts) -> MedusaHeads:
+def _read_published(file: Path, parts: DecoderParts) -> MedusaHeads:
     """Read heads in FasterDecoding's layout.
 
     Head ``i`` consists of ``i.0.linear.weight`` [hidden, hidden], ``i.0.linear.bias`` and, unless
@@ -190,7 +192,6 @@ def _read_published(folder: Path, parts: DecoderParts) -> MedusaHeads:
     Raises:
         ModelError: see ``MedusaHeads.load``.
     """
-    file = folder / f"{PUBLISHED}.safetensors"
     with translate_errors(
         ModelError,
         f"cannot read the Medusa heads in {file}",

@@ -33,9 +33,8 @@ from collab_llm_nodes.models.architectures import (
 )
 from collab_llm_nodes.models.checkpoint import (
     check_quantiser,
-    match_tensors,
+    check_tensors,
     quantisation_of,
-    stored_tensors,
 )
 from collab_llm_nodes.models.devices import find_device
 from collab_llm_nodes.models.fingerprint import checkpoint_fingerprint, plain_tensors
@@ -97,11 +96,6 @@ class CheckpointFacts:
     def placeholder(self) -> int | None:
         """Id of the tokens that stand for pictures; None: the model reads text only."""
         return self.architecture.image_token_id if self.vision else None
-
-    @property
-    def first_layers(self) -> int:
-        """The least number of layers of a first stage; more than one with DeepStack."""
-        return max(1, min(deepstack_levels(self.architecture), self.num_layers))
 
     @property
     def feature_width(self) -> int:
@@ -327,37 +321,4 @@ def _check_readable(facts: CheckpointFacts, device: torch.device) -> None:
         check_quantiser(stored, DTYPES[facts.config.dtype], device)
     else:
         model = empty_model(facts.architecture, facts.config)
-        _check_complete(model, model_folder(facts.config))
-
-
-def _check_complete(model: Any, folder: Path) -> None:
-    """Refuse a checkpoint that lacks tensors of ``model``, or has them in another shape.
-
-    Raises:
-        ModelError: ``field`` is ``path``.
-    """
-    stored, own = stored_tensors(folder), model.state_dict()
-    shapes = {
-        match.name: stored[match.stored].shape if match.whole else own[match.name].shape
-        for match in match_tensors(model, stored)
-        if match.name in own
-    }
-    # transformers ties the one to the other, whichever is stored.
-    for pair in model.all_tied_weights_keys.items():
-        for name, other in (pair, pair[::-1]):
-            if other in shapes:
-                shapes.setdefault(name, shapes[other])
-    missing = sorted(own.keys() - shapes.keys())
-    if missing:
-        raise ModelError(
-            f"the checkpoint in {folder} lacks {', '.join(missing[:3])}",
-            field="path",
-            remedy="copy or download it again",
-        )
-    for name, shape in shapes.items():
-        if tuple(shape) != (expected := tuple(own[name].shape)):
-            raise ModelError(
-                f"cannot load {folder}: {name} is {tuple(shape)}, config.json says {expected}",
-                field="path",
-                remedy="copy or download it again",
-            )
+        check_tensors(model, model_folder(facts.config))

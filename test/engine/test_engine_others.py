@@ -7,22 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from other_models import write_other_model
 from sessions import near
 from tiny_models import WINDOWED, tiny_model
-from transformers import (
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GraniteConfig,
-    GraniteForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PreTrainedModel,
-)
 
 from collab_llm_lab import reference
-from collab_llm_lab.random_models import SPREAD, WINDOW, random_tokenizer
+from collab_llm_lab.random_models import WINDOW
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine import attention
 from collab_llm_nodes.engine.engine import Engine
@@ -35,36 +25,16 @@ from collab_llm_nodes.models.prompt import EncodedPrompt
 
 TOKENS = 24
 PROMPT = EncodedPrompt(tuple(range(5, 45)))
-SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "initializer_range": SPREAD,
-    "max_position_embeddings": 256,
+OTHERS: dict[str, dict[str, Any]] = {
+    "granite": {"attention_multiplier": 0.3},
+    "phi3": {"sliding_window": WINDOW},
 }
-OTHERS = {
-    "granite": (GraniteForCausalLM, GraniteConfig, {**SIZES, "attention_multiplier": 0.3}),
-    "phi3": (Phi3ForCausalLM, Phi3Config, {**SIZES, "sliding_window": WINDOW}),
-}
-
-
-def written(folder: Path, model: type[PreTrainedModel], config: Any, **sizes: Any) -> Path:
-    """Write a random checkpoint of any architecture."""
-    tokenizer = random_tokenizer()
-    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    torch.manual_seed(0)
-    made = model(config(vocab_size=len(tokenizer), bos_token_id=None, **ids, **sizes))
-    made.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_answers_equal_the_reference_across_rollbacks(name: str, tmp_path: Path) -> None:
-    model, config, sizes = OTHERS[name]
-    loaded = load(TargetConfig(str(written(tmp_path, model, config, **sizes)), exit_layers=(2,)))
+    folder = write_other_model(tmp_path, name, **OTHERS[name])
+    loaded = load(TargetConfig(str(folder), exit_layers=(2,)))
     engine = Engine(loaded)
     assert engine.eager
     right = reference.generate(loaded, PROMPT, SamplingConfig(), TOKENS, frozenset())
@@ -129,7 +99,7 @@ def test_trees_are_refused_where_transformers_attends_in_windows(name: str) -> N
 
 
 def test_a_model_built_in_another_way_is_a_typed_error(tmp_path: Path) -> None:
-    folder = written(tmp_path, GPT2LMHeadModel, GPT2Config, n_embd=32, n_layer=2, n_head=2)
+    folder = write_other_model(tmp_path, "gpt2")
     with pytest.raises(ModelError, match="'gpt2' is built differently.*self_attn"):
         load(ModelConfig(str(folder)))
 
@@ -142,13 +112,12 @@ def test_a_model_built_in_another_way_is_a_typed_error(tmp_path: Path) -> None:
 def test_what_the_layer_loop_does_not_follow_is_left_to_transformers(
     changed: dict[str, Any], tmp_path: Path
 ) -> None:
-    folder = written(tmp_path, Gemma3ForCausalLM, Gemma3TextConfig, **{**SIZES, **changed})
+    folder = write_other_model(tmp_path, "gemma3_text", **changed)
     assert Engine(load(ModelConfig(str(folder)))).eager
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_only_known_architectures_are_divided(name: str, tmp_path: Path) -> None:
-    model, config, sizes = OTHERS[name]
-    folder = written(tmp_path, model, config, **sizes)
+    folder = write_other_model(tmp_path, name, **OTHERS[name])
     with pytest.raises(ModelError, match="known architectures are divided"):
         Stage(ModelConfig(str(folder)), 0, 2)

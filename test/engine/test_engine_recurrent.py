@@ -9,13 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from other_models import SIZES, write_other_model
 from sessions import alone, near, opened
 from tiny_models import tiny_model
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from collab_llm_lab import reference
 from collab_llm_lab.bench.lossless.check import transformers_generate
-from collab_llm_lab.random_models import SPREAD, random_tokenizer
+from collab_llm_lab.random_models import random_tokenizer
 from collab_llm_nodes.decoding.rejection import own_token
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distributions
 from collab_llm_nodes.engine.engine import Engine
@@ -23,21 +24,11 @@ from collab_llm_nodes.engine.session import Feed
 from collab_llm_nodes.engine.stage import Stage
 from collab_llm_nodes.errors import Cancelled, InvalidInput, ModelError
 from collab_llm_nodes.models.architectures import RECURRENT
-from collab_llm_nodes.models.loading import ModelConfig, TargetConfig, load
+from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode
 
 MODEL = "qwen3_5_text"
 PROMPT = EncodedPrompt(tuple(range(9, 49)))
-SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "initializer_range": SPREAD,
-    "max_position_embeddings": 256,
-}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 DELTA = {
     "layer_types": ["linear_attention", "full_attention"] * 2,
@@ -87,19 +78,6 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
-def written(folder: Path, family: str, sizes: dict[str, Any]) -> TargetConfig:
-    """Write a random checkpoint."""
-    tokenizer = random_tokenizer()
-    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    config = AutoConfig.for_model(
-        family, vocab_size=len(tokenizer), bos_token_id=None, **ids, **SIZES, **sizes
-    )
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return TargetConfig(str(folder), exit_layers=(2,))
-
-
 @pytest.mark.parametrize(
     "sampling",
     [SamplingConfig(), SamplingConfig(temperature=1.0, law="coupled", seed=2)],
@@ -110,7 +88,7 @@ def test_answers_equal_generate_across_rollbacks(
     family: str, sampling: SamplingConfig, tmp_path: Path
 ) -> None:
     """Each pass reads a draft that stands to a part, as a verifier does."""
-    loaded = load(written(tmp_path, family, FAMILIES[family]))
+    loaded = load(ModelConfig(str(write_other_model(tmp_path, family, **FAMILIES[family]))))
     right, _ = transformers_generate(loaded, PROMPT, sampling, 24, frozenset())
     assert right == reference.generate(loaded, PROMPT, sampling, 24, frozenset())
     assert len(set(right)) > 3, "a constant answer proves nothing"
@@ -131,8 +109,9 @@ def test_answers_equal_generate_across_rollbacks(
 
 @pytest.mark.parametrize("family", REFUSED)
 def test_a_pass_that_does_not_go_on_exactly_is_refused(family: str, tmp_path: Path) -> None:
+    config = ModelConfig(str(write_other_model(tmp_path, family, **REFUSED[family])))
     with pytest.raises(ModelError, match=f"{family}.*recurrent states") as refused:
-        load(written(tmp_path, family, REFUSED[family]))
+        load(config)
     assert refused.value.field == "path"
 
 

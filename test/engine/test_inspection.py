@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from other_models import write_other_model
+from safetensors.torch import load_file, save_file
 from tiny_models import VISION, tiny_folder, tiny_model
-from transformers import AutoConfig, GemmaConfig, Qwen2VLImageProcessorPil
+from transformers import AutoConfig, Qwen2VLImageProcessorPil
 
 from collab_llm_lab.random_models import random_tokenizer
 from collab_llm_nodes.engine.engine import Engine
@@ -120,18 +122,7 @@ def test_what_is_found_is_what_is_loaded(architecture: str) -> None:
 
 
 def test_another_architecture_runs_eagerly(tmp_path: Path) -> None:
-    config = GemmaConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        vocab_size=len(random_tokenizer()),
-    )
-    config.save_pretrained(tmp_path)
-    random_tokenizer().save_pretrained(tmp_path)
-    found = inspected(tmp_path)
+    found = inspected(write_other_model(tmp_path, "gemma"))
     assert found.reasons == []
     assert found.backend is not None
     assert (found.backend.name, found.backend.batches) == ("eager", False)
@@ -230,6 +221,14 @@ def pickle_the_weights(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
+def lose_the_head(folder: Path) -> None:
+    """Of a tied pair, either would do."""
+    edited(tie_word_embeddings=True)(folder)
+    file = folder / "model.safetensors"
+    ends = ("embed_tokens.weight", "lm_head.weight")
+    save_file({k: v for k, v in load_file(file).items() if not k.endswith(ends)}, file)
+
+
 def take_adapters_of_another_model(folder: Path) -> None:
     ExitAdapters(48, (1,)).save(folder)
 
@@ -241,6 +240,7 @@ def quantise(method: str, **more: Any) -> Callable[[Path], None]:
 FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "no configuration": (without("config.json"), "path", "no readable config.json"),
     "damaged configuration": (written("config.json", "{"), "path", "no readable config.json"),
+    "damaged end tokens": (written("generation_config.json", "{"), "path", "generation_config"),
     "unknown architecture": (edited(model_type="nonsense"), "path", "unknown architecture"),
     "no numbers": (edited(num_hidden_layers="many"), "path", ""),
     "no tokenizer": (without("tokenizer.json"), "path", "cannot load the tokenizer"),
@@ -255,6 +255,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "pickled weights": (pickle_the_weights, "path", "holds no safetensors"),
     "weights of another model": (edited(hidden_size=64), "path", "config.json says"),
     "more layers than stored": (edited(num_hidden_layers=5), "path", "lacks .*layers.4"),
+    "neither end of a tied pair": (lose_the_head, "path", "lacks .*embed_tokens"),
     "adapters of another model": (take_adapters_of_another_model, "exits", "width 48"),
     "gptq without its package": (quantise("gptq", bits=4, group_size=128), "path", "optimum|GPTQ"),
     "awq without its package": (quantise("awq", bits=4), "path", "gptqmodel"),

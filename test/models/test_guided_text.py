@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from llguidance import LLParserLimits
 
 from collab_llm_lab.random_models import random_tokenizer
 from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.models import guided_text
 from collab_llm_nodes.models.guide import MAX_GUIDE_BYTES, Guide
 from collab_llm_nodes.models.guided_text import GuidedText, Guides
 from collab_llm_nodes.models.tokenizer import train_text_tokenizer
@@ -138,6 +140,23 @@ def test_rows_of_a_draft_are_the_masks_up_to_a_token_that_is_not_allowed(guides:
     assert rows[2:].all()
 
 
+def test_too_much_work_for_one_answer_spoils_no_other(
+    guides: Guides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = LLParserLimits(initial_lexer_fuel=500_000, max_lexer_states=100)
+    monkeypatch.setattr(guided_text, "_LIMITS", limits)
+    guide = Guide("regex", r"Q(\p{L}|\p{N}|\w){500}|Z(k|m)")
+    text = guides.open(guide)
+    heavy, light = (
+        TOKENIZER(s, add_special_tokens=False)["input_ids"] for s in ("Qabcdefg" * 40, "Z")
+    )
+    with pytest.raises(InvalidInput, match="too much work"):
+        text.allowed(heavy)
+    for other in (text, guides.open(guide)):
+        assert other.allowed(light).sum() == 2
+        assert other.allows(heavy[:40])
+
+
 def test_a_tokenizer_that_adds_joiners_spells_the_text_all_the_same() -> None:
     tokenizer = train_text_tokenizer(['one line\nnew "name": 5'] * 3, 300)
     size = vocabulary_size(tokenizer)
@@ -164,6 +183,14 @@ REFUSED = {
     "own settings": Guide("json", '{"type": "string", "x-guidance": {"item_separator": "a{9}"}}'),
     "a gigabyte forced": Guide("regex", "((a{1000}){1000}){1000}"),
     "spaces in repeats": Guide("regex", "(?x)((a{ 1000 , }){1000}){ 1000 }"),
+    "a parenthesis in a class": Guide("regex", "(a{9999}[(]b){800}"),
+    "a parenthesis after a bracket": Guide("regex", "(a{9999}[](]b){800}"),
+    "a parenthesis in a comment": Guide("regex", "(?ix:(a{9999}#(\nb){800})"),
+    "an escape that looks repeated": Guide("regex", r"(\x{0}{9999}){9999}"),
+    "leading zeros": Guide("regex", "(a{0000000009999}){0000000009999}"),
+    "braces": Guide("regex", "(" + "{0" * 8000),
+    "digits": Guide("regex", "a{" + "0" * 8000 + "1" * 8000),
+    "optional": Guide("regex", "((a{9999}){0,1}b{9999}){0,1}"),
     "a gigabyte in a pattern": Guide("json", '{"type":"string","pattern":"((a{9999}){9999}){9}"}'),
     "a gigabyte in length": Guide(
         "json", '{"type":"string","pattern":"^a*$","minLength":1000000000}'

@@ -130,6 +130,6 @@ def _notes(target: Inspection, draft: Inspection) -> Iterator[str]:
     if target.backend and not target.backend.batches:
         yield "the verifier serves its sessions one by one: the target has no layer loop here"
     if draft.backend and not draft.backend.trees:
-        yield "the draft has sliding windows: it drafts for one outcome at a time"
+        yield "the draft reads one continuation at a time: nothing is drafted ahead"
     if target.vocabulary and not target.exits:
         yield "the target has no early exits: predictions are the draft's own"

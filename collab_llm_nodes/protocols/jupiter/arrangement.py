@@ -51,7 +51,7 @@ class Arrangement:
         self.stored = stored
         self.config = config
         self._device_names = dict(device_names)
-        self._context = facts.context
+        self._context, self._first_layers = facts.context, facts.first_layers
         self._placements: tuple[Placement, ...] = ()
         if profile is not None:
             profile.check_model(facts)
@@ -76,7 +76,7 @@ class Arrangement:
             chosen = stages_for(self.profile, self.config, list(address_of))
         else:
             self._placements = ()
-            return equal_parts(addresses, info)
+            return equal_parts(addresses, info, self._first_layers)
         self._placements = chosen
         return [Placement(address_of[part.device], part.first, part.last) for part in chosen]
 

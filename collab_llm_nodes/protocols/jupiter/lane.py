@@ -17,6 +17,7 @@ import numpy as np
 from collab_llm_nodes.config import check_max_tokens
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import InvalidInput, ProtocolError
+from collab_llm_nodes.models.guide import MOST_FORCED
 from collab_llm_nodes.protocols.jupiter.drafters import Draft, Drafter, MedusaChain
 from collab_llm_nodes.protocols.jupiter.messages import Outcome, Step, Want
 from collab_llm_nodes.protocols.jupiter.pictures import ShownPrompt
@@ -40,8 +41,6 @@ Stop = Callable[[Sequence[int]], bool]
 
 _FULL = 2.5
 """Initial estimate of the accepted tokens per draft."""
-_MOST_FORCED = 64
-"""Longest draft of tokens that a guide forces."""
 _NEWEST = 0.25
 """Weight of the newest verdict in the moving average of accepted tokens."""
 
@@ -250,7 +249,7 @@ class LaneAnswer:
         """Return the draft after ``known``: the tokens that the guide forces, or the drafter's."""
         room = self._max_tokens - len(self.tokens) - 1
         if self._config.guide is not None:
-            forced = self._config.guide.forced(self.tokens, min(room, _MOST_FORCED))
+            forced = self._config.guide.forced(self.tokens, min(room, MOST_FORCED))
             if forced:
                 return Draft(forced)
         draft = self._config.drafter.propose(known, self._guesses, room)

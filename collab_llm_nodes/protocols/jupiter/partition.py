@@ -1,8 +1,9 @@
 """The dynamic programs of paper 004: layers on devices (Eq. 1), sub-sequences (Eq. 2 and 3).
 
 Costs are arrays [L + 1, L + 1] for L decoder layers: ``cost[i, j]`` is the time of layers i to
-j - 1, +inf where they do not fit into the device's memory. A range that begins with 0 includes the
-embedding, and one that ends with L the head (final norm, LM head, drafting heads).
+j - 1, +inf where they do not fit into the device's memory, or are too few for a first stage. A
+range that begins with 0 includes the embedding, and one that ends with L the head (final norm, LM
+head, drafting heads).
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def range_costs(model: ModelFacts, device: DeviceProfile, of: PassShape) -> Seco
     embedding = float(device.by_length(device.embedding_s, of.tokens))
     head = float(device.by_length(device.head_s, max(1.0, of.rows))) * min(1.0, of.rows)
     for i in range(end):
-        for j in range(i + 1, end + 1):
+        for j in range(i + 1 if i else model.first_layers, end + 1):
             if model.stage_bytes(i, j, of.lanes, of.longest) <= device.memory_bytes:
                 ends = (i == 0) * embedding + (j == end) * head
                 found[i, j] = constant + (j - i) * layer + ends

@@ -452,7 +452,7 @@ class _Search:
 
     def _fits(self, parts: Placements) -> bool:
         model = self.profile.model
-        return all(
+        return parts[0].last >= model.first_layers and all(
             model.stage_bytes(p.first, p.last, self.config.lanes, model.context)
             <= self._bytes[p.device]
             for p in parts

@@ -46,6 +46,7 @@ class ModelFacts:
         logits_bytes: logits of one token.
         vision_bytes: vision encoder, with the activations of a large picture. It is in the process
             that drives the stages; 0 for a text model.
+        first_layers: fewest layers of the first stage.
     """
 
     fingerprint: str
@@ -60,6 +61,7 @@ class ModelFacts:
     scratch_bytes: int
     logits_bytes: int
     vision_bytes: int = 0
+    first_layers: int = 1
 
     def __post_init__(self) -> None:
         if self.layers < 1 or self.context < 1 or min(self.layer_bytes, self.state_bytes) < 1:

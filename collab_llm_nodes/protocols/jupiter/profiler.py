@@ -21,17 +21,12 @@ from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.engine.device import synchronize
 from collab_llm_nodes.engine.stage import Stage
 from collab_llm_nodes.errors import ConfigError, InvalidInput
-from collab_llm_nodes.models.architectures import context_length
+from collab_llm_nodes.models.architectures import context_length, first_layers
 from collab_llm_nodes.models.checkpoint import quantisation_of, stored_tensors
 from collab_llm_nodes.models.devices import find_device, free_bytes
 from collab_llm_nodes.models.footprint import column_bytes, picture_bytes
 from collab_llm_nodes.models.heads import count_head_weights, count_heads, holds_heads
-from collab_llm_nodes.models.loading import (
-    DTYPES,
-    ModelConfig,
-    architecture_in,
-    model_folder,
-)
+from collab_llm_nodes.models.loading import DTYPES, ModelConfig, architecture_in, model_folder
 from collab_llm_nodes.models.partial import empty_model
 from collab_llm_nodes.models.quantised import quantized_bytes
 from collab_llm_nodes.protocols.jupiter.link import LinkConfig, time_messages
@@ -122,6 +117,7 @@ def model_facts(config: ModelConfig) -> ModelFacts:
         scratch_bytes=(6 * text.hidden_size + 3 * between) * dtype.itemsize,
         logits_bytes=text.vocab_size * 4,
         vision_bytes=0 if vision is None else int(sizes["vision"]) + picture_bytes(vision, dtype),
+        first_layers=first_layers(facts),
     )
 
 
@@ -132,9 +128,8 @@ def _loaded_bytes(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig) ->
     def each(name: str, dimensions: int) -> float:
         if kind == "none":
             return dtype.itemsize
-        return quantized_bytes(
-            kind, "torchao", name, dimensions, dtype
-        )  # layers, as by any package
+        # Either package quantises the maps of layers.
+        return quantized_bytes(kind, "torchao", name, dimensions, dtype)
 
     return {name: math.prod(shape) * each(name, len(shape)) for name, shape in shapes.items()}
 
@@ -160,10 +155,11 @@ def measure(
 ) -> DeviceProfile:
     """Measure this device with ``model``. Takes seconds for small models, minutes for large ones.
 
-    Four stages are timed: one layer, several layers, one layer without the embedding, and one with
-    the head. Their differences give the times of a layer, the constant part of a pass, embedding
-    and head. If equal passes take unequal times, other programs are running: the measurement is
-    repeated, up to three times, and the one with the smallest ``spread`` is returned.
+    Four stages are timed: the shortest first one, a longer one, one layer without the embedding,
+    and one with the head. Their differences give the times of a layer, the constant part of a pass,
+    embedding and head. If equal passes take unequal times, other programs are running: the
+    measurement is repeated, up to three times, and the one with the smallest ``spread`` is
+    returned.
 
     Args:
         stage_of: loads a stage; by default of ``model``.
@@ -173,9 +169,12 @@ def measure(
         ModelError: it cannot be loaded, or the device does not exist.
     """
     facts = model_facts(model)
-    if facts.layers < 2:
+    if facts.layers <= facts.first_layers:
         raise ConfigError(
-            "a model with one layer cannot be divided", field="path", remedy="take a larger model"
+            f"{facts.layers} layers, of which the first stage has {facts.first_layers} or more,"
+            " cannot be divided",
+            field="path",
+            remedy="take a larger model",
         )
     load = stage_of or (lambda first, last: Stage(model, first, last))
     half = facts.context // 2
@@ -223,19 +222,19 @@ class _Measurement:
 
     def parts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Return the times of a layer [lengths, befores], the constant part, embedding and head."""
-        layers = self.facts.layers
-        several = min(_DEEP, layers)
-        shallow = self._stage(0, 1, self.befores)
-        deep = self._stage(0, several, self.befores)
-        inner = self._stage(1, 2, (0,))[:, 0]  # the head, if it is there, gives no logits
+        layers, few = self.facts.layers, self.facts.first_layers
+        more = min(_DEEP - 1, layers - few)
+        shallow = self._stage(0, few, self.befores)
+        deep = self._stage(0, few + more, self.befores)
+        inner = self._stage(few, few + 1, (0,))[:, 0]  # the head, if it is there, gives no logits
         end = self._stage(layers - 1, layers, (0,), rows=True)[:, 0]
-        again = self._stage(0, 1, self.befores)
+        again = self._stage(0, few, self.befores)
         # A changing load shows where the same stage differs, or more layers take no longer.
         self._note(np.abs(again - shallow) / np.minimum(again, shallow))
         self.spread = max(self.spread, float(np.mean(deep <= shallow)))
-        layer = np.maximum((deep - shallow) / (several - 1), _LEAST_S)
+        layer = np.maximum((deep - shallow) / more, _LEAST_S)
         constant = np.maximum(inner - layer[:, 0], 0.0)
-        embedding = np.maximum(shallow[:, 0] - inner, 0.0)
+        embedding = np.maximum(shallow[:, 0] - inner - (few - 1) * layer[:, 0], 0.0)
         return layer, constant, embedding, np.maximum(end - inner, 0.0)
 
     def _stage(

@@ -30,6 +30,7 @@ from collab_llm_nodes.errors import (
     ModelError,
     ProtocolError,
 )
+from collab_llm_nodes.models.architectures import first_layers
 from collab_llm_nodes.models.loading import ModelConfig, TargetConfig
 from collab_llm_nodes.models.partial import load_vision, read_facts
 from collab_llm_nodes.models.prompt import EncodedPrompt
@@ -86,7 +87,8 @@ class StagedEngine:
         self.placeholder = facts.placeholder
         self.vocab_size, self.vocabulary = facts.vocab_size, facts.vocabulary
         self.eos, self.num_layers, self.context = facts.eos, facts.num_layers, facts.context
-        self.pipeline = Pipeline(stages, plan or partial(equal_parts, first=facts.first_layers))
+        equal = partial(equal_parts, first=first_layers(facts.architecture))
+        self.pipeline = Pipeline(stages, plan or equal)
         try:
             check_model(self.pipeline.chain(time.monotonic() + _PASS_S).info, facts)
         except BaseException:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jupiter_bed import control, workers
 from served_jupiter import served_config
-from tiny_models import tiny_folder, tiny_model, tiny_prompt
+from tiny_models import VISION, tiny_folder, tiny_model, tiny_prompt
 
 from collab_llm_lab.reference import generate
 from collab_llm_nodes.decoding.sampling import SamplingConfig
@@ -27,7 +27,6 @@ from collab_llm_nodes.protocols.jupiter.lane import DecodeConfig
 from collab_llm_nodes.protocols.jupiter.pictures import ShownPrompt, show
 from collab_llm_nodes.protocols.jupiter.running import Jupiter, check, start
 
-SEEING = ("qwen2_vl", "qwen2_5_vl")
 TOKENS = 16
 SAMPLED = SamplingConfig(temperature=0.8, seed=5)
 
@@ -71,9 +70,9 @@ def encoded(architecture: str, images: int) -> EncodedPrompt:
     return encode(tiny_prompt(architecture, images=images), tiny_model(architecture))
 
 
-@pytest.mark.parametrize("architecture", SEEING)
+@pytest.mark.parametrize("architecture", VISION)
 def test_answers_about_pictures_are_those_of_the_whole_model(architecture: str) -> None:
-    with jupiter(architecture) as (made, _):
+    with jupiter(architecture, 3) as (made, _):
         for images in (0, 1, 2):
             prompt = tiny_prompt(architecture, images=images)
             for sampling in (SamplingConfig(), SAMPLED):
@@ -100,7 +99,7 @@ class Knowing:
 
 
 @pytest.mark.parametrize("tree", [False, True], ids=["chains", "trees"])
-@pytest.mark.parametrize("architecture", SEEING)
+@pytest.mark.parametrize("architecture", VISION)
 def test_drafts_after_pictures_stand(architecture: str, tree: bool) -> None:
     """Pictures take fewer positions than tokens; drafts and trees go on from the last one."""
     prompt = encoded(architecture, 2)

@@ -345,6 +345,14 @@ def test_the_coordinator_s_device_keeps_room_for_the_vision_encoder() -> None:
         plan(lab, replace(config, coordinator="d9"))
 
 
+def test_the_first_stage_has_the_layers_that_pictures_are_added_after() -> None:
+    deep = replace(facts(6), first_layers=5)
+    lab = Profile(deep, (device("d0"), device("d1")))
+    config = PlannerConfig(answer_tokens=0)
+    found = [plan(lab, config).placements, stages_for(lab, config, ["d1", "d0"])]
+    assert all(parts[0].last >= 5 for parts in found)
+
+
 def test_more_devices_than_layers() -> None:
     made = plan(profile(1.0, 1.0, 1.0, layers=2), PlannerConfig(answer_tokens=0))
     assert sum(part.last - part.first for part in made.placements) == 2

@@ -15,6 +15,7 @@ from tiny_models import tiny_folder
 
 from collab_llm_nodes.engine.stage import Stage
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
+from collab_llm_nodes.models.architectures import ARCHITECTURES
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.protocols.jupiter.profile import DeviceProfile, Profile
 from collab_llm_nodes.protocols.jupiter.profiler import (
@@ -24,7 +25,6 @@ from collab_llm_nodes.protocols.jupiter.profiler import (
     model_facts,
 )
 
-ARCHITECTURES = ("llama", "qwen2", "opt")
 FACTS = model_facts(ModelConfig(path=str(tiny_folder("llama"))))
 
 
@@ -32,10 +32,12 @@ class TimedStage:
     """Layers on a clock of their own: each pass takes what a formula says."""
 
     clock = 0.0
+    least = 1
     vocab_size = 50
     device = torch.device("cpu")
 
     def __init__(self, first: int, last: int) -> None:
+        assert last >= self.least or first >= self.least, "features cross to another stage"
         self.first, self.last = first, last
         self.length = 0
 
@@ -58,7 +60,11 @@ class TimedStage:
         self.length += x
 
 
-def test_differences_of_stages_are_layers_ends_and_the_constant_part() -> None:
+@pytest.mark.parametrize(("architecture", "least"), [("llama", 1), ("qwen3_vl", 2)])
+def test_differences_of_stages_are_layers_ends_and_the_constant_part(
+    architecture: str, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TimedStage, "least", least)
     config = ProfilerConfig(
         "robot",
         lengths=(8, 1, 64, 4096),
@@ -67,7 +73,7 @@ def test_differences_of_stages_are_layers_ends_and_the_constant_part() -> None:
         mbps=10.0,
         latency_s=0.001,
     )
-    model = ModelConfig(path=str(tiny_folder("llama")))
+    model = ModelConfig(path=str(tiny_folder(architecture)))
     found = measure(config, model, stage_of=TimedStage, clock=lambda: TimedStage.clock)
     assert found.lengths == (1, 8, 64)
     assert found.befores == (0, 100), "4096 does not fit into 1,024"
@@ -157,7 +163,7 @@ def test_real_stages_are_measured(architecture: str) -> None:
 def test_the_bytes_are_those_that_stages_load(architecture: str, dtype: str) -> None:
     model = ModelConfig(path=str(tiny_folder(architecture)), dtype=dtype)
     facts = model_facts(model)
-    for first, last in ((0, 4), (0, 1), (1, 3), (2, 4)):
+    for first, last in ((0, 4), (0, facts.first_layers), (2, 3), (2, 4)):
         assert facts.weight_bytes(first, last) == Stage(model, first, last).bytes
 
 
@@ -190,7 +196,7 @@ def test_the_fingerprint_is_of_shapes_and_types() -> None:
 def test_what_cannot_be_profiled_is_refused() -> None:
     with pytest.raises(ConfigError, match="give --name"):
         ProfilerConfig("")
-    with pytest.raises(ConfigError, match="one layer"):
+    with pytest.raises(ConfigError, match="cannot be divided"):
         measure(ProfilerConfig("x"), ModelConfig(path=str(tiny_folder("llama", layers=1))))
 
 
