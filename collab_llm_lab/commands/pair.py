@@ -118,29 +118,29 @@ def train_exits(
     The same command with other figures chooses again, without training.
     """
     from collab_llm_lab.bench.options import numbers
-    from collab_llm_lab.training.pair import exits
     from collab_llm_lab.training.pair.choosing import Operation
+    from collab_llm_lab.training.pair.exits import ExitsConfig, train_exits
     from collab_llm_lab.training.pair.target import target_config
     from collab_llm_lab.training.stopping import StopRequest
 
-    config = exits.ExitsConfig(
+    config = ExitsConfig(
         target_config(target, device, dtype, quantization),
         data,
         out,
-        numbers(layers or None, "--layers", 1) or (),
         epochs,
         batch,
         learning_rate,
         cache_gb,
         hours,
         seed,
+        numbers(layers or None, "--layers", 1) or (),
         Operation(rtt_ms, pass_ms, draft_ms, tau=tau, missed=missed, candidates=candidates),
     )
     with StopRequest() as stop:
-        report = exits.train_exits(config, stop)
+        report = train_exits(config, stop)
     if report is not None:
         _show_exits(report, out)
-    write_json(json_file, {"out": str(out), "finished": report is not None, **(report or {})})
+    _finish(report, out, json_file)
     stop.end()
 
 
@@ -183,7 +183,7 @@ def train_draft(
         _say(
             f"wrote {out / 'model'}: {after:.2f} tokens per pass of the target, {before:.2f} before"
         )
-    write_json(json_file, report or {"out": str(out), "finished": False})
+    _finish(report, out, json_file)
     stop.end()
 
 
@@ -208,9 +208,17 @@ def train_heads(
     from collab_llm_lab.training.pair.target import target_config
     from collab_llm_lab.training.stopping import StopRequest
 
-    loaded_as = target_config(target, device, dtype, quantization)
     config = HeadsConfig(
-        loaded_as, data, out, heads, epochs, batch, learning_rate, cache_gb, hours, seed
+        target_config(target, device, dtype, quantization),
+        data,
+        out,
+        epochs,
+        batch,
+        learning_rate,
+        cache_gb,
+        hours,
+        seed,
+        heads,
     )
     with StopRequest() as stop:
         report = train_heads(config, stop)
@@ -220,8 +228,13 @@ def train_heads(
             table.add_row(name, *(f"{share:.3f}" for share in shares))
         console.print(table)
         _say(f"wrote {out}: {report['tokens_per_round']:.2f} tokens per round")
-    write_json(json_file, report or {"out": str(out), "finished": False})
+    _finish(report, out, json_file)
     stop.end()
+
+
+def _finish(report: dict[str, Any] | None, out: Path, json_file: Path | None) -> None:
+    """Write the JSON of a training; a report of None is one that was stopped."""
+    write_json(json_file, {"out": str(out), "finished": report is not None, **(report or {})})
 
 
 def _say(text: str) -> None:

@@ -122,6 +122,13 @@ class Data:
     facts: Facts
     samples: tuple[Sample, ...]
 
+    @property
+    def identity(self) -> str:
+        """The number of answers, and a hash of them and of their prompts."""
+        content = json.dumps([[sample.key, sample.answer] for sample in self.samples])
+        digest = hashlib.sha256(content.encode()).hexdigest()
+        return f"{len(self.samples)} answers ({digest[:12]})"
+
     def parts(self) -> tuple[list[Sample], list[Sample]]:
         """Return the samples to train on, and the held-out ones; neither is empty.
 
