@@ -93,6 +93,16 @@ def test_states_are_those_of_transformers_at_the_answer(tmp_path: Path, model: s
     assert logits.argmax(-1).tolist() == list(sample.answer)
 
 
+@pytest.mark.parametrize("model", ["qwen3_vl", "gemma3", "smolvlm", "qwen3_5_text"])
+def test_the_last_states_of_any_model_say_its_answer(tmp_path: Path, model: str) -> None:
+    data = read_data(collect_answers(tmp_path, model, 2))
+    parts = decoder_parts(tiny_model(model).model)
+    with states_of(data, tmp_path / "states", 0, model) as states:
+        for sample in data.samples:
+            logits = parts.logits(states.of(sample)[-1])[:, : tiny_model(model).vocab_size]
+            assert logits.argmax(-1).tolist() == list(sample.answer)
+
+
 def test_the_cache_stays_within_its_budget(data_folder: Path, tmp_path: Path) -> None:
     data = read_data(data_folder)
     few = data.samples[:6]
