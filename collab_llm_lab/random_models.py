@@ -200,7 +200,7 @@ def _qwen_vl(
     architecture: str, tokenizer: PreTrainedTokenizerBase, sizes: dict[str, Any]
 ) -> PreTrainedModel:
     width = sizes["hidden_size"]
-    later = {"hidden_size": 32, "out_hidden_size": width, "intermediate_size": 64}
+    later: dict[str, Any] = {"hidden_size": 32, "out_hidden_size": width, "intermediate_size": 64}
     encoder: dict[str, Any] = {
         "qwen2_vl": {"embed_dim": 32, "hidden_size": width},
         "qwen2_5_vl": {**later, "fullatt_block_indexes": [1]},
@@ -208,7 +208,7 @@ def _qwen_vl(
     }[architecture]
     half = width // 4  # of a head's width; shared out over time, height and width
     part = half * 3 // 8
-    rotation = {"rope_type": "default", "rope_theta": 1e4}
+    rotation: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4}
     rotation["mrope_section"] = [half - 2 * part, part, part]
     text = {**sizes, "rope_parameters": rotation}
     if architecture == "qwen3_vl":
@@ -227,7 +227,7 @@ def _qwen_vl(
 
 def _opt(sizes: dict[str, Any]) -> PreTrainedModel:
     width = sizes["hidden_size"]
-    own = {"init_std": SPREAD, "ffn_dim": 2 * width, "word_embed_proj_dim": width}
+    own: dict[str, Any] = {"init_std": SPREAD, "ffn_dim": 2 * width, "word_embed_proj_dim": width}
     gated = ("initializer_range", "intermediate_size", "num_key_value_heads", "rms_norm_eps")
     return OPTForCausalLM(
         OPTConfig(**{name: value for name, value in sizes.items() if name not in gated}, **own)

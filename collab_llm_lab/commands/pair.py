@@ -16,16 +16,18 @@ TargetOption = Annotated[
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 DtypeOption = Annotated[
-    str, typer.Option(help="Of the target's weights; auto: bfloat16 on a GPU, else float32.")
+    str, typer.Option(help="Type of the target's weights; auto: bfloat16 on a GPU, else float32.")
 ]
-QuantizationOption = Annotated[str, typer.Option(help="Of the target: none, int8 or int4.")]
+QuantizationOption = Annotated[
+    str, typer.Option(help="Quantisation of the target: none, int8 or int4.")
+]
 
-DataOption = Annotated[Path, typer.Option(help="Folder that pair collect has written.")]
-EpochsOption = Annotated[float, typer.Option(help="Times that each answer is learnt from.")]
-BatchOption = Annotated[int, typer.Option(help="Answers of a step.", min=1)]
-RateOption = Annotated[float, typer.Option(help="At its peak.")]
+DataOption = Annotated[Path, typer.Option(help="Folder written by pair collect.")]
+EpochsOption = Annotated[float, typer.Option(help="Passes over the answers.")]
+BatchOption = Annotated[int, typer.Option(help="Answers per step.", min=1)]
+RateOption = Annotated[float, typer.Option(help="Peak learning rate.")]
 CacheOption = Annotated[
-    float, typer.Option(help="Hidden states kept on disk [GB]; others are computed again.")
+    float, typer.Option(help="Disk for hidden states [GB]; others are computed again.")
 ]
 HoursOption = Annotated[float, typer.Option(help="Stop after this long; 0 = at the end.")]
 
@@ -39,16 +41,18 @@ def collect(
         ),
     ],
     target: TargetOption,
-    out: Annotated[Path, typer.Option(help="The data folder; goes on with what it holds.")],
+    out: Annotated[Path, typer.Option(help="Data folder; a later call adds to it.")],
     ask: Annotated[
         list[str] | None,
-        typer.Option(help="Ask this about each picture of a folder, instead of the usual; repeat."),
+        typer.Option(help="Question about each picture, in place of the usual ones; repeat."),
     ] = None,
-    temperature: Annotated[float, typer.Option(help="Of the answers; 0 = greedy.", min=0.0)] = 0.0,
+    temperature: Annotated[
+        float, typer.Option(help="Temperature of the answers; 0 = greedy.", min=0.0)
+    ] = 0.0,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 128,
     batch: Annotated[int, typer.Option(help="Prompts answered at a time.", min=1)] = 16,
     max_refused: Annotated[
-        int, typer.Option(help="Prompts that may be unusable before the run ends.", min=0)
+        int, typer.Option(help="Most unusable prompts; one more ends the run.", min=0)
     ] = 20,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "auto",
@@ -85,9 +89,9 @@ def collect(
 def train_exits(
     target: TargetOption,
     data: DataOption,
-    out: Annotated[Path, typer.Option(help="Of the adapters, the state and the cache; resumes.")],
+    out: Annotated[Path, typer.Option(help="Folder of adapters, state and cache; resumes.")],
     layers: Annotated[
-        str, typer.Option(help="Candidates in layers done, with commas; empty: seven.")
+        str, typer.Option(help="Candidates, as layers done, with commas; empty: seven of them.")
     ] = "",
     epochs: EpochsOption = 3.0,
     batch: BatchOption = 8,
@@ -147,12 +151,12 @@ def train_exits(
 def train_draft(
     target: TargetOption,
     data: DataOption,
-    out: Annotated[Path, typer.Option(help="Of the draft (model/) and the state; resumes.")],
+    out: Annotated[Path, typer.Option(help="Folder of the draft (model/) and the state; resumes.")],
     draft: Annotated[
         str, typer.Option(help="Begin with this model, which has the target's tokens.")
     ] = "",
     layers: Annotated[
-        int, typer.Option(help="Or with so many first layers of the target.", min=0)
+        int, typer.Option(help="Or with this many first layers of the target.", min=0)
     ] = 0,
     lora: Annotated[
         int, typer.Option(help="Rank of the trained changes (peft); 0 = all weights.", min=0)
@@ -190,7 +194,7 @@ def train_draft(
 def train_heads(
     target: TargetOption,
     data: DataOption,
-    out: Annotated[Path, typer.Option(help="Of the heads, the state and the cache; resumes.")],
+    out: Annotated[Path, typer.Option(help="Folder of heads, state and cache; resumes.")],
     heads: Annotated[int, typer.Option(help="Tokens guessed beyond the next one.", min=1)] = 5,
     epochs: EpochsOption = 3.0,
     batch: BatchOption = 8,

@@ -59,9 +59,9 @@ class DraftConfig:
     lora: int = setting(
         0, "Rank of the changes that are trained; 0: all weights of the decoder.", low=0, high=4096
     )
-    epochs: float = setting(3.0, "Times that each answer is learnt from.", low=0.01, high=1e4)
-    batch: int = setting(8, "Answers of a step.", low=1, high=4096)
-    learning_rate: float = setting(3e-4, "At its peak.", low=1e-7, high=1.0)
+    epochs: float = setting(3.0, "Passes over the answers.", low=0.01, high=1e4)
+    batch: int = setting(8, "Answers per step.", low=1, high=4096)
+    learning_rate: float = setting(3e-4, "Peak learning rate.", low=1e-7, high=1.0)
     hours: float = setting(0.0, "Stop after this long; 0: at the end.", low=0.0)
     seed: int = 0
 

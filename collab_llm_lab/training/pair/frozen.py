@@ -42,11 +42,11 @@ class FrozenConfig:
     target: ModelConfig
     data: Path
     out: Path
-    epochs: float = setting(3.0, "Times that each answer is learnt from.", low=0.01, high=1e4)
-    batch: int = setting(8, "Answers of a step.", low=1, high=4096)
-    learning_rate: float = setting(1e-3, "At its peak.", low=1e-7, high=1.0)
+    epochs: float = setting(3.0, "Passes over the answers.", low=0.01, high=1e4)
+    batch: int = setting(8, "Answers per step.", low=1, high=4096)
+    learning_rate: float = setting(1e-3, "Peak learning rate.", low=1e-7, high=1.0)
     cache_gb: float = setting(
-        8.0, "Hidden states kept on disk [GB]; the others are computed again.", low=0.0, high=1e5
+        8.0, "Disk for hidden states [GB]; others are computed again.", low=0.0, high=1e5
     )
     hours: float = setting(0.0, "Stop after this long; 0: at the end.", low=0.0)
     seed: int = 0

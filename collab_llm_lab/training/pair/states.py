@@ -45,7 +45,7 @@ class HiddenStates:
         self._target, self._data, self._layers = target, data, tuple(layers)
         self._engine = Engine(target, eager=True)
         self._files, self._budget = TensorFiles(folder), budget
-        self.held = self._files.bytes
+        self.held = self._files.size
 
     def close(self) -> None:
         """Leave the model as it was found."""

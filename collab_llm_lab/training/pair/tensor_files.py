@@ -23,8 +23,8 @@ class TensorFiles:
         return self._file(sample).exists()
 
     @property
-    def bytes(self) -> int:
-        """Size of all files."""
+    def size(self) -> int:
+        """Bytes of all files."""
         return sum(file.stat().st_size for file in self._folder.glob("*.safetensors"))
 
     def write(self, sample: Sample, **tensors: Tensor) -> None:
