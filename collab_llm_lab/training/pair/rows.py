@@ -127,9 +127,13 @@ def _inputs(rows: Sequence[Row]) -> dict[str, Any]:
 def _lengthened(processed: Mapping[str, Any], before: int, columns: int) -> dict[str, Any]:
     """Return what a processor made of a prompt, with zeros for the answer's tokens."""
     return {
-        name: F.pad(value, (0, columns - before)) if value.shape == (1, before) else value
+        name: F.pad(value, (0, columns - before)) if _by_token(value, before) else value
         for name, value in processed.items()
     }
+
+
+def _by_token(value: Any, count: int) -> bool:
+    return isinstance(value, Tensor) and value.shape == (1, count)
 
 
 def _positions(rows: Sequence[Row], real: Tensor) -> Tensor:
