@@ -63,20 +63,13 @@ def collect(
     """Collect the target's own answers, to train exits, a draft or heads on; resumable."""
     from collab_llm_lab.training.loop import show_progress
     from collab_llm_lab.training.pair import collecting
-    from collab_llm_lab.training.pair.target import target_config
+    from collab_llm_lab.training.pair.config import target_config
     from collab_llm_lab.training.stopping import StopRequest
 
-    config = collecting.CollectConfig(
-        target_config(target, device, dtype, quantization),
-        tuple(sources),
-        out,
-        tuple(ask or collecting.QUESTIONS),
-        temperature,
-        max_tokens,
-        seed,
-        batch,
-        max_refused,
-    )
+    questions = tuple(ask or collecting.QUESTIONS)
+    loaded_as = target_config(target, device, dtype, quantization)
+    asked = (tuple(sources), out, questions, temperature, max_tokens, seed, batch, max_refused)
+    config = collecting.CollectConfig(loaded_as, *asked)
     with StopRequest() as stop, show_progress(()) as show:
         found = collecting.collect(config, show("pair collect"), stop, _say)
     if not found.finished:
@@ -123,23 +116,15 @@ def train_exits(
     """
     from collab_llm_lab.bench.options import numbers
     from collab_llm_lab.training.pair.choosing import Operation
+    from collab_llm_lab.training.pair.config import target_config
     from collab_llm_lab.training.pair.exits import ExitsConfig, train_exits
-    from collab_llm_lab.training.pair.target import target_config
     from collab_llm_lab.training.stopping import StopRequest
 
-    config = ExitsConfig(
-        target_config(target, device, dtype, quantization),
-        data,
-        out,
-        epochs,
-        batch,
-        learning_rate,
-        cache_gb,
-        hours,
-        seed,
-        numbers(layers or None, "--layers", 1) or (),
-        Operation(rtt_ms, pass_ms, draft_ms, tau=tau, missed=missed, candidates=candidates),
-    )
+    loaded_as = target_config(target, device, dtype, quantization)
+    chosen = numbers(layers or None, "--layers", 1) or ()
+    point = Operation(rtt_ms, pass_ms, draft_ms, tau=tau, missed=missed, candidates=candidates)
+    common = (loaded_as, data, out, epochs, batch, learning_rate, hours, seed, cache_gb)
+    config = ExitsConfig(*common, layers=chosen, operation=point)
     with StopRequest() as stop:
         report = train_exits(config, stop)
     if report is not None:
@@ -172,14 +157,13 @@ def train_draft(
     json_file: JsonOption = None,
 ) -> None:
     """Distil a target's own answers into a draft for it; resumable."""
+    from collab_llm_lab.training.pair.config import target_config
     from collab_llm_lab.training.pair.draft import DraftConfig, train_draft
-    from collab_llm_lab.training.pair.target import target_config
     from collab_llm_lab.training.stopping import StopRequest
 
     loaded_as = target_config(target, device, dtype, quantization)
-    config = DraftConfig(
-        loaded_as, data, out, draft, layers, lora, epochs, batch, learning_rate, hours, seed
-    )
+    common = (loaded_as, data, out, epochs, batch, learning_rate, hours, seed)
+    config = DraftConfig(*common, draft=draft, layers=layers, lora=lora)
     with StopRequest() as stop:
         report = train_draft(config, stop)
     if report is not None:
@@ -208,22 +192,13 @@ def train_heads(
     json_file: JsonOption = None,
 ) -> None:
     """Train Medusa heads of any target on its own answers, for Jupiter's workers; resumable."""
+    from collab_llm_lab.training.pair.config import target_config
     from collab_llm_lab.training.pair.heads import HeadsConfig, train_heads
-    from collab_llm_lab.training.pair.target import target_config
     from collab_llm_lab.training.stopping import StopRequest
 
-    config = HeadsConfig(
-        target_config(target, device, dtype, quantization),
-        data,
-        out,
-        epochs,
-        batch,
-        learning_rate,
-        cache_gb,
-        hours,
-        seed,
-        heads,
-    )
+    loaded_as = target_config(target, device, dtype, quantization)
+    common = (loaded_as, data, out, epochs, batch, learning_rate, hours, seed, cache_gb)
+    config = HeadsConfig(*common, heads=heads)
     with StopRequest() as stop:
         report = train_heads(config, stop)
     if report is not None:

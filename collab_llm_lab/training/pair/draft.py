@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from collab_llm_lab.training import loop
 from collab_llm_lab.training.learner import ModelLearner, Recipe
 from collab_llm_lab.training.loop import Progress, Stop
+from collab_llm_lab.training.pair.config import PairConfig
 from collab_llm_lab.training.pair.data import Data, Sample, Target, read_data
 from collab_llm_lab.training.pair.laws import Law
 from collab_llm_lab.training.pair.reports import read_report, write_report
@@ -25,7 +26,7 @@ from collab_llm_lab.training.pair.speculation import GAMMA, plain_runner
 from collab_llm_lab.training.pair.states import read_answer
 from collab_llm_lab.training.pair.tensor_files import TensorFiles
 from collab_llm_lab.training.run import make_stages
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import setting
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.devices import find_device
@@ -41,17 +42,14 @@ _DECODED = 32
 
 
 @dataclass(frozen=True)
-class DraftConfig:
+class DraftConfig(PairConfig):
     """Training of a draft. It begins as a model of its own or as layers of the target.
 
     Attributes:
-        out: of the state, the target's laws, and ``model``, the trained draft.
         draft: a model with the target's tokens; empty: ``layers`` of the target.
     """
 
-    target: ModelConfig
-    data: Path
-    out: Path
+    learning_rate: float = setting(3e-4, "Peak learning rate.", low=1e-7, high=1.0)
     draft: str = ""
     layers: int = setting(
         0, "First layers of the target to begin with; 0: begin with draft.", low=0
@@ -59,14 +57,9 @@ class DraftConfig:
     lora: int = setting(
         0, "Rank of the changes that are trained; 0: all weights of the decoder.", low=0, high=4096
     )
-    epochs: float = setting(3.0, "Passes over the answers.", low=0.01, high=1e4)
-    batch: int = setting(8, "Answers per step.", low=1, high=4096)
-    learning_rate: float = setting(3e-4, "Peak learning rate.", low=1e-7, high=1.0)
-    hours: float = setting(0.0, "Stop after this long; 0: at the end.", low=0.0)
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        super().__post_init__()
         if bool(self.draft) == bool(self.layers):
             raise ConfigError(
                 "a draft begins as a model or as layers of the target",
@@ -97,14 +90,10 @@ def train_draft(config: DraftConfig, stop: Stop = lambda: False) -> dict[str, fl
         options={
             "train": "draft",
             "target": config.target.path,
-            "data": data.identity,
+            **config.lasting(data),
             "draft": config.draft,
             "layers": config.layers,
             "lora": config.lora,
-            "epochs": config.epochs,
-            "batch": config.batch,
-            "learning-rate": config.learning_rate,
-            "seed": config.seed,
         },
         hours=config.hours,
         shown=("loss", "agreement", "held_out", "tau"),

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -17,13 +16,14 @@ from torch import Tensor
 
 from collab_llm_lab.training import loop
 from collab_llm_lab.training.learner import Recipe
+from collab_llm_lab.training.pair.config import PairConfig
 from collab_llm_lab.training.pair.data import Data, Sample, Target, read_data
 from collab_llm_lab.training.pair.reports import write_report
 from collab_llm_lab.training.pair.states import HiddenStates
 from collab_llm_lab.training.run import make_stages
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import setting
 from collab_llm_nodes.models.architectures import decoder_parts
-from collab_llm_nodes.models.loading import DTYPES, LoadedModel, ModelConfig, load
+from collab_llm_nodes.models.loading import DTYPES, LoadedModel, load
 
 _LOGITS = 1 << 25
 """Logits that are held at a time: 128 rows of Gemma's 262,144."""
@@ -32,27 +32,12 @@ _JUDGED = 256
 
 
 @dataclass(frozen=True)
-class FrozenConfig:
-    """Training on a frozen target.
+class FrozenConfig(PairConfig):
+    """Training on a frozen target."""
 
-    Attributes:
-        out: of what is trained, the state and the cache.
-    """
-
-    target: ModelConfig
-    data: Path
-    out: Path
-    epochs: float = setting(3.0, "Passes over the answers.", low=0.01, high=1e4)
-    batch: int = setting(8, "Answers per step.", low=1, high=4096)
-    learning_rate: float = setting(1e-3, "Peak learning rate.", low=1e-7, high=1.0)
     cache_gb: float = setting(
         8.0, "Disk for hidden states [GB]; others are computed again.", low=0.0, high=1e5
     )
-    hours: float = setting(0.0, "Stop after this long; 0: at the end.", low=0.0)
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
 
 class FrozenHead:
@@ -240,11 +225,7 @@ def train_on_states(
                 "target": identity.fingerprint,
                 "dtype": config.target.dtype,
                 "quantization": config.target.quantization,
-                "data": data.identity,
-                "epochs": config.epochs,
-                "batch": config.batch,
-                "learning-rate": config.learning_rate,
-                "seed": config.seed,
+                **config.lasting(data),
                 **training.options,
             },
             hours=config.hours,

@@ -103,7 +103,7 @@ def test_more_layers_than_the_target_has_are_refused(tmp_path: Path, layers: int
 def test_a_beginning_is_needed_and_one_only(tmp_path: Path) -> None:
     for layers, draft in ((0, ""), (1, "text-worker")):
         with pytest.raises(ConfigError, match="--draft"):
-            DraftConfig(ModelConfig("text-target"), tmp_path, tmp_path, draft, layers)
+            DraftConfig(ModelConfig("text-target"), tmp_path, tmp_path, draft=draft, layers=layers)
 
 
 def test_the_distance_is_least_at_the_law_itself() -> None:
