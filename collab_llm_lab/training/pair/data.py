@@ -331,13 +331,13 @@ def _drop_torn_line(file: Path) -> None:
 
 def _check_target(folder: Path, known: Target, found: Target, field: str) -> None:
     for name, what in (
-        ("fingerprint", "weights"),
-        ("vocabulary", "vocabulary"),
-        ("template", "chat template"),
+        ("fingerprint", "other weights"),
+        ("vocabulary", "another vocabulary"),
+        ("template", "another chat template"),
     ):
         if getattr(known, name) != getattr(found, name):
             raise InvalidInput(
-                f"{folder} holds answers of {known.path}; {found.path} has another {what}",
+                f"{folder} holds answers of {known.path}; {found.path} has {what}",
                 field=field,
                 remedy="name the target that answered, or another folder",
             )

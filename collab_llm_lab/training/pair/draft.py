@@ -28,7 +28,7 @@ from collab_llm_lab.training.pair.tensor_files import TensorFiles
 from collab_llm_lab.training.run import make_stages
 from collab_llm_nodes.config import setting
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.errors import ConfigError, InvalidInput
 from collab_llm_nodes.models.devices import find_device
 from collab_llm_nodes.models.loading import DTYPES, LoadedModel, ModelConfig, load, model_folder
 from collab_llm_nodes.models.vocabulary import check_same
@@ -149,8 +149,12 @@ class _Training:
         draft = load(ModelConfig(str(self._begun)))
         known = self._data.facts.target
         check_same(draft.vocabulary, known.vocabulary, draft=str(self._begun), target=known.path)
-        for seen in [sample for sample in self._samples if sample.images][:1]:
-            encode_row(self._data, seen, draft)  # a draft that sees nothing is refused
+        if not draft.sees and any(sample.images for sample in self._data.samples):
+            raise InvalidInput(
+                f"{self._data.folder} holds answers about pictures; {self._begun} reads text only",
+                field="--draft",
+                remedy="name a draft that sees, or give --layers",
+            )
         return True
 
     def ask_target(self, report: Progress, stop: Stop) -> bool:

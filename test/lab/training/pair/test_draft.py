@@ -85,13 +85,20 @@ def test_a_stopped_training_gives_the_same_draft(tmp_path: Path) -> None:
 def test_answers_of_another_target_are_refused(tmp_path: Path) -> None:
     config = task(tmp_path)
     other = replace(config, target=ModelConfig(str(tiny_folder("llama", 1))))
-    with pytest.raises(InvalidInput, match="another weights"):
+    with pytest.raises(InvalidInput, match="other weights"):
         train_draft(other)
 
 
 def test_a_draft_with_other_tokens_is_refused(tmp_path: Path) -> None:
     with pytest.raises(VocabularyMismatch):
         train_draft(task(tmp_path, layers=0, draft="text-worker"))
+
+
+def test_a_draft_that_sees_nothing_is_refused(tmp_path: Path) -> None:
+    blind = str(tiny_folder("llama"))
+    with pytest.raises(InvalidInput, match="about pictures") as caught:
+        train_draft(task(tmp_path, "qwen2_vl", layers=0, draft=blind))
+    assert caught.value.field == "--draft"
 
 
 @pytest.mark.parametrize("layers", [4, 9])

@@ -252,7 +252,7 @@ def test_the_same_command_chooses_again_without_training(config: ExitsConfig) ->
 
 def test_data_of_another_target_is_refused(config: ExitsConfig) -> None:
     other = ModelConfig(str(tiny_folder("llama", seed=1)))
-    with pytest.raises(InvalidInput, match="has another weights") as caught:
+    with pytest.raises(InvalidInput, match="has other weights") as caught:
         train_exits(replace(config, target=other))
     assert caught.value.field == "--data"
     assert not config.out.exists()
