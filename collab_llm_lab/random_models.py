@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from transformers import (
 
 from collab_llm_lab.random_seeing_models import (
     FAMILIES,
+    family_tokenizer,
     random_seeing_model,
     write_processor,
 )
@@ -71,24 +72,28 @@ def write_random_model(
     hidden_size: int = 32,
     layers: int = 4,
     padding: int = 0,
+    added: Sequence[str] = (),
 ) -> Path:
     """Write a complete random checkpoint to ``folder`` and return it.
 
     Args:
         architecture: a key of ``ARCHITECTURES`` or of ``random_seeing_models.FAMILIES``, or
             "qwen3_5_text".
-        seed: of the weights; the tokenizer is the same for all.
+        seed: of the weights; the tokenizer is the same for all, but for tokens that it adds.
         hidden_size: a multiple of 16.
         padding: rows of embeddings and logits beyond the tokenizer's, as real checkpoints have.
+        added: tokens at the end of the tokenizer, as later checkpoints of a line have.
     """
     tokenizer = random_tokenizer()
+    tokenizer.add_tokens([*added])
+    if architecture in FAMILIES:
+        tokenizer = family_tokenizer(architecture, tokenizer)
     model = _random_model(architecture, tokenizer, seed, hidden_size, layers, padding)
     with no_progress_bar():
         model.save_pretrained(folder)
-    if architecture in FAMILIES:
-        write_processor(architecture, tokenizer, Path(folder))
-        return Path(folder)
     tokenizer.save_pretrained(folder)
+    if architecture in FAMILIES:
+        write_processor(architecture, Path(folder))
     if architecture in _QWEN_VL:
         _qwen_pictures(architecture).save_pretrained(folder)
     return Path(folder)

@@ -1,7 +1,8 @@
 """Tiny random checkpoints of models that see by transformers' own code, with their processors.
 
 They share the tokenizer of ``random_models``: its picture tokens take the roles that each family
-has for them, so that any two of them make a pair.
+has for them. Tokens that a processor knows by name only are added behind its own, so that any
+family can be the target of a draft with the tokenizer itself.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from transformers import (
     AutoModelForImageTextToText,
     CLIPImageProcessorPil,
     Gemma3ImageProcessorPil,
+    Gemma4ImageProcessorPil,
     GotOcr2ImageProcessorPil,
+    Idefics3ImageProcessorPil,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -36,10 +39,11 @@ class Family:
     Attributes:
         text: model type of the decoder, and settings that it needs.
         vision: settings of the encoder; ``config`` those of the whole model.
-        tokens: names under which the tokenizer holds the picture tokens.
+        tokens: names under which the tokenizer holds the picture tokens; unknown ones are added.
         images: makes the image processor.
         processor: class of the processor, and its settings.
         shown: text that stands for a picture in the chat template.
+        place: token that stands for a feature of a picture.
     """
 
     text: dict[str, Any]
@@ -49,6 +53,7 @@ class Family:
     images: Callable[[], Any]
     processor: dict[str, Any]
     shown: str = PLACE
+    place: str = PLACE
 
 
 def _encoder(**others: Any) -> dict[str, Any]:
@@ -121,6 +126,46 @@ FAMILIES = {
         {"processor_class": "Gemma3Processor", "image_seq_length": _TOKENS},
         shown=START,
     ),
+    "gemma4": Family(
+        {
+            **_GEMMA,
+            "model_type": "gemma4_text",
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "global_head_dim": 32,
+            "hidden_size_per_layer_input": 8,
+            "use_bidirectional_attention": "vision",
+            "final_logit_softcapping": 30.0,
+        },
+        _encoder(
+            head_dim=16, num_key_value_heads=2, pooling_kernel_size=2, position_embedding_size=64
+        ),
+        {**_UNTIED, "audio_config": None},
+        {
+            **_GEMMA_TOKENS,
+            "video_token": "<|video|>",
+            "audio_token": "<|audio|>",
+            "boa_token": START,
+            "eoa_token": END,
+        },
+        lambda: Gemma4ImageProcessorPil(
+            patch_size=_PATCH, max_soft_tokens=70, pooling_kernel_size=2
+        ),
+        {"processor_class": "Gemma4Processor", "image_seq_length": 70},
+    ),
+    "idefics3": Family(
+        {"model_type": "llama"},
+        _encoder(),
+        {"scale_factor": 2},
+        {
+            "image_token": "<image>",
+            "fake_image_token": "<fake_token_around_image>",
+            "end_of_utterance_token": "<end_of_utterance>",
+        },
+        lambda: Idefics3ImageProcessorPil(**_TILES),
+        {"processor_class": "Idefics3Processor", "image_seq_len": _TOKENS},
+        shown="<image>",
+        place="<image>",
+    ),
 }
 
 
@@ -133,10 +178,15 @@ def random_seeing_model(
         sizes: settings of the text decoder: its widths, layers, vocabulary and special tokens.
     """
     family = FAMILIES[name]
-    names = {"image_token_id": PLACE, "boi_token_id": START, "eoi_token_id": END}
+    names = {"image_token_id": family.place, "boi_token_id": START, "eoi_token_id": END}
     places = {key: tokenizer.convert_tokens_to_ids(token) for key, token in names.items()}
     special = {key: value for key, value in sizes.items() if key.endswith("_token_id")}
     text = {**sizes, **family.text}
+    if name == "gemma4":
+        layers = sizes["num_hidden_layers"]
+        text["layer_types"] = text["layer_types"][-layers:]
+        text["num_kv_shared_layers"] = max(0, layers - 2)
+        text["vocab_size_per_layer_input"] = text["vocab_size"]
     config = AutoConfig.for_model(
         name, text_config=text, vision_config=family.vision, **places, **special, **family.config
     )
@@ -146,11 +196,11 @@ def random_seeing_model(
     return model
 
 
-def write_processor(name: str, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write the processor of one of ``FAMILIES``, its tokenizer included, to ``folder``."""
+def family_tokenizer(name: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Return ``tokenizer`` with the names and the chat template of one of ``FAMILIES``."""
     family = FAMILIES[name]
     template = str(tokenizer.chat_template).replace(f"{START}{PLACE}{END}", family.shown)
-    PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer.backend_tokenizer,
         bos_token=None,
         eos_token=tokenizer.eos_token,
@@ -159,7 +209,12 @@ def write_processor(name: str, tokenizer: PreTrainedTokenizerBase, folder: Path)
         chat_template=template,
         clean_up_tokenization_spaces=False,
         model_max_length=tokenizer.model_max_length,
-    ).save_pretrained(folder)
+    )
+
+
+def write_processor(name: str, folder: Path) -> None:
+    """Write the processor of one of ``FAMILIES`` to ``folder``."""
+    family = FAMILIES[name]
     family.images().save_pretrained(folder)
     file = folder / "processor_config.json"
     file.write_text(json.dumps(family.processor), encoding="utf-8")

@@ -51,7 +51,7 @@ from collab_llm_nodes.models.partial import empty_model
 from collab_llm_nodes.models.processor import load_processor
 from collab_llm_nodes.models.prompt import Prompt, encode, try_prompts
 from collab_llm_nodes.models.quantised import quantization_package, quantized_bytes
-from collab_llm_nodes.models.vocabulary import check_rows, vocabulary_hash, vocabulary_size
+from collab_llm_nodes.models.vocabulary import check_rows, shared_sizes, vocabulary_size
 
 PICTURE = (640, 480)
 """Width and height of the picture whose tokens are counted."""
@@ -142,6 +142,7 @@ class Inspection:
         reasons: faults, each with its remedy.
         notes: what a user should know besides.
         tokens: ids of the tokens in use.
+        shared: ``vocabulary.shared_sizes``, by which drafts are compared with this model.
     """
 
     config: ModelConfig
@@ -161,11 +162,12 @@ class Inspection:
     reasons: list[Reason] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     tokens: Mapping[str, int] = field(default_factory=dict, repr=False)
+    shared: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     def as_json(self) -> dict[str, Any]:
         """Return the findings for JSON, without the tokens themselves."""
-        found = asdict(replace(self, tokens={}))
-        del found["tokens"]
+        found = asdict(replace(self, tokens={}, shared={}))
+        del found["tokens"], found["shared"]
         return found
 
 
@@ -252,7 +254,9 @@ class _Inspector:
         size = vocabulary_size(self._tokenizer, rows)
         tokens = self._tokenizer.get_vocab()
         self._found.tokens = {token: i for token, i in tokens.items() if i < size}
-        self._found.vocabulary = Vocabulary(vocabulary_hash(self._tokenizer, size), size, rows)
+        self._found.shared = shared_sizes(self._tokenizer, size)
+        *_, own = self._found.shared
+        self._found.vocabulary = Vocabulary(own, size, rows)
         check_rows(self._tokenizer, rows)
 
     def _memories(self) -> None:

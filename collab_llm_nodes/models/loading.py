@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -53,7 +53,7 @@ from collab_llm_nodes.models.vocabulary import (
     check_rows,
     control_tokens,
     end_tokens,
-    vocabulary_hash,
+    shared_sizes,
     vocabulary_size,
 )
 
@@ -176,7 +176,13 @@ class LoadedModel:
     @cached_property
     def vocabulary(self) -> str:
         """Hash of these tokens."""
-        return vocabulary_hash(self.tokenizer, self.vocab_size)
+        *_, own = self.shared_sizes
+        return own
+
+    @cached_property
+    def shared_sizes(self) -> Mapping[str, int]:
+        """Vocabularies of drafts for this model, and the number of ids shared with each."""
+        return shared_sizes(self.tokenizer, self.vocab_size)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of ``tokens`` without special ones."""

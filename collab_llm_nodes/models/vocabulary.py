@@ -1,10 +1,14 @@
-"""Vocabularies of models: only models that share one may exchange token ids."""
+"""Vocabularies of models, which must agree before two models exchange token ids.
+
+A draft's may be the beginning of its target's, if only added tokens follow: so tokenizers grow from
+one version of a model to the next (Qwen2-VL's 151657 tokens are the first of Qwen2.5-VL's).
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
@@ -36,10 +40,40 @@ def vocabulary_hash(tokenizer: PreTrainedTokenizerBase, rows: int | None = None)
     Args:
         rows: as of ``vocabulary_size``; tokens beyond them do not count.
     """
+    *_, own = shared_sizes(tokenizer, rows)
+    return own
+
+
+def shared_sizes(tokenizer: PreTrainedTokenizerBase, rows: int | None = None) -> dict[str, int]:
+    """Return the vocabularies that a draft for this tokenizer's model may have.
+
+    These are its own, which comes last, and those that lack some of the added tokens at its end.
+
+    Args:
+        rows: as of ``vocabulary_size``; tokens beyond them do not count.
+
+    Returns:
+        Their hashes, each with the number of ids that draft and target share.
+    """
     size = vocabulary_size(tokenizer, rows)
-    tokens = sorted((index, token) for token, index in tokenizer.get_vocab().items())
-    known = json.dumps([each for each in tokens if each[0] < size])
-    return hashlib.sha256(known.encode()).hexdigest()
+    tokens = sorted((i, token) for token, i in tokenizer.get_vocab().items() if i < size)
+    added = tokenizer.added_tokens_decoder
+    end = 1 + max((i for i, _ in tokens if i not in added), default=-1)
+    known = json.dumps([token for token in tokens if token[0] < end])
+    digest = hashlib.sha256(known[:-1].encode())  # of a list that goes on
+    found: dict[str, int] = {}
+
+    def closed() -> str:
+        whole = digest.copy()
+        whole.update(b"]")
+        return whole.hexdigest()
+
+    for i, token in tokens:
+        if i >= end:
+            found[closed()] = i
+            digest.update(f", {json.dumps([i, token])}".encode())
+    found[closed()] = size
+    return found
 
 
 def check_rows(tokenizer: PreTrainedTokenizerBase, rows: int) -> None:
@@ -109,13 +143,33 @@ def check_same(draft_hash: str, target_hash: str, *, draft: str, target: str) ->
         VocabularyMismatch: they differ.
     """
     if draft_hash != target_hash:
-        raise VocabularyMismatch(
-            f"draft {draft} ({draft_hash[:12] or 'none'}) and target {target} ({target_hash[:12]})"
-            " have different vocabularies",
-            field="vocabulary",
-            remedy="use two models of one family that share a tokenizer, and one version of this"
-            " package on both sides",
-        )
+        raise _mismatch(draft_hash, target_hash, draft, target)
+
+
+def shared_size(draft_hash: str, sizes: Mapping[str, int], *, draft: str, target: str) -> int:
+    """Return the number of ids that a draft and a target share.
+
+    Args:
+        sizes: the target's ``shared_sizes``.
+        draft, target: names for people.
+
+    Raises:
+        VocabularyMismatch: the draft's vocabulary is neither the target's nor its beginning.
+    """
+    if draft_hash not in sizes:
+        *_, own = sizes
+        raise _mismatch(draft_hash, own, draft, target)
+    return sizes[draft_hash]
+
+
+def _mismatch(draft_hash: str, target_hash: str, draft: str, target: str) -> VocabularyMismatch:
+    return VocabularyMismatch(
+        f"draft {draft} ({draft_hash[:12] or 'none'}) and target {target} ({target_hash[:12]})"
+        " have different vocabularies",
+        field="vocabulary",
+        remedy="use two models of one family that share a tokenizer (docs/models.md), and one"
+        " version of this package on both sides",
+    )
 
 
 def check_one_vocabulary(first: NamedHash, others: Iterable[NamedHash], field: str) -> None:

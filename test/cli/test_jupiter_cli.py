@@ -34,7 +34,7 @@ def test_devices_are_measured_and_a_plan_is_made(tmp_path: Path) -> None:
     measure(file, "laptop")
     measure(file, "robot")
     profile = Profile.load(file)
-    assert [device.name for device in profile.devices] == ["laptop", "robot"]
+    assert [device.name for device in profile.devices] == ["robot", "laptop"]
     output = run("plan", str(file), "--lanes", "2", "--json", str(made), "--plot", str(picture))
     read = JupiterPlan.load(made)
     assert read.fingerprint == profile.model.fingerprint

@@ -21,7 +21,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny_models import VISION, scene, tiny_folder, tiny_model, tiny_prompt
 from tokenizers import AddedToken
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.engine.engine import Engine
@@ -35,8 +35,15 @@ from collab_llm_nodes.models.heads import head_fingerprint
 from collab_llm_nodes.models.loading import ModelConfig, TargetConfig, load, model_folder
 from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.prompt import Prompt, PromptLimits, encode
+from collab_llm_nodes.models.tokenizer import train_tokenizer
 from collab_llm_nodes.models.trained import write_trained
-from collab_llm_nodes.models.vocabulary import check_same, vocabulary_hash, vocabulary_size
+from collab_llm_nodes.models.vocabulary import (
+    check_same,
+    shared_size,
+    shared_sizes,
+    vocabulary_hash,
+    vocabulary_size,
+)
 from collab_llm_nodes.protocols.jupiter.profiler import model_facts
 
 # ---------------------------------------------------------------- loading
@@ -310,6 +317,41 @@ def test_the_vocabulary_hash_is_that_of_tokens_and_ids() -> None:
     hashes |= {changed("zebra"), changed("lion"), changed("zebra", "lion")}
     hashes |= {changed("lion", "zebra"), changed("zebra\n442\tlion"), changed("zebra", "lio", "n")}
     assert len(hashes) == 7
+
+
+def test_a_target_may_have_further_added_tokens_at_its_end() -> None:
+    def grown(*tokens: str) -> PreTrainedTokenizerBase:
+        tokenizer = copy.deepcopy(tiny_model("opt").tokenizer)
+        tokenizer.add_tokens([*tokens])
+        return tokenizer
+
+    size = vocabulary_size(tiny_model("opt").tokenizer)
+    target = shared_sizes(grown("<call>", "</call>", "<think>"))
+
+    def shared(*tokens: str) -> int:
+        return shared_size(vocabulary_hash(grown(*tokens)), target, draft="small", target="large")
+
+    assert shared() == size
+    assert shared("<call>") == size + 1
+    assert shared("<call>", "</call>", "<think>") == size + 3
+    for other in (
+        ("</call>",),
+        ("<call>", "</call>", "<act>"),  # the same size
+        ("<call>", "</call>", "<think>", "<act>"),  # the draft's would be the larger one
+    ):
+        with pytest.raises(VocabularyMismatch):
+            shared(*other)
+
+
+def test_tokens_that_text_becomes_are_not_added_ones(tmp_path: Path) -> None:
+    """A larger BPE may begin with a smaller one's tokens, but reads other text as other tokens."""
+    folder = shutil.copytree(tiny_folder("llama"), tmp_path / "model")
+    padding(folder)
+    own = tiny_model("llama").tokenizer
+    assert vocabulary_hash(own) not in shared_sizes(AutoTokenizer.from_pretrained(folder))
+    other = train_tokenizer(["quite other words make other merges"] * 9)
+    assert vocabulary_hash(own) not in shared_sizes(other)
+    assert vocabulary_hash(other) not in shared_sizes(own)
 
 
 def test_mismatch_names_both_models() -> None:

@@ -74,6 +74,7 @@ class FakeEngine:
             sees=False,
             processor=None,
             begun_thought="",
+            shared_sizes={VOCABULARY: VOCAB},
         )
         self.alive = 0  # sessions with a cache
         self.freed: queue.SimpleQueue[None] = queue.SimpleQueue()

@@ -9,7 +9,7 @@ from typing import Any
 from collab_llm_nodes.engine.inspection import Inspection, Reason, inspect_model
 from collab_llm_nodes.errors import CollabError, ConfigError
 from collab_llm_nodes.models.loading import ModelConfig
-from collab_llm_nodes.models.vocabulary import check_same
+from collab_llm_nodes.models.vocabulary import shared_size
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ def check_pair(target: ModelConfig, draft: ModelConfig) -> PairReport:
 def _misfits(target: Inspection, draft: Inspection) -> Iterator[CollabError]:
     if target.vocabulary and draft.vocabulary:
         try:
-            check_same(
+            shared_size(
                 draft.vocabulary.hash,
-                target.vocabulary.hash,
+                target.shared,
                 draft=draft.config.path,
                 target=target.config.path,
             )
@@ -115,6 +115,14 @@ def _notes(target: Inspection, draft: Inspection) -> Iterator[str]:
             "the chat templates differ: each model reads a request in its own form, which costs"
             " acceptance, never exactness"
         )
+    if draft.vocabulary and (shared := target.shared.get(draft.vocabulary.hash)):
+        further = [token for token, i in target.tokens.items() if i >= shared]
+        if further:
+            yield (
+                f"the draft lacks {len(further)} added tokens of the target, such as"
+                f" {min(further, key=target.tokens.__getitem__)!r}: an answer that uses one ends"
+                " with VOCABULARY_MISMATCH"
+            )
     if target.context and draft.context and draft.context < target.context:
         yield f"beyond {draft.context} tokens the verifier decodes alone"
     if target.parameters and draft.parameters and draft.parameters >= target.parameters:

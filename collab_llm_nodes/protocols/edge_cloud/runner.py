@@ -79,7 +79,11 @@ class InProcessRunner:
         started = time.perf_counter()
         opened = open_message(prompt, sampling, max_tokens, vocabulary="", guide=guide)
         target = TargetSession(
-            self._target, encode(prompt, self._target.loaded), opened, self._exits
+            self._target,
+            encode(prompt, self._target.loaded),
+            opened,
+            self._exits,
+            shared=min(self._draft.vocab_size, self._target.vocab_size),
         )
         models = [(each, encode(prompt, each.loaded)) for each in (self._draft, *self._others)]
         guided = self._draft.loaded.guides.open(guide) if guide is not None else None

@@ -29,7 +29,12 @@ from collab_llm_nodes.decoding.sampling import (
     previews_of,
 )
 from collab_llm_nodes.decoding.vote import proposal
-from collab_llm_nodes.errors import InvalidInput, ModelError, ProtocolError
+from collab_llm_nodes.errors import (
+    InvalidInput,
+    ModelError,
+    ProtocolError,
+    VocabularyMismatch,
+)
 from collab_llm_nodes.protocols.edge_cloud.ahead import (
     MAX_AHEAD,
     MAX_AHEAD_ENTRIES,
@@ -112,6 +117,7 @@ class VerifierSession:
     """State of one session at the verifier: confirmed tokens, round, present and later drafts.
 
     Args:
+        vocab_size: ids that the client knows are below it. The target may give others.
         room: tokens that fit into the target's context after the prompt. The client does not know
             it, so the answer ends there, and drafts are cut to it.
         guide: limits the target's law.
@@ -239,6 +245,7 @@ class VerifierSession:
 
         Raises:
             ModelError: the logits are not finite.
+            VocabularyMismatch: the client does not know a token of the outcome.
         """
         laws, sure = seen or previews_of([self.limited(logits)], [self.sampling])[0]
         draft, tokens, accepted, finished = self._judge(logits, laws)
@@ -265,6 +272,7 @@ class VerifierSession:
 
         Raises:
             ModelError: the logits are not finite.
+            VocabularyMismatch: the client does not know a token of the outcome.
         """
         draft, tokens, accepted, self.finished = self._judge(logits, laws)
         self._draft = None
@@ -288,8 +296,21 @@ class VerifierSession:
         )
         extra = () if outcome.next_token < 0 else (outcome.next_token,)
         tokens = draft.tokens[: outcome.accepted] + extra
+        self._check_known(tokens)
         full = len(self.generated) + len(tokens) >= self._length
         return draft, tokens, outcome.accepted, full or tokens[-1] in self._eos
+
+    def _check_known(self, tokens: tuple[int, ...]) -> None:
+        """Refuse an outcome that the client can neither read nor show; an end token is neither."""
+        for token in tokens:
+            if token >= self._vocab_size and token not in self._eos:
+                raise VocabularyMismatch(
+                    f"the target answers with its token {token}, but the draft's vocabulary has"
+                    f" only {self._vocab_size}",
+                    field="vocabulary",
+                    remedy="use a draft with the target's own tokenizer, or a guide that does not"
+                    " allow the token",
+                )
 
     def _check_due(self, draft: Draft) -> None:
         if draft.round > self.round:

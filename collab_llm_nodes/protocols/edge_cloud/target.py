@@ -17,7 +17,7 @@ from torch import Tensor
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig, distributions_of, previews_of
 from collab_llm_nodes.engine.interface import DecodingEngine, Feed, OnExit
-from collab_llm_nodes.errors import ModelError
+from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Open, Opened, Verdict
 from collab_llm_nodes.protocols.edge_cloud.server import (
@@ -36,6 +36,9 @@ Found = TypeVar("Found")
 class TargetSession:
     """One session's protocol state and its KV cache. Not thread-safe.
 
+    Args:
+        shared: ids that draft and target share are below it; None: all of the target's.
+
     Attributes:
         most_tokens: largest number of tokens in the cache: prompt and answer.
 
@@ -49,6 +52,8 @@ class TargetSession:
         prompt: EncodedPrompt,
         opened: Open,
         exits: ExitConfig | None = None,
+        *,
+        shared: int | None = None,
     ) -> None:
         self._guided = opened.guide is not None
         self._prompt_ids = tuple(prompt.ids)
@@ -56,7 +61,7 @@ class TargetSession:
         self._state = VerifierSession(
             replace(opened, text="", images=()),  # not needed once they are encoded
             eos=engine.eos,
-            vocab_size=engine.vocab_size,
+            vocab_size=engine.vocab_size if shared is None else shared,
             exits=exits,
             room=room,
             guide=engine.loaded.guides.open(opened.guide) if opened.guide is not None else None,
@@ -135,7 +140,7 @@ class TargetSession:
             return self._state.preview(layer, logits, seen)
         except Exception as error:  # only the verdict matters
             if not self._dropped:
-                fault = None if isinstance(error, ModelError) else error
+                fault = None if isinstance(error, CollabError) else error
                 log.warning("early exits are dropped: layer %d: %s", layer, error, exc_info=fault)
             self._dropped = True
             return None

@@ -25,7 +25,7 @@ from collab_llm_nodes.errors import CollabError, ProtocolError, Unavailable
 from collab_llm_nodes.models.pictures import Picture
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, pixel_limit
 from collab_llm_nodes.models.turns import check_texts
-from collab_llm_nodes.models.vocabulary import check_same
+from collab_llm_nodes.models.vocabulary import shared_size
 from collab_llm_nodes.protocols.edge_cloud import codec
 from collab_llm_nodes.protocols.edge_cloud.info import ServerInfo
 from collab_llm_nodes.protocols.edge_cloud.messages import (
@@ -207,7 +207,9 @@ class Verifier(StreamService[Reply]):
     def _read_prompt(self, client: Client, asked: Prompt, opened: Open) -> TargetSession:
         """Encode the prompt and its pictures, in the reader thread."""
         prompt = self._encode_prompt(asked)
-        target = TargetSession(self._engine, prompt, opened, self.config.exits)
+        target = TargetSession(
+            self._engine, prompt, opened, self.config.exits, shared=self._shared_size(opened)
+        )
         if not client.gone.is_set():
             target.encode_images()
         return target
@@ -223,10 +225,14 @@ class Verifier(StreamService[Reply]):
                 break  # Close
             self._compute.submit(client, message)
 
+    def _shared_size(self, opened: Open) -> int:
+        sizes = self._engine.loaded.shared_sizes
+        return shared_size(opened.vocabulary, sizes, draft="model", target=self.model)
+
     def _check_open(self, opened: Open) -> None:
         """Check everything that needs no model."""
         limits = self.config.limits
-        check_same(opened.vocabulary, self._engine.vocabulary, draft="model", target=self.model)
+        self._shared_size(opened)
         check_texts(
             opened.text,
             opened.turns,

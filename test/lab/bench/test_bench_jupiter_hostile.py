@@ -75,8 +75,11 @@ def test_a_coordinator_has_the_models_own_outcomes_and_notices_others(
 def test_one_chain_serves_answer_after_answer(
     worker: ServerHandle[StageWorker], answers: list[Passes]
 ) -> None:
-    seen = work(worker, *answers, seconds=1.0)
-    assert (seen.wrong, seen.failures) == (0, [])
+    for seconds in (0.5, 10.0):  # a machine that stalls needs longer for two answers
+        seen = work(worker, *answers, seconds=seconds)
+        assert (seen.wrong, seen.failures) == (0, [])
+        if len(seen.openings_s) > 1:
+            break
     assert len(seen.openings_s) > 1
 
 

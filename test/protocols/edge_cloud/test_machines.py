@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from session_links import DRAFT, GREEDY, OPEN, VERDICT
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig, of_device, previews_of
-from collab_llm_nodes.errors import ConfigError, InvalidInput, ProtocolError
+from collab_llm_nodes.errors import ConfigError, InvalidInput, ProtocolError, VocabularyMismatch
 from collab_llm_nodes.protocols.edge_cloud.ahead import MAX_AHEAD
 from collab_llm_nodes.protocols.edge_cloud.client import EdgeClient, EdgeClientConfig, Source
 from collab_llm_nodes.protocols.edge_cloud.link import LinkConfig
@@ -202,6 +203,28 @@ def test_the_confidence_of_an_outcome(rule: str, expected: float) -> None:
     logits[0, 5], logits[0, 6] = math.log(0.8), math.log(0.2)
     logits[1, 7], logits[1, 8], logits[1, 9] = (math.log(p) for p in (0.5, 0.3, 0.2))
     assert session.preview(1, logits).confidence == pytest.approx(expected)
+
+
+def test_a_token_that_only_the_target_knows_ends_the_session_with_an_error() -> None:
+    """The client could neither read nor show it; but an answer may end with any end token."""
+    for end in (False, True):
+        eos = frozenset({0, 23}) if end else frozenset({0})
+        session = VerifierSession(OPEN, eos=eos, vocab_size=20)
+        with pytest.raises(InvalidInput, match="outside the vocabulary of 20"):
+            session.offer(Draft(0, 0, (20,)))
+        session.offer(Draft(0, 0, (5,)))
+        session.begin()
+        logits = torch.zeros(2, 24)
+        logits[0, 5] = logits[1, 23] = 9.0
+        if end:
+            assert session.preview(1, logits).finished
+            assert session.conclude(logits, 0.0).tokens == (5, 23)
+            assert session.finished
+            continue
+        for judge in (partial(session.preview, 1), partial(session.conclude, compute_s=0.0)):
+            with pytest.raises(VocabularyMismatch, match="token 23") as caught:
+                judge(logits=logits)
+            assert caught.value.remedy
 
 
 def test_the_edge_client_takes_one_draft_per_round_and_one_verdict() -> None:

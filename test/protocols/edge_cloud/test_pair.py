@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tiny_models import tiny_folder, tiny_model
 
+from collab_llm_lab.random_models import write_random_model
 from collab_llm_nodes.decoding.draft_length import Acceptance
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import DeadlineExceeded
@@ -54,6 +55,17 @@ def test_two_families_with_one_tokenizer_fit() -> None:
     assert report.draft.vocabulary is not None
     assert report.target.vocabulary.hash == report.draft.vocabulary.hash
     assert report.target.vocabulary.rows == report.draft.vocabulary.rows + 7
+
+
+def test_a_target_with_further_added_tokens_fits_with_a_note(tmp_path: Path) -> None:
+    added = ("<tool_call>", "<think>")
+    target = write_random_model(tmp_path / "target", "qwen2_5_vl", added=added)
+    report = checked(target, tiny_folder("qwen2_vl"))
+    assert report.fits, report.all_reasons
+    assert any("lacks 2 added tokens" in n and "'<tool_call>'" in n for n in report.notes)
+    assert "shared" not in report.as_json()["target"]
+    reverse = checked(tiny_folder("qwen2_vl"), target)
+    assert [reason.code for reason in reverse.reasons] == ["VOCABULARY_MISMATCH"]
 
 
 def test_two_vocabularies_do_not() -> None:
