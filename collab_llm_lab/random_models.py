@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,16 +94,18 @@ def write_random_model(
     tokenizer.save_pretrained(folder)
     if architecture in FAMILIES:
         write_processor(architecture, Path(folder))
-    if architecture in ("qwen2_vl", "qwen2_5_vl"):
-        size = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
-        Qwen2VLImageProcessorPil(size=size).save_pretrained(folder)
+    if architecture in _QWEN_VL:
+        _qwen_pictures(architecture).save_pretrained(folder)
+    return Path(folder)
+
+
+def _qwen_pictures(architecture: str) -> Qwen2VLImageProcessorPil:
     if architecture == "qwen3_vl":
         size = {"shortest_edge": 32 * 32, "longest_edge": 128 * 128}
         grey = [0.5, 0.5, 0.5]
-        Qwen2VLImageProcessorPil(
-            size=size, patch_size=16, image_mean=grey, image_std=grey
-        ).save_pretrained(folder)
-    return Path(folder)
+        return Qwen2VLImageProcessorPil(size=size, patch_size=16, image_mean=grey, image_std=grey)
+    size = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
+    return Qwen2VLImageProcessorPil(size=size)
 
 
 def add_head_noise(model: Any, scale: float, seed: int = 0) -> None:
@@ -126,106 +128,112 @@ def _random_model(
     layers: int,
     padding: int,
 ) -> PreTrainedModel:
-    vocabulary = len(tokenizer)
-    ids: dict[str, Any] = {
+    sizes: dict[str, Any] = {
+        "hidden_size": hidden_size,
+        "intermediate_size": 2 * hidden_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": len(tokenizer) + padding,
+        "initializer_range": SPREAD,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 1024,
         "bos_token_id": None,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    sizes: dict[str, Any] = {
-        "hidden_size": hidden_size,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 2,
-        "vocab_size": vocabulary + padding,
-        "initializer_range": SPREAD,
-        "max_position_embeddings": 1024,
-        **ids,
-    }
-    gated: dict[str, Any] = {
-        "intermediate_size": 2 * hidden_size,
-        "num_key_value_heads": 1,
-        "rms_norm_eps": 1e-6,
-    }
-    half = hidden_size // 4  # of a head's width; shared out over time, height and width
-    mrope = {
-        "rope_type": "default",
-        "rope_theta": 1e4,
-        "mrope_section": [half - 2 * (half * 3 // 8), half * 3 // 8, half * 3 // 8],
-    }
-    text: dict[str, Any] = {**sizes, **gated, "rope_parameters": mrope}
     torch_state = torch.get_rng_state()
     torch.manual_seed(seed)
     try:
         if architecture in FAMILIES:
-            return random_seeing_model(architecture, tokenizer, {**sizes, **gated})
-        if architecture == "llama":
-            return LlamaForCausalLM(LlamaConfig(**sizes, **gated))
-        if architecture == "qwen2":
-            return Qwen2ForCausalLM(Qwen2Config(**sizes, **gated, tie_word_embeddings=True))
-        if architecture == "qwen3":
-            return Qwen3ForCausalLM(
-                Qwen3Config(**sizes, **gated, head_dim=16, tie_word_embeddings=True)
-            )
-        if architecture == "smollm3":  # its fourth layer has no positions
-            return SmolLM3ForCausalLM(SmolLM3Config(**sizes, **gated))
-        if architecture == "mistral":
-            return MistralForCausalLM(MistralConfig(**sizes, **gated, sliding_window=WINDOW))
-        if architecture == "gemma3_text":
-            return Gemma3ForCausalLM(
-                Gemma3TextConfig(
-                    **sizes,
-                    **gated,
-                    head_dim=16,
-                    query_pre_attn_scalar=16,
-                    sliding_window=WINDOW,
-                    layer_types=(["sliding_attention", "full_attention"] * layers)[:layers],
-                    # Scaled and tied, a random embedding would make each token repeat itself.
-                    tie_word_embeddings=False,
-                )
-            )
-        if architecture == "qwen3_5_text":
-            return Qwen3_5ForCausalLM(
-                Qwen3_5TextConfig(
-                    **sizes,
-                    **gated,
-                    head_dim=16,
-                    linear_key_head_dim=8,
-                    linear_value_head_dim=8,
-                    linear_num_key_heads=2,
-                    linear_num_value_heads=4,
-                    layer_types=(["linear_attention", "full_attention"] * layers)[:layers],
-                )
-            )
+            return random_seeing_model(architecture, tokenizer, sizes)
+        if architecture in _QWEN_VL:
+            return _qwen_vl(architecture, tokenizer, sizes)
         if architecture == "opt":
-            return OPTForCausalLM(
-                OPTConfig(
-                    **{k: v for k, v in sizes.items() if k != "initializer_range"},
-                    init_std=SPREAD,
-                    ffn_dim=2 * hidden_size,
-                    word_embed_proj_dim=hidden_size,
-                )
-            )
-        if architecture in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
-            vision: dict[str, Any] = {"depth": 2, "num_heads": 2, "initializer_range": SPREAD}
-            shared: dict[str, Any] = {"text_config": text, "tie_word_embeddings": True}
-            shared |= {**vision_tokens(tokenizer), **ids}
-            if architecture == "qwen2_vl":
-                vision |= {"embed_dim": 32, "hidden_size": hidden_size}
-                return Qwen2VLForConditionalGeneration(
-                    Qwen2VLConfig(vision_config=vision, **shared)
-                )
-            vision |= {"hidden_size": 32, "out_hidden_size": hidden_size}
-            vision |= {"intermediate_size": 64}
-            if architecture == "qwen3_vl":
-                vision |= {"deepstack_visual_indexes": [0, 1], "num_position_embeddings": 64}
-                text["head_dim"] = hidden_size // 2
-                return Qwen3VLForConditionalGeneration(
-                    Qwen3VLConfig(vision_config=vision, **shared)
-                )
-            vision["fullatt_block_indexes"] = [1]
-            return Qwen2_5_VLForConditionalGeneration(
-                Qwen2_5_VLConfig(vision_config=vision, **shared)
-            )
+            return _opt(sizes)
+        model, config, others = _TEXT[architecture]
+        kinds = _KINDS.get(architecture)
+        types = {"layer_types": (kinds * layers)[:layers]} if kinds else {}
+        return model(config(**{**sizes, **types, **others}))
     finally:
         torch.set_rng_state(torch_state)
-    raise ValueError(f"no random {architecture!r}")
+
+
+_TEXT: dict[str, tuple[Callable[..., PreTrainedModel], Callable[..., Any], dict[str, Any]]] = {
+    "llama": (LlamaForCausalLM, LlamaConfig, {}),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 16, "tie_word_embeddings": True}),
+    "smollm3": (SmolLM3ForCausalLM, SmolLM3Config, {}),  # its fourth layer has no positions
+    "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": WINDOW}),
+    "gemma3_text": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": WINDOW,
+            # Scaled and tied, a random embedding would make each token repeat itself.
+            "tie_word_embeddings": False,
+        },
+    ),
+    "qwen3_5_text": (
+        Qwen3_5ForCausalLM,
+        Qwen3_5TextConfig,
+        {
+            "head_dim": 16,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+        },
+    ),
+}
+"""Class, configuration and settings of the models that read texts."""
+_KINDS = {
+    "gemma3_text": ["sliding_attention", "full_attention"],
+    "qwen3_5_text": ["linear_attention", "full_attention"],
+}
+"""Types of their layers, in turn."""
+_QWEN_VL: dict[str, tuple[Callable[..., PreTrainedModel], Callable[..., Any]]] = {
+    "qwen2_vl": (Qwen2VLForConditionalGeneration, Qwen2VLConfig),
+    "qwen2_5_vl": (Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLConfig),
+    "qwen3_vl": (Qwen3VLForConditionalGeneration, Qwen3VLConfig),
+}
+
+
+def _qwen_vl(
+    architecture: str, tokenizer: PreTrainedTokenizerBase, sizes: dict[str, Any]
+) -> PreTrainedModel:
+    width = sizes["hidden_size"]
+    later: dict[str, Any] = {"hidden_size": 32, "out_hidden_size": width, "intermediate_size": 64}
+    encoder: dict[str, Any] = {
+        "qwen2_vl": {"embed_dim": 32, "hidden_size": width},
+        "qwen2_5_vl": {**later, "fullatt_block_indexes": [1]},
+        "qwen3_vl": {**later, "deepstack_visual_indexes": [0, 1], "num_position_embeddings": 64},
+    }[architecture]
+    half = width // 4  # of a head's width; shared out over time, height and width
+    part = half * 3 // 8
+    rotation: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4}
+    rotation["mrope_section"] = [half - 2 * part, part, part]
+    text = {**sizes, "rope_parameters": rotation}
+    if architecture == "qwen3_vl":
+        text["head_dim"] = width // 2
+    model, config = _QWEN_VL[architecture]
+    return model(
+        config(
+            text_config=text,
+            vision_config={"depth": 2, "num_heads": 2, "initializer_range": SPREAD, **encoder},
+            tie_word_embeddings=True,
+            **vision_tokens(tokenizer),
+            **{name: value for name, value in sizes.items() if name.endswith("_token_id")},
+        )
+    )
+
+
+def _opt(sizes: dict[str, Any]) -> PreTrainedModel:
+    width = sizes["hidden_size"]
+    own: dict[str, Any] = {"init_std": SPREAD, "ffn_dim": 2 * width, "word_embed_proj_dim": width}
+    gated = ("initializer_range", "intermediate_size", "num_key_value_heads", "rms_norm_eps")
+    return OPTForCausalLM(
+        OPTConfig(**{name: value for name, value in sizes.items() if name not in gated}, **own)
+    )

@@ -68,7 +68,7 @@ def main() -> None:
             {
                 "weights": weights,
                 "trained": moved,
-                "tokens": lesson[0].inputs["input_ids"].numel(),
+                "tokens": lesson[0].inputs[0]["input_ids"].numel(),
                 "step_s": round(seconds, 1),
                 "model_gb": round(held, 1),
                 "peak_gb": round(memory(), 1),

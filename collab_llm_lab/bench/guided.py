@@ -13,18 +13,16 @@ from rich.console import Console
 
 from collab_llm_lab.bench.rendering import show_rows
 from collab_llm_lab.bench.scenes import scene_prompts
+from collab_llm_lab.training.pair.speculation import plain_runner
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.guide import Guide
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.models.threads import set_threads
-from collab_llm_nodes.protocols.edge_cloud.ahead import AheadConfig
 from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
-from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
-from collab_llm_nodes.protocols.edge_cloud.runner import Generation, InProcessRunner
+from collab_llm_nodes.protocols.edge_cloud.runner import Generation
 from collab_llm_nodes.robot.grammar import Code, actions_pattern, parse
 
-GAMMA = 4
 MAX_TOKENS = 64
 WARM_UP = 2
 """Answers of each row that are not measured."""
@@ -98,8 +96,7 @@ def _answers(
     draft: Engine, target: Engine, prompts: Sequence[Prompt], gamma: int, guide: Guide | None
 ) -> list[Generation]:
     """Return the greedy answers, by plain speculation: no draft is made for nothing."""
-    predraft, ahead = PreDraftConfig(max_predrafts=0), AheadConfig(push_window=0)
-    runner = InProcessRunner(draft, target, gamma=gamma, predraft=predraft, ahead=ahead)
+    runner = plain_runner(draft, target, gamma)
     found = [runner.generate(prompt, max_tokens=MAX_TOKENS, guide=guide) for prompt in prompts]
     return found[WARM_UP:]
 

@@ -16,16 +16,18 @@ TargetOption = Annotated[
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 DtypeOption = Annotated[
-    str, typer.Option(help="Of the target's weights; auto: bfloat16 on a GPU, else float32.")
+    str, typer.Option(help="Type of the target's weights; auto: bfloat16 on a GPU, else float32.")
 ]
-QuantizationOption = Annotated[str, typer.Option(help="Of the target: none, int8 or int4.")]
+QuantizationOption = Annotated[
+    str, typer.Option(help="Quantisation of the target: none, int8 or int4.")
+]
 
-DataOption = Annotated[Path, typer.Option(help="Folder that pair collect has written.")]
-EpochsOption = Annotated[float, typer.Option(help="Times that each answer is learnt from.")]
-BatchOption = Annotated[int, typer.Option(help="Answers of a step.", min=1)]
-RateOption = Annotated[float, typer.Option(help="At its peak.")]
+DataOption = Annotated[Path, typer.Option(help="Folder written by pair collect.")]
+EpochsOption = Annotated[float, typer.Option(help="Passes over the answers.")]
+BatchOption = Annotated[int, typer.Option(help="Answers per step.", min=1)]
+RateOption = Annotated[float, typer.Option(help="Peak learning rate.")]
 CacheOption = Annotated[
-    float, typer.Option(help="Hidden states kept on disk [GB]; others are computed again.")
+    float, typer.Option(help="Disk for hidden states [GB]; others are computed again.")
 ]
 HoursOption = Annotated[float, typer.Option(help="Stop after this long; 0 = at the end.")]
 
@@ -39,16 +41,18 @@ def collect(
         ),
     ],
     target: TargetOption,
-    out: Annotated[Path, typer.Option(help="The data folder; goes on with what it holds.")],
+    out: Annotated[Path, typer.Option(help="Data folder; a later call adds to it.")],
     ask: Annotated[
         list[str] | None,
-        typer.Option(help="Ask this about each picture of a folder, instead of the usual; repeat."),
+        typer.Option(help="Question about each picture, in place of the usual ones; repeat."),
     ] = None,
-    temperature: Annotated[float, typer.Option(help="Of the answers; 0 = greedy.", min=0.0)] = 0.0,
+    temperature: Annotated[
+        float, typer.Option(help="Temperature of the answers; 0 = greedy.", min=0.0)
+    ] = 0.0,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 128,
     batch: Annotated[int, typer.Option(help="Prompts answered at a time.", min=1)] = 16,
     max_refused: Annotated[
-        int, typer.Option(help="Prompts that may be unusable before the run ends.", min=0)
+        int, typer.Option(help="Most unusable prompts; one more ends the run.", min=0)
     ] = 20,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "auto",
@@ -59,20 +63,13 @@ def collect(
     """Collect the target's own answers, to train exits, a draft or heads on; resumable."""
     from collab_llm_lab.training.loop import show_progress
     from collab_llm_lab.training.pair import collecting
-    from collab_llm_lab.training.pair.target import target_config
+    from collab_llm_lab.training.pair.config import target_config
     from collab_llm_lab.training.stopping import StopRequest
 
-    config = collecting.CollectConfig(
-        target_config(target, device, dtype, quantization),
-        tuple(sources),
-        out,
-        tuple(ask or collecting.QUESTIONS),
-        temperature,
-        max_tokens,
-        seed,
-        batch,
-        max_refused,
-    )
+    questions = tuple(ask or collecting.QUESTIONS)
+    loaded_as = target_config(target, device, dtype, quantization)
+    asked = (tuple(sources), out, questions, temperature, max_tokens, seed, batch, max_refused)
+    config = collecting.CollectConfig(loaded_as, *asked)
     with StopRequest() as stop, show_progress(()) as show:
         found = collecting.collect(config, show("pair collect"), stop, _say)
     if not found.finished:
@@ -85,9 +82,9 @@ def collect(
 def train_exits(
     target: TargetOption,
     data: DataOption,
-    out: Annotated[Path, typer.Option(help="Of the adapters, the state and the cache; resumes.")],
+    out: Annotated[Path, typer.Option(help="Folder of adapters, state and cache; resumes.")],
     layers: Annotated[
-        str, typer.Option(help="Candidates in layers done, with commas; empty: seven.")
+        str, typer.Option(help="Candidates, as layers done, with commas; empty: seven of them.")
     ] = "",
     epochs: EpochsOption = 3.0,
     batch: BatchOption = 8,
@@ -118,41 +115,33 @@ def train_exits(
     The same command with other figures chooses again, without training.
     """
     from collab_llm_lab.bench.options import numbers
-    from collab_llm_lab.training.pair import exits
     from collab_llm_lab.training.pair.choosing import Operation
-    from collab_llm_lab.training.pair.target import target_config
+    from collab_llm_lab.training.pair.config import target_config
+    from collab_llm_lab.training.pair.exits import ExitsConfig, train_exits
     from collab_llm_lab.training.stopping import StopRequest
 
-    config = exits.ExitsConfig(
-        target_config(target, device, dtype, quantization),
-        data,
-        out,
-        numbers(layers or None, "--layers", 1) or (),
-        epochs,
-        batch,
-        learning_rate,
-        cache_gb,
-        hours,
-        seed,
-        Operation(rtt_ms, pass_ms, draft_ms, tau=tau, missed=missed, candidates=candidates),
-    )
+    loaded_as = target_config(target, device, dtype, quantization)
+    chosen = numbers(layers or None, "--layers", 1) or ()
+    point = Operation(rtt_ms, pass_ms, draft_ms, tau=tau, missed=missed, candidates=candidates)
+    common = (loaded_as, data, out, epochs, batch, learning_rate, hours, seed, cache_gb)
+    config = ExitsConfig(*common, layers=chosen, operation=point)
     with StopRequest() as stop:
-        report = exits.train_exits(config, stop)
+        report = train_exits(config, stop)
     if report is not None:
         _show_exits(report, out)
-    write_json(json_file, {"out": str(out), "finished": report is not None, **(report or {})})
+    _finish(report, out, json_file)
     stop.end()
 
 
 def train_draft(
     target: TargetOption,
     data: DataOption,
-    out: Annotated[Path, typer.Option(help="Of the draft (model/) and the state; resumes.")],
+    out: Annotated[Path, typer.Option(help="Folder of the draft (model/) and the state; resumes.")],
     draft: Annotated[
         str, typer.Option(help="Begin with this model, which has the target's tokens.")
     ] = "",
     layers: Annotated[
-        int, typer.Option(help="Or with so many first layers of the target.", min=0)
+        int, typer.Option(help="Or with this many first layers of the target.", min=0)
     ] = 0,
     lora: Annotated[
         int, typer.Option(help="Rank of the trained changes (peft); 0 = all weights.", min=0)
@@ -168,14 +157,13 @@ def train_draft(
     json_file: JsonOption = None,
 ) -> None:
     """Distil a target's own answers into a draft for it; resumable."""
+    from collab_llm_lab.training.pair.config import target_config
     from collab_llm_lab.training.pair.draft import DraftConfig, train_draft
-    from collab_llm_lab.training.pair.target import target_config
     from collab_llm_lab.training.stopping import StopRequest
 
     loaded_as = target_config(target, device, dtype, quantization)
-    config = DraftConfig(
-        loaded_as, data, out, draft, layers, lora, epochs, batch, learning_rate, hours, seed
-    )
+    common = (loaded_as, data, out, epochs, batch, learning_rate, hours, seed)
+    config = DraftConfig(*common, draft=draft, layers=layers, lora=lora)
     with StopRequest() as stop:
         report = train_draft(config, stop)
     if report is not None:
@@ -183,14 +171,14 @@ def train_draft(
         _say(
             f"wrote {out / 'model'}: {after:.2f} tokens per pass of the target, {before:.2f} before"
         )
-    write_json(json_file, report or {"out": str(out), "finished": False})
+    _finish(report, out, json_file)
     stop.end()
 
 
 def train_heads(
     target: TargetOption,
     data: DataOption,
-    out: Annotated[Path, typer.Option(help="Of the heads, the state and the cache; resumes.")],
+    out: Annotated[Path, typer.Option(help="Folder of heads, state and cache; resumes.")],
     heads: Annotated[int, typer.Option(help="Tokens guessed beyond the next one.", min=1)] = 5,
     epochs: EpochsOption = 3.0,
     batch: BatchOption = 8,
@@ -204,14 +192,13 @@ def train_heads(
     json_file: JsonOption = None,
 ) -> None:
     """Train Medusa heads of any target on its own answers, for Jupiter's workers; resumable."""
+    from collab_llm_lab.training.pair.config import target_config
     from collab_llm_lab.training.pair.heads import HeadsConfig, train_heads
-    from collab_llm_lab.training.pair.target import target_config
     from collab_llm_lab.training.stopping import StopRequest
 
     loaded_as = target_config(target, device, dtype, quantization)
-    config = HeadsConfig(
-        loaded_as, data, out, heads, epochs, batch, learning_rate, cache_gb, hours, seed
-    )
+    common = (loaded_as, data, out, epochs, batch, learning_rate, hours, seed, cache_gb)
+    config = HeadsConfig(*common, heads=heads)
     with StopRequest() as stop:
         report = train_heads(config, stop)
     if report is not None:
@@ -220,8 +207,13 @@ def train_heads(
             table.add_row(name, *(f"{share:.3f}" for share in shares))
         console.print(table)
         _say(f"wrote {out}: {report['tokens_per_round']:.2f} tokens per round")
-    write_json(json_file, report or {"out": str(out), "finished": False})
+    _finish(report, out, json_file)
     stop.end()
+
+
+def _finish(report: dict[str, Any] | None, out: Path, json_file: Path | None) -> None:
+    """Write the JSON of a training; a report of None is one that was stopped."""
+    write_json(json_file, {"out": str(out), "finished": report is not None, **(report or {})})
 
 
 def _say(text: str) -> None:

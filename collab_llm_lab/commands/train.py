@@ -12,7 +12,9 @@ from collab_llm_nodes.cli.options import JsonOption, SeedOption
 from collab_llm_nodes.cli.output import write_json
 from collab_llm_nodes.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, help="Train the models that ship with the package.")
+app = typer.Typer(
+    no_args_is_help=True, help="Train the shipped models, or exits, a draft and heads for any pair."
+)
 
 
 @app.command("nav")

@@ -29,7 +29,7 @@ def bench_pair(
 ) -> None:
     """What was trained for pairs that are not ours, on answers that were held out."""
     from collab_llm_lab.bench.pair.measure import run_pairs
-    from collab_llm_lab.training.pair.target import target_config
+    from collab_llm_lab.training.pair.config import target_config
 
     measure(
         run_pairs,

@@ -12,11 +12,9 @@ from typing import Any
 from rich.console import Console
 from torch import Tensor
 
-from collab_llm_lab.training.pair import draft as draft_training
-from collab_llm_lab.training.pair import exits as exits_training
-from collab_llm_lab.training.pair import heads as heads_training
 from collab_llm_lab.training.pair.collecting import LIMITS
 from collab_llm_lab.training.pair.data import Data, Sample, Target, read_data
+from collab_llm_lab.training.pair.reports import REPORT
 from collab_llm_lab.training.pair.speculation import plain_runner
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.interface import Feed
@@ -85,7 +83,7 @@ def exit_figures(pair: Pair) -> dict[str, Any]:
     The exits run as at a verifier: in the engine, during its passes, over held-out answers.
     """
     folder = pair.folder / "exits"
-    found = _report(folder / exits_training.REPORT, "exits", _REPORTED)
+    found = _report(folder / REPORT, "exits", _REPORTED)
     if not found:
         return {}
     agreement: dict[str, float] = {}
@@ -132,7 +130,7 @@ def draft_figures(pair: Pair) -> dict[str, Any]:
     a link. A robot's figures: ``pair check --measure``.
     """
     folder = pair.folder / "draft"
-    report = _report(folder / draft_training.REPORT, "draft", ("tau_before",))
+    report = _report(folder / REPORT, "draft", ("tau_before",))
     if not report:
         return {}
     target = Engine(load(pair.target))
@@ -160,7 +158,7 @@ def _decode(pair: Pair, runner: InProcessRunner) -> tuple[EdgeCloudMetrics, list
 
 def head_figures(pair: Pair) -> dict[str, Any]:
     """Return what the training's report says of Medusa heads."""
-    file = pair.folder / "heads" / heads_training.REPORT
+    file = pair.folder / "heads" / REPORT
     report = _report(file, "heads", ("heads", "tokens_per_round"))
     return {"heads": report} if report else {}
 

@@ -122,6 +122,13 @@ class Data:
     facts: Facts
     samples: tuple[Sample, ...]
 
+    @property
+    def identity(self) -> str:
+        """The number of answers, and a hash of them and of their prompts."""
+        content = json.dumps([[sample.key, sample.answer] for sample in self.samples])
+        digest = hashlib.sha256(content.encode()).hexdigest()
+        return f"{len(self.samples)} answers ({digest[:12]})"
+
     def parts(self) -> tuple[list[Sample], list[Sample]]:
         """Return the samples to train on, and the held-out ones; neither is empty.
 
@@ -324,13 +331,13 @@ def _drop_torn_line(file: Path) -> None:
 
 def _check_target(folder: Path, known: Target, found: Target, field: str) -> None:
     for name, what in (
-        ("fingerprint", "weights"),
-        ("vocabulary", "vocabulary"),
-        ("template", "chat template"),
+        ("fingerprint", "other weights"),
+        ("vocabulary", "another vocabulary"),
+        ("template", "another chat template"),
     ):
         if getattr(known, name) != getattr(found, name):
             raise InvalidInput(
-                f"{folder} holds answers of {known.path}; {found.path} has another {what}",
+                f"{folder} holds answers of {known.path}; {found.path} has {what}",
                 field=field,
                 remedy="name the target that answered, or another folder",
             )

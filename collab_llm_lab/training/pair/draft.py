@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,22 +16,25 @@ from torch import Tensor, nn
 from collab_llm_lab.training import loop
 from collab_llm_lab.training.learner import ModelLearner, Recipe
 from collab_llm_lab.training.loop import Progress, Stop
+from collab_llm_lab.training.pair.config import PairConfig
 from collab_llm_lab.training.pair.data import Data, Sample, Target, read_data
-from collab_llm_lab.training.pair.laws import Law, StoredLaws
+from collab_llm_lab.training.pair.laws import Law
+from collab_llm_lab.training.pair.reports import read_report, write_report
 from collab_llm_lab.training.pair.rows import Batch, choose_batch, encode_row
 from collab_llm_lab.training.pair.shortened import stored_type, write_checkpoint, write_shortened
 from collab_llm_lab.training.pair.speculation import GAMMA, plain_runner
+from collab_llm_lab.training.pair.states import read_answer
+from collab_llm_lab.training.pair.tensor_files import TensorFiles
 from collab_llm_lab.training.run import make_stages
-from collab_llm_nodes.config import check_ranges, setting
+from collab_llm_nodes.config import setting
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.errors import ConfigError, InvalidInput
 from collab_llm_nodes.models.devices import find_device
 from collab_llm_nodes.models.loading import DTYPES, LoadedModel, ModelConfig, load, model_folder
 from collab_llm_nodes.models.vocabulary import check_same
 from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 
 STAGES = ("beginning", "laws", "training", "report")
-REPORT = "report.json"
 _CURVE = 64
 """Held-out answers that are judged for a point of the curve."""
 _DECODED = 32
@@ -39,17 +42,14 @@ _DECODED = 32
 
 
 @dataclass(frozen=True)
-class DraftConfig:
+class DraftConfig(PairConfig):
     """Training of a draft. It begins as a model of its own or as layers of the target.
 
     Attributes:
-        out: of the state, the target's laws, and ``model``, the trained draft.
         draft: a model with the target's tokens; empty: ``layers`` of the target.
     """
 
-    target: ModelConfig
-    data: Path
-    out: Path
+    learning_rate: float = setting(3e-4, "Peak learning rate.", low=1e-7, high=1.0)
     draft: str = ""
     layers: int = setting(
         0, "First layers of the target to begin with; 0: begin with draft.", low=0
@@ -57,14 +57,9 @@ class DraftConfig:
     lora: int = setting(
         0, "Rank of the changes that are trained; 0: all weights of the decoder.", low=0, high=4096
     )
-    epochs: float = setting(3.0, "Times that each answer is learnt from.", low=0.01, high=1e4)
-    batch: int = setting(8, "Answers of a step.", low=1, high=4096)
-    learning_rate: float = setting(3e-4, "At its peak.", low=1e-7, high=1.0)
-    hours: float = setting(0.0, "Stop after this long; 0: at the end.", low=0.0)
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        super().__post_init__()
         if bool(self.draft) == bool(self.layers):
             raise ConfigError(
                 "a draft begins as a model or as layers of the target",
@@ -93,24 +88,18 @@ def train_draft(config: DraftConfig, stop: Stop = lambda: False) -> dict[str, fl
         config.out,
         dict(zip(STAGES, makers, strict=True)),
         options={
+            "train": "draft",
             "target": config.target.path,
-            "data": f"{config.data}: {len(data.samples)} answers",
+            **config.lasting(data),
             "draft": config.draft,
             "layers": config.layers,
             "lora": config.lora,
-            "epochs": config.epochs,
-            "batch": config.batch,
-            "learning-rate": config.learning_rate,
-            "seed": config.seed,
         },
         hours=config.hours,
         shown=("loss", "agreement", "held_out", "tau"),
         stop=stop,
     )
-    if not finished:
-        return None
-    report: dict[str, float] = json.loads((config.out / REPORT).read_text(encoding="utf-8"))
-    return report
+    return read_report(config.out) if finished else None
 
 
 class DraftLearner(ModelLearner):
@@ -147,35 +136,39 @@ class _Training:
     def __init__(self, config: DraftConfig, data: Data) -> None:
         self._config, self._data = config, data
         self._samples, self._held_out = data.parts()
-        self._laws = StoredLaws(config.out / STAGES[1])
+        self._laws = TensorFiles(config.out / STAGES[1])
         self._shortened = config.out / STAGES[0] / "model"
         self._result = config.out / "model"
         self._device = find_device(config.target.device)
 
     def begin(self, report: Progress, stop: Stop) -> bool:
-        """Cut the draft from the target unless it exists, and compare the tokens."""
+        """Cut the draft from the target unless it exists; refuse one that cannot learn from it."""
         if self._config.layers:
             write_shortened(self._config.target.path, self._config.layers, self._shortened)
+        stored_type(self._begun)
         draft = load(ModelConfig(str(self._begun)))
         known = self._data.facts.target
         check_same(draft.vocabulary, known.vocabulary, draft=str(self._begun), target=known.path)
-        stored_type(self._begun)  # a quantised one is refused
+        if not draft.sees and any(sample.images for sample in self._data.samples):
+            raise InvalidInput(
+                f"{self._data.folder} holds answers about pictures; {self._begun} reads text only",
+                field="--draft",
+                remedy="name a draft that sees, or give --layers",
+            )
         return True
 
     def ask_target(self, report: Progress, stop: Stop) -> bool:
         """Write the target's laws of all tokens that it has said."""
         target = load(self._config.target)
         self._data.check_target(Target.of(target))
-
-        for number, sample in enumerate(self._data.samples, 1):
-            if stop():
-                return False
-            if sample not in self._laws:
-                batch = Batch.of([encode_row(self._data, sample, target)]).to(self._device)
-                with torch.inference_mode():
-                    logits = batch.logits(target.model, target.vocab_size)
-                    self._laws.write(sample, Law.of(logits))
-            report("asking the target", number, len(self._data.samples), {})
+        with closing(Engine(target)) as engine:
+            for number, sample in enumerate(self._data.samples, 1):
+                if stop():
+                    return False
+                if sample not in self._laws:
+                    law = Law.of(read_answer(engine, self._data, sample, len(sample.answer)))
+                    self._laws.write(sample, ids=law.ids, logs=law.logs.half())
+                report("asking the target", number, len(self._data.samples), {})
         return True
 
     def train(self, report: Progress, stop: Stop) -> bool:
@@ -214,8 +207,7 @@ class _Training:
                 total.add(runner.generate(prompt, max_tokens=most).metrics)
                 report(f"decoding, {name}", number, len(prompts), {"tau": total.tau})
             found |= {f"tau_{name}": total.tau, f"acceptance_{name}": total.acceptance}
-        text = json.dumps(found, indent=1) + "\n"
-        (self._config.out / REPORT).write_text(text, encoding="utf-8")
+        write_report(self._config.out, found)
         return True
 
     @property
@@ -246,7 +238,9 @@ class _Training:
         """Return samples as the draft reads them, and the target's laws of their tokens."""
         rows, laws = [], []
         for sample in samples:
-            row, law = encode_row(self._data, sample, draft), self._laws.read(sample)
+            found = self._laws.read(sample, torch.device("cpu"))
+            law = Law(found["ids"], found["logs"].float())
+            row = encode_row(self._data, sample, draft)
             tokens = min(len(row.answer), len(law.ids))
             rows.append(row.cut(tokens))
             laws.append(law.at(slice(tokens)))

@@ -1,18 +1,12 @@
-"""The target's law of each token of its answers, cut to the likeliest tokens and kept on disk."""
+"""The target's law of each token of its answers, cut to the likeliest tokens."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
-
-from collab_llm_lab.training.pair.data import Sample
-from collab_llm_nodes.errors import ModelError, translate_errors
 
 KEPT = 64
 """Tokens kept of a law, as many as a draft's law is cut to on its way to a verifier."""
@@ -60,38 +54,3 @@ class Law:
         rest = (1 - share.sum(-1)).clamp(min=0)
         rest_said = (1 - said.exp().sum(-1)).clamp(min=1e-6).log()
         return -(share * said).sum(-1) - rest * rest_said
-
-
-class StoredLaws:
-    """The laws of the tokens of each answer: a file for each, of 384 bytes a token."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __contains__(self, sample: Sample) -> bool:
-        return self._file(sample).exists()
-
-    def write(self, sample: Sample, law: Law) -> None:
-        """Keep the laws of a sample's answer."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        building = self._file(sample).with_suffix(".part")
-        save_file({"ids": law.ids.cpu(), "logs": law.logs.half().cpu()}, building)
-        os.replace(building, self._file(sample))
-
-    def read(self, sample: Sample) -> Law:
-        """Return the laws of a sample's answer.
-
-        Raises:
-            ModelError: they are missing or damaged.
-        """
-        with translate_errors(
-            ModelError,
-            f"cannot read {self._file(sample)}",
-            field="--out",
-            remedy="delete its folder: the target is asked again",
-        ):
-            found = load_file(self._file(sample))
-            return Law(found["ids"], found["logs"].float())
-
-    def _file(self, sample: Sample) -> Path:
-        return self._folder / f"{sample.key}.safetensors"

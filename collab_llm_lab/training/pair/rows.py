@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from collab_llm_lab.training.pair.collecting import LIMITS
 from collab_llm_lab.training.pair.data import Data, Sample
+from collab_llm_nodes.engine.eager import on_device
 from collab_llm_nodes.models.architectures import context_length
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.prompt import EncodedPrompt, encode
@@ -59,38 +61,26 @@ class Batch:
     """Rows side by side; all answers begin in the same column.
 
     Attributes:
-        inputs: arguments of the model's forward pass, [rows, columns].
+        inputs: arguments of the model's forward passes: one for all rows, or one for each.
         answers: int64 [rows, A], the longest answer's length; -1 where a row has none.
     """
 
-    inputs: dict[str, Tensor]
+    inputs: Sequence[Mapping[str, Any]]
     answers: Tensor
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Batch:
-        """Pad rows on both sides."""
-        before = max(len(row.prompt.ids) for row in rows)
-        columns = before + max(len(row.answer) for row in rows) - 1
-        ids = torch.zeros(len(rows), columns, dtype=torch.int64)
-        real = torch.zeros_like(ids)
-        answers = torch.full((len(rows), columns - before + 1), -1)
+        """Pad rows on both sides; those with pictures that a model reads itself stay alone."""
+        longest = max(len(row.answer) for row in rows)
+        answers = torch.full((len(rows), longest), -1)
         for i, row in enumerate(rows):
-            first = before - len(row.prompt.ids)
-            place = slice(first, first + len(row.fed))
-            ids[i, place] = torch.tensor(row.fed)
-            real[i, place] = 1
             answers[i, : len(row.answer)] = torch.tensor(row.answer)
-        inputs = {"input_ids": ids, "attention_mask": real, "position_ids": _positions(rows, real)}
-        pictures = [row.prompt for row in rows if row.prompt.pixel_values is not None]
-        if pictures:
-            for name in ("pixel_values", "image_grid_thw"):
-                inputs[name] = torch.cat([getattr(prompt, name) for prompt in pictures])
-        return cls(inputs, answers)
+        alone = any(row.prompt.processed is not None for row in rows)
+        return cls([_inputs([row]) for row in rows] if alone else [_inputs(rows)], answers)
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on ``device``."""
-        inputs = {name: value.to(device) for name, value in self.inputs.items()}
-        return Batch(inputs, self.answers.to(device))
+        return Batch([on_device(each, device) for each in self.inputs], self.answers.to(device))
 
     @property
     def said(self) -> Tensor:
@@ -103,8 +93,47 @@ class Batch:
         Args:
             vocabulary: tokens of the model; its further rows are padding.
         """
-        found = model(**self.inputs, logits_to_keep=self.answers.shape[1], use_cache=False).logits
-        return found[self.said][:, :vocabulary].float()
+        found = []
+        for inputs, said in zip(self.inputs, self.said.chunk(len(self.inputs)), strict=True):
+            columns = int(said.sum(1).max())
+            logits = model(**inputs, logits_to_keep=columns, use_cache=False).logits
+            found.append(logits[said[:, :columns]][:, :vocabulary].float())
+        return torch.cat(found)
+
+
+def _inputs(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the arguments of a forward pass over rows."""
+    before = max(len(row.prompt.ids) for row in rows)
+    columns = before + max(len(row.answer) for row in rows) - 1
+    ids = torch.zeros(len(rows), columns, dtype=torch.int64)
+    real = torch.zeros_like(ids)
+    for i, row in enumerate(rows):
+        first = before - len(row.prompt.ids)
+        place = slice(first, first + len(row.fed))
+        ids[i, place] = torch.tensor(row.fed)
+        real[i, place] = 1
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": real}
+    processed = rows[0].prompt.processed
+    if processed is not None:  # the model has a rule of its own for positions
+        return {**_lengthened(processed, before, columns), **inputs}
+    inputs["position_ids"] = _positions(rows, real)
+    pictures = [row.prompt for row in rows if row.prompt.pixel_values is not None]
+    if pictures:
+        for name in ("pixel_values", "image_grid_thw"):
+            inputs[name] = torch.cat([getattr(prompt, name) for prompt in pictures])
+    return inputs
+
+
+def _lengthened(processed: Mapping[str, Any], before: int, columns: int) -> dict[str, Any]:
+    """Return what a processor made of a prompt, with zeros for the answer's tokens."""
+    return {
+        name: F.pad(value, (0, columns - before)) if _by_token(value, before) else value
+        for name, value in processed.items()
+    }
+
+
+def _by_token(value: Any, count: int) -> bool:
+    return isinstance(value, Tensor) and value.shape == (1, count)
 
 
 def _positions(rows: Sequence[Row], real: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ def stored_type(folder: Path) -> str:
     if quantisation_of(architecture_in(folder)) is not None:
         raise ConfigError(
             f"the checkpoint in {folder} is quantised, and cannot be trained",
-            field="--draft",
+            field="--draft, --layers",
             remedy="take the one that is not quantised",
         )
     types = Counter(tensor.dtype for tensor in stored_tensors(folder).values())

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,18 +90,25 @@ def _of_entry(entry: Path, questions: Sequence[str]) -> Iterator[Asked]:
 
 def _of_bag(bag: Path) -> Iterator[Asked]:
     """Yield what the navigator asked, each question with its picture."""
-    steps = read_recording(bag).steps
+    steps = _drive(bag)
     if not any(step.picture for step in steps):
         raise InvalidInput(
             f"{bag} holds {len(steps)} questions and no picture of them",
             field="SOURCE",
             remedy="record the topic observation, too",
         )
-    for step in steps:
-        yield Asked(f"{bag.name}, answer {step.number}", partial(_of_step, step))
+    for place, step in enumerate(steps):
+        yield Asked(f"{bag.name}, answer {step.number}", partial(_of_step, bag, place))
 
 
-def _of_step(step: Step) -> Prompt:
+@lru_cache(maxsize=1)
+def _drive(bag: Path) -> tuple[Step, ...]:
+    """Read a bag; prompts are read in turn, so the pictures of one drive are held at a time."""
+    return read_recording(bag).steps
+
+
+def _of_step(bag: Path, place: int) -> Prompt:
+    step = _drive(bag)[place]
     if step.picture is None:
         raise InvalidInput("its picture is not in the bag", field="SOURCE")
     return Prompt(step.prompt, (step.picture,))

@@ -1,11 +1,10 @@
-"""Hidden states of a frozen target at its answers, on disk as far as a budget goes.
+"""Hidden states and laws of a frozen target at the tokens of its answers.
 
-The forward pass is the one of transformers, so any model is trained that the engine runs.
+The forward pass is the engine's over transformers' own code, so any model is trained that runs.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -13,19 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from collab_llm_lab.training.pair.collecting import LIMITS
 from collab_llm_lab.training.pair.data import Data, Sample
+from collab_llm_lab.training.pair.tensor_files import TensorFiles
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.interface import Feed
-from collab_llm_nodes.errors import ModelError, translate_errors
 from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.prompt import encode
 
-_NAME = "states"
 _HEADER = 256
 """Bytes of a file beside the states, at most."""
 
@@ -47,8 +44,8 @@ class HiddenStates:
     ) -> None:
         self._target, self._data, self._layers = target, data, tuple(layers)
         self._engine = Engine(target, eager=True)
-        self._folder, self._budget = folder, budget
-        self.held = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        self._files, self._budget = TensorFiles(folder), budget
+        self.held = self._files.size
 
     def close(self) -> None:
         """Leave the model as it was found."""
@@ -59,38 +56,40 @@ class HiddenStates:
 
         Raises:
             InvalidInput: the prompt cannot be read.
-            ModelError: there is no memory for the pass, or a file of the cache is damaged.
+            ModelError: there is no memory for the pass, or the cache cannot be read or written.
         """
-        file = self._folder / f"{sample.key}.safetensors"
-        if file.exists():
-            return self._read(file)
+        if sample in self._files:
+            return self._files.read(sample, self._target.device)["states"]
         states = self._compute(sample)
-        if self.held + states.nbytes + _HEADER <= self._budget:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            building = file.with_suffix(".part")
-            save_file({_NAME: states.cpu().contiguous()}, building)
-            self.held += building.stat().st_size
-            os.replace(building, file)
+        size = states.nbytes + _HEADER
+        if self.held + size <= self._budget:
+            self._files.write(sample, states=states)
+            self.held += size
         return states
 
-    def _read(self, file: Path) -> Tensor:
-        with translate_errors(
-            ModelError, f"{file} is damaged", field="--out", remedy="delete it; it is made again"
-        ):
-            return load_file(file, str(self._target.device))[_NAME]
-
     def _compute(self, sample: Sample) -> Tensor:
-        prompt = encode(self._data.prompt(sample), self._target, LIMITS)
-        ids = [*prompt.ids, *sample.answer[:-1]]
-        with (
-            closing(self._engine.open(prompt)) as session,
-            layer_outputs(self._target.model, self._layers) as outputs,
-        ):
-            (result,) = self._engine.run([Feed(session, ids, last=0)])
-        if isinstance(result, Exception):
-            raise result
-        rows = [outputs[layer][-len(sample.answer) :] for layer in self._layers]
-        return torch.stack(rows)
+        with layer_outputs(self._target.model, self._layers) as outputs:
+            read_answer(self._engine, self._data, sample)
+        return torch.stack([outputs[layer][-len(sample.answer) :] for layer in self._layers])
+
+
+def read_answer(engine: Engine, data: Data, sample: Sample, last: int = 0) -> Tensor:
+    """Run a model over a prompt and the target's answer; return its logits [last, V].
+
+    Args:
+        last: logits are wanted where it says so many of the answer's last tokens.
+
+    Raises:
+        InvalidInput: the prompt cannot be read.
+        ModelError: there is no memory for the pass.
+    """
+    prompt = encode(data.prompt(sample), engine.loaded, LIMITS)
+    ids = (*prompt.ids, *sample.answer[:-1])
+    with closing(engine.open(prompt)) as session:
+        (result,) = engine.run([Feed(session, ids, last=last)])
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 @contextmanager

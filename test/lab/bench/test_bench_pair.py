@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from collab_llm_lab.training.pair.choosing import Operation
 from collab_llm_lab.training.pair.draft import DraftConfig, train_draft
-from collab_llm_lab.training.pair.exits import REPORT, ExitsConfig, train_exits
+from collab_llm_lab.training.pair.exits import ExitsConfig, train_exits
 from collab_llm_lab.training.pair.heads import HeadsConfig, train_heads
+from collab_llm_lab.training.pair.reports import REPORT
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.models.loading import ModelConfig
 

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from collab_llm_lab import reference
 from collab_llm_lab.training.learner import Recipe
-from collab_llm_lab.training.pair import exits
+from collab_llm_lab.training.pair import frozen
 from collab_llm_lab.training.pair.choosing import Operation, choose
 from collab_llm_lab.training.pair.data import Data, read_data
 from collab_llm_lab.training.pair.exits import (
@@ -33,6 +33,7 @@ from collab_llm_lab.training.pair.exits import (
     candidate_layers,
     train_exits,
 )
+from collab_llm_lab.training.pair.heads import HeadsConfig, train_heads
 from collab_llm_lab.training.pair.held_out import HeldOut
 from collab_llm_lab.training.pair.states import HiddenStates
 from collab_llm_nodes.cli import app
@@ -92,6 +93,16 @@ def test_states_are_those_of_transformers_at_the_answer(tmp_path: Path, model: s
     assert logits.argmax(-1).tolist() == list(sample.answer)
 
 
+@pytest.mark.parametrize("model", ["qwen3_vl", "gemma3", "smolvlm", "qwen3_5_text"])
+def test_the_last_states_of_any_model_say_its_answer(tmp_path: Path, model: str) -> None:
+    data = read_data(collect_answers(tmp_path, model, 2))
+    parts = decoder_parts(tiny_model(model).model)
+    with states_of(data, tmp_path / "states", 0, model) as states:
+        for sample in data.samples:
+            logits = parts.logits(states.of(sample)[-1])[:, : tiny_model(model).vocab_size]
+            assert logits.argmax(-1).tolist() == list(sample.answer)
+
+
 def test_the_cache_stays_within_its_budget(data_folder: Path, tmp_path: Path) -> None:
     data = read_data(data_folder)
     few = data.samples[:6]
@@ -112,7 +123,7 @@ def test_the_cache_stays_within_its_budget(data_folder: Path, tmp_path: Path) ->
     damaged = next(s for s in few if s.key == files[0].stem)
     with (
         states_of(data, tmp_path / "some", budget) as cached,
-        pytest.raises(ModelError, match="is damaged"),
+        pytest.raises(ModelError, match="cannot read"),
     ):
         cached.of(damaged)
 
@@ -123,7 +134,7 @@ def test_the_cache_stays_within_its_budget(data_folder: Path, tmp_path: Path) ->
 def shaken_learner(rows: int, monkeypatch: pytest.MonkeyPatch) -> ExitLearner:
     loaded = tiny_model("llama")
     width = decoder_parts(loaded.model).head.out_features
-    monkeypatch.setattr(exits, "_LOGITS", rows * width)
+    monkeypatch.setattr(frozen, "_LOGITS", rows * width)
     torch.manual_seed(0)
     adapters = ExitAdapters(32, (1, 3))
     for parameter in adapters.parameters():
@@ -214,7 +225,7 @@ def test_a_stopped_or_killed_training_ends_as_an_undisturbed_one(
     for asked in (3, fitted + 7):  # stopped in the least squares, then in the steps
         left = iter(range(asked))
         assert train_exits(config, partial(_is_empty, left)) is None
-    saved = config.out / exits.STAGE / "state.pt"
+    saved = config.out / "exits" / "state.pt"
     assert saved.exists()
     shutil.copy(saved, saved.with_suffix(".early"))
     steps = iter(range(5))
@@ -230,18 +241,18 @@ def test_a_stopped_or_killed_training_ends_as_an_undisturbed_one(
 def test_the_same_command_chooses_again_without_training(config: ExitsConfig) -> None:
     report = train_exits(config)
     assert report is not None
-    state = (config.out / exits.STAGE / "state.pt").read_bytes()
+    state = (config.out / "exits" / "state.pt").read_bytes()
     again = train_exits(replace(config, operation=replace(OPERATION, missed=0.0)))
     assert again is not None
     assert again["chosen"] == []
     assert not list(config.out.glob("adapters.*"))
     assert again["exits"] == report["exits"]
-    assert (config.out / exits.STAGE / "state.pt").read_bytes() == state
+    assert (config.out / "exits" / "state.pt").read_bytes() == state
 
 
 def test_data_of_another_target_is_refused(config: ExitsConfig) -> None:
     other = ModelConfig(str(tiny_folder("llama", seed=1)))
-    with pytest.raises(InvalidInput, match="has another weights") as caught:
+    with pytest.raises(InvalidInput, match="has other weights") as caught:
         train_exits(replace(config, target=other))
     assert caught.value.field == "--data"
     assert not config.out.exists()
@@ -264,16 +275,19 @@ def test_what_cannot_be_trained_is_a_typed_error(
     assert not config.out.exists()
 
 
-def test_another_training_in_the_same_folder_is_refused(config: ExitsConfig) -> None:
+def test_another_training_in_the_same_folder_is_refused(
+    config: ExitsConfig, tmp_path: Path
+) -> None:
     assert train_exits(config, lambda: True) is None
-    with pytest.raises(ConfigError, match="begun with"):
-        train_exits(replace(config, layers=(1,)))
-
-
-@pytest.mark.parametrize("values", [{"epochs": 0.0}, {"cache_gb": -1.0}, {"batch": 0}])
-def test_values_out_of_range_are_refused(config: ExitsConfig, values: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        replace(config, **values)
+    other = shutil.copytree(config.data, tmp_path / "other")
+    lines = (other / "samples.jsonl").read_text().splitlines(keepends=True)
+    (other / "samples.jsonl").write_text("".join(lines[1:]))  # its states would be others
+    for changed in ({"layers": (1,)}, {"epochs": 9.0}, {"data": other}):
+        with pytest.raises(ConfigError, match="begun with"):
+            train_exits(replace(config, **changed))
+    heads = HeadsConfig(config.target, config.data, config.out, config.epochs)
+    with pytest.raises(ConfigError, match="begun with 'exits', not 'heads'"):
+        train_heads(heads)
 
 
 @pytest.mark.parametrize("count", [2, 4, 28, 30])

@@ -13,7 +13,6 @@ from collected_answers import collect_answers
 from tiny_models import tiny_folder, tiny_model
 
 from collab_llm_lab.training.learner import Recipe
-from collab_llm_lab.training.pair.data import read_data
 from collab_llm_lab.training.pair.heads import HeadsConfig, HeadsLearner, train_heads
 from collab_llm_nodes.errors import InvalidInput, ModelError
 from collab_llm_nodes.models.architectures import decoder_parts
@@ -56,10 +55,12 @@ def test_a_head_is_compared_with_the_law_of_its_place_in_the_same_answer() -> No
     for later, places in ((1, [0, 1, 2, 4, 5]), (2, [0, 1, 4])):
         same = [bool(best[place] == best[place + later]) for place in places]
         assert found[f"head_{later}"].item() == pytest.approx(sum(same) / len(same))
+    nothing = learner.learn(states, torch.zeros(7, dtype=torch.int64))  # answers of one token
+    assert nothing == {"loss": 0}
 
 
 def test_a_stopped_training_gives_the_same_heads(tmp_path: Path) -> None:
-    whole = task(tmp_path)
+    whole = task(tmp_path, epochs=3.0)
     assert train_heads(whole) is not None
     calls = 0
 
@@ -77,18 +78,11 @@ def test_a_stopped_training_gives_the_same_heads(tmp_path: Path) -> None:
     assert weights[0] == weights[1]
 
 
-def test_answers_of_another_target_are_refused(tmp_path: Path) -> None:
-    other = ModelConfig(str(tiny_folder("llama", 1)))
-    with pytest.raises(InvalidInput, match="another weights"):
-        train_heads(replace(task(tmp_path), target=other))
-
-
-def test_answers_of_one_token_teach_nothing_and_harm_nothing(tmp_path: Path) -> None:
+def test_answers_of_one_token_teach_nothing(tmp_path: Path) -> None:
     config = task(tmp_path, epochs=0.5)
     file = config.data / "samples.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     short = [json.dumps({**line, "answer": line["answer"][:1]}) for line in lines]
     file.write_text("\n".join(short) + "\n")
-    assert len(read_data(config.data).samples) == 60
     with pytest.raises(InvalidInput, match="one token"):
         train_heads(config)

@@ -9,13 +9,14 @@ import torch
 from collected_answers import collect_answers
 from tiny_models import tiny_model
 
+from collab_llm_lab.random_seeing_models import FAMILIES
 from collab_llm_lab.reference import next_logits
 from collab_llm_lab.training.pair.data import read_data
 from collab_llm_lab.training.pair.rows import Batch, choose_batch, encode_row
 from collab_llm_nodes.models.architectures import ARCHITECTURES
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, *FAMILIES])
 def test_a_row_reads_the_same_in_a_batch_as_alone(tmp_path: Path, architecture: str) -> None:
     loaded = tiny_model(architecture, padding=8)
     data = read_data(collect_answers(tmp_path, architecture, 12))
