@@ -50,6 +50,10 @@ def collect(
         float, typer.Option(help="Temperature of the answers; 0 = greedy.", min=0.0)
     ] = 0.0,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 128,
+    guide: Annotated[
+        str, typer.Option(help="Limit on the answers, as the robot's answer.guide will be.")
+    ] = "none",
+    guide_source: Annotated[str, typer.Option(help="As answer.guide_source.")] = "",
     batch: Annotated[int, typer.Option(help="Prompts answered at a time.", min=1)] = 16,
     max_refused: Annotated[
         int, typer.Option(help="Most unusable prompts; one more ends the run.", min=0)
@@ -69,7 +73,7 @@ def collect(
     questions = tuple(ask or collecting.QUESTIONS)
     loaded_as = target_config(target, device, dtype, quantization)
     asked = (tuple(sources), out, questions, temperature, max_tokens, seed, batch, max_refused)
-    config = collecting.CollectConfig(loaded_as, *asked)
+    config = collecting.CollectConfig(loaded_as, *asked, guide, guide_source)
     with StopRequest() as stop, show_progress(()) as show:
         found = collecting.collect(config, show("pair collect"), stop, _say)
     if not found.finished:

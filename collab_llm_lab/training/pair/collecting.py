@@ -19,6 +19,7 @@ from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import CollabError, InvalidInput
+from collab_llm_nodes.models.guide import Guide
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt, PromptLimits, encode
 
@@ -35,6 +36,7 @@ class CollectConfig:
     Attributes:
         out: the data folder.
         questions: asked about each picture of a folder.
+        guide, guide_source: as of ``Facts``.
     """
 
     target: ModelConfig
@@ -46,6 +48,8 @@ class CollectConfig:
     seed: int = 0
     batch: int = setting(16, "Prompts answered at a time; each has a KV cache.", low=1, high=4096)
     max_refused: int = setting(20, "Prompts that may be unusable before the run ends.", low=0)
+    guide: str = "none"
+    guide_source: str = ""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -75,12 +79,18 @@ def collect(
         ConfigError, InvalidInput: the folder or a source cannot be used (see ``writing`` and
             ``prompts_of``), or too many prompts cannot.
         ModelError: the target cannot be loaded, or a pass failed.
+
+    An ``InvalidInput`` for ``answer.guide`` is about ``guide`` or ``guide_source``.
     """
     asked = [each for source in config.sources for each in prompts_of(source, config.questions)]
     engine = Engine(load(config.target))
-    facts = Facts(Target.of(engine.loaded), config.temperature, config.max_tokens, config.seed)
+    asked_for = (config.temperature, config.max_tokens, config.seed)
+    facts = Facts(Target.of(engine.loaded), *asked_for, config.guide, config.guide_source)
+    limit = facts.limit
+    if limit is not None:
+        engine.loaded.guides.open(limit)  # a bad one is refused now, not once for each prompt
     with writing(config.out, facts) as writer:
-        run = _Collection(config, engine, writer, on_refused)
+        run = _Collection(config, engine, limit, writer, on_refused)
         try:
             finished = run.answer(asked, report, stop)
         finally:
@@ -95,10 +105,12 @@ class _Collection:
         self,
         config: CollectConfig,
         engine: Engine,
+        guide: Guide | None,
         writer: DataWriter,
         on_refused: Callable[[str], None],
     ) -> None:
         self._config, self._engine, self._writer = config, engine, writer
+        self._guide = guide
         self._on_refused = on_refused
         self._batch = Batch(engine, BatchConfig(config.batch, _PREFILL, kept_tokens=0))
         self._waiting: dict[Job, tuple[Prompt, str]] = {}
@@ -146,6 +158,7 @@ class _Collection:
             SamplingConfig(temperature=self._config.temperature, seed=seed),
             self._config.max_tokens,
             prompt=encoded if prompt.images else None,
+            guide=self._engine.loaded.guides.open(self._guide) if self._guide else None,
         )
 
     def _refuse(self, where: str, error: InvalidInput) -> None:

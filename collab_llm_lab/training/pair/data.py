@@ -24,9 +24,11 @@ from collab_llm_lab.training.run import locked
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.errors import InvalidInput, translate_errors
 from collab_llm_nodes.models.fingerprint import checkpoint_fingerprint
+from collab_llm_nodes.models.guide import Guide
 from collab_llm_nodes.models.loading import LoadedModel, model_folder
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.models.turns import Turn
+from collab_llm_nodes.protocols.guides import AnswerConfig, guide_from
 
 FACTS, SAMPLES, PICTURES = "data.json", "samples.jsonl", "pictures"
 _HELD_OUT_OF = 10
@@ -73,12 +75,24 @@ class Facts:
         temperature: of the answers; 0 is greedy.
         max_tokens: longest answer; longer ones are cut.
         seed: of the answers.
+        guide, guide_source: limit on their text, as ``AnswerConfig`` names it.
     """
 
     target: Target
     temperature: float
     max_tokens: int
     seed: int
+    guide: str = "none"
+    guide_source: str = ""
+
+    @property
+    def limit(self) -> Guide | None:
+        """The guide; None: any text.
+
+        Raises:
+            ConfigError, InvalidInput: there is no such guide, or its source cannot be used.
+        """
+        return guide_from(AnswerConfig(self.guide, self.guide_source), order=True)
 
 
 @dataclass(frozen=True)
@@ -344,7 +358,7 @@ def _check_target(folder: Path, known: Target, found: Target, field: str) -> Non
 
 
 def _check_asked(folder: Path, known: Facts, facts: Facts) -> None:
-    for name in ("temperature", "max_tokens", "seed"):
+    for name in ("temperature", "max_tokens", "seed", "guide", "guide_source"):
         was, now = getattr(known, name), getattr(facts, name)
         if was != now:
             raise InvalidInput(

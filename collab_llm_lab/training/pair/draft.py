@@ -27,6 +27,7 @@ from collab_llm_lab.training.pair.states import read_answer
 from collab_llm_lab.training.pair.tensor_files import TensorFiles
 from collab_llm_lab.training.run import make_stages
 from collab_llm_nodes.config import setting
+from collab_llm_nodes.decoding.sampling import masked
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ConfigError, InvalidInput
 from collab_llm_nodes.models.devices import find_device
@@ -166,10 +167,18 @@ class _Training:
                 if stop():
                     return False
                 if sample not in self._laws:
-                    law = Law.of(read_answer(engine, self._data, sample, len(sample.answer)))
+                    law = Law.of(self._guided(engine, sample))
                     self._laws.write(sample, ids=law.ids, logs=law.logs.half())
                 report("asking the target", number, len(self._data.samples), {})
         return True
+
+    def _guided(self, engine: Engine, sample: Sample) -> Tensor:
+        """Return the target's logits [tokens of the answer, V] within the answers' guide."""
+        logits = read_answer(engine, self._data, sample, len(sample.answer))
+        guide = self._data.facts.limit
+        if guide is None:
+            return logits
+        return masked(logits, engine.loaded.guides.open(guide).rows((), sample.answer[:-1]))
 
     def train(self, report: Progress, stop: Stop) -> bool:
         """Train the draft, and write it as a checkpoint."""
@@ -196,7 +205,7 @@ class _Training:
         """Decode held-out prompts with the draft as it was and as it is; write the report."""
         target = Engine(load(self._config.target))
         prompts = [self._data.prompt(sample) for sample in self._held_out[:_DECODED]]
-        most = self._data.facts.max_tokens
+        most, guide = self._data.facts.max_tokens, self._data.facts.limit
         found: dict[str, float] = {"gamma": GAMMA, "prompts": len(prompts)}
         for name, folder in (("before", self._begun), ("after", self._result)):
             draft = Engine(load(self._as_target(folder, self._config.target.dtype)))
@@ -204,7 +213,7 @@ class _Training:
             for number, prompt in enumerate(prompts, 1):
                 if stop():
                     return False
-                total.add(runner.generate(prompt, max_tokens=most).metrics)
+                total.add(runner.generate(prompt, max_tokens=most, guide=guide).metrics)
                 report(f"decoding, {name}", number, len(prompts), {"tau": total.tau})
             found |= {f"tau_{name}": total.tau, f"acceptance_{name}": total.acceptance}
         write_report(self._config.out, found)

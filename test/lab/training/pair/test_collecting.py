@@ -19,6 +19,7 @@ from collab_llm_nodes.cli import app
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.models.guide import Guide
 from collab_llm_nodes.models.loading import ModelConfig
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.models.turns import Turn
@@ -149,6 +150,20 @@ def test_answers_are_the_target_s_own(tmp_path: Path, model: str) -> None:
         right = reference.generate(loaded, encoded, SamplingConfig(), 8, engine.eos)
         assert list(sample.answer) == right
         assert sample.ended == (right[-1] in engine.eos)
+
+
+def test_answers_keep_to_a_guide(tmp_path: Path) -> None:
+    guided = config(tmp_path, numbered(tmp_path, 4), guide="choice", guide_source="left\nright")
+    assert collect(guided) == Collected(4, 0, True)
+    data, loaded = read_data(tmp_path / "data"), tiny_model("llama")
+    assert data.facts.limit == Guide("choice", "left\nright")
+    assert {loaded.decode(sample.answer) for sample in data.samples} <= {"left", "right"}
+    with pytest.raises(InvalidInput, match="guide"):
+        collect(replace(guided, guide="none", guide_source=""))
+    with pytest.raises(InvalidInput) as caught:
+        collect(replace(guided, out=tmp_path / "other", guide="regex", guide_source="("))
+    assert caught.value.field == "answer.guide"
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_stopped_or_killed_call_is_gone_on_with(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from collected_answers import collect_answers
+from safetensors.torch import load_file
 from tiny_models import tiny_folder, tiny_model
 from typer.testing import CliRunner
 
@@ -23,12 +24,11 @@ ANSWERS = 60
 
 
 def task(tmp_path: Path, architecture: str = "llama", **changed: Any) -> DraftConfig:
-    data = tmp_path / "data"
-    if not data.exists():
+    if not (tmp_path / "data").exists():
         collect_answers(tmp_path, architecture, ANSWERS)
     options: dict[str, Any] = {"layers": 2, "epochs": 8.0, "batch": 4, "learning_rate": 3e-3}
     target = ModelConfig(str(tiny_folder(architecture)))
-    return DraftConfig(target, data, tmp_path / "run", **{**options, **changed})
+    return DraftConfig(target, tmp_path / "data", tmp_path / "run", **{**options, **changed})
 
 
 @pytest.mark.parametrize(("architecture", "lora"), [("llama", 0), ("qwen2_vl", 4), ("smolvlm", 0)])
@@ -61,6 +61,20 @@ def test_a_draft_that_is_the_target_is_right_before(tmp_path: Path) -> None:
     report = train_draft(replace(config, epochs=0.1))
     assert report is not None
     assert report["acceptance_before"] == 1
+
+
+def test_a_draft_learns_what_a_guide_leaves_of_the_targets_law(tmp_path: Path) -> None:
+    collect_answers(tmp_path, "llama", ANSWERS, guide="regex", guide_source="[ab]{4}")
+    config = task(tmp_path, learning_rate=1e-2)
+    report = train_draft(config)
+    assert report is not None
+    assert report["tau_after"] >= report["tau_before"] >= 1
+    laws = [load_file(file) for file in (config.out / "laws").glob("*.safetensors")]
+    assert len(laws) == ANSWERS
+    loaded = tiny_model("llama")
+    for law in laws:
+        likely = law["ids"][:-1][law["logs"][:-1] > -torch.inf]  # the last token ends the answer
+        assert set(loaded.decode(likely.tolist())) <= {"a", "b"}
 
 
 def test_a_stopped_training_gives_the_same_draft(tmp_path: Path) -> None:
