@@ -35,8 +35,9 @@ def report_counts(report: Progress, activity: str) -> Callable[[int, int], None]
 
 
 STATE, CURVE = "state.pt", "curve.json"
-_SAVE_EVERY_S = 60.0
-"""A killed run loses at most this much."""
+_SAVE_EVERY_S, _SAVE_EVERY_SAVES = 60.0, 10
+"""A killed run loses this much, or ten times what saving takes, which may be long: a whole draft
+with a large vocabulary has a state of gigabytes."""
 _NO_STATE = (pickle.UnpicklingError, EOFError, RuntimeError, ValueError, KeyError, TypeError)
 """Errors that torch raises for a damaged file, and a learner for the state of another one."""
 
@@ -103,7 +104,8 @@ def train(
     """
     recipe = learner.recipe
     figures: dict[str, float] = {}
-    saved = started = time.monotonic()
+    started = time.monotonic()
+    due = started + _SAVE_EVERY_S
     before, first = learner.seconds, learner.step
 
     def over() -> bool:
@@ -129,9 +131,11 @@ def train(
             facts = {"step": learner.step, "seconds": learner.seconds}
             learner.curve.append({**facts, **figures, **measure()})
             report("training", learner.step, total, learner.curve[-1])
-        if now - saved > _SAVE_EVERY_S or learner.step in save_at:
+        if now > due or learner.step in save_at:
+            begun = time.monotonic()
             save(learner, run)
-            saved = now
+            saved = time.monotonic()
+            due = saved + max(_SAVE_EVERY_S, _SAVE_EVERY_SAVES * (saved - begun))
     save(learner, run)
     return over()
 

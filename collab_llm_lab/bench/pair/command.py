@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from collab_llm_lab.bench.options import measure
-from collab_llm_nodes.cli.options import JsonOption
+from collab_llm_nodes.cli.options import JsonOption, PlotOption
 
 
 def bench_pair(
@@ -26,6 +26,7 @@ def bench_pair(
     dtype: Annotated[str, typer.Option(help="Of the weights; auto: by the device.")] = "auto",
     quantization: Annotated[str, typer.Option(help="none, int8 or int4.")] = "none",
     json_file: JsonOption = None,
+    plot: PlotOption = None,
 ) -> None:
     """What was trained for pairs that are not ours, on answers that were held out."""
     from collab_llm_lab.bench.pair.measure import run_pairs
@@ -36,5 +37,6 @@ def bench_pair(
         json_file,
         folders=folders,
         answers=answers,
+        plot=plot,
         load_as=partial(target_config, device=device, dtype=dtype, quantization=quantization),
     )

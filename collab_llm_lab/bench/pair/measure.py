@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from torch import Tensor
 
+from collab_llm_lab.bench.pair.plots import plot_pairs
 from collab_llm_lab.training.pair.collecting import LIMITS
 from collab_llm_lab.training.pair.data import Data, Sample, Target, read_data
 from collab_llm_lab.training.pair.reports import REPORT
@@ -20,13 +21,28 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.interface import Feed
 from collab_llm_nodes.errors import InvalidInput, translate_errors
 from collab_llm_nodes.models.adapters import NAME
+from collab_llm_nodes.models.guide import Guide
 from collab_llm_nodes.models.loading import ModelConfig, load, with_exits
 from collab_llm_nodes.models.prompt import encode
 from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
-from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
 
-_REPORTED = ("chosen", "foreseen", "round_ms", "round_ms_without_exits")
-"""What is taken from the report of ``train exits``."""
+_EXIT_REPORT = ("chosen", "foreseen", "round_ms", "round_ms_without_exits")
+"""What is taken from the report of ``train exits``, beside the figures of all candidates."""
+FORM = Guide(
+    "json",
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {
+                "answer": {"type": "string", "maxLength": 240},
+                "sure": {"enum": ["yes", "no"]},
+            },
+            "required": ["answer", "sure"],
+            "additionalProperties": False,
+        }
+    ),
+)
+"""The form of guided answers: free text in an object, as a robot's program would ask for."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +66,14 @@ def run_pairs(
     *,
     answers: int,
     load_as: Callable[[str], ModelConfig],
+    plot: Path | None,
     console: Console,
 ) -> dict[str, Any]:
     """Measure pairs; return ``pairs``, by the names of their folders.
 
     Args:
         load_as: returns how to load the target of this path.
+        plot: is written, if given.
 
     Raises:
         InvalidInput: a folder holds no answers, or nothing that was trained on them.
@@ -74,17 +92,18 @@ def run_pairs(
             )
         pairs[folder.resolve().name] = found
         console.print(f"{folder}: {json.dumps(found)}", highlight=False, soft_wrap=True)
+    plot_pairs(pairs, plot)
     return {"pairs": pairs, "ok": True}
 
 
 def exit_figures(pair: Pair) -> dict[str, Any]:
-    """Return the agreement of the exits that pay, and what the training's report says of them.
+    """Return the agreement of the exits that pay, and what the training's report says of all.
 
     The exits run as at a verifier: in the engine, during its passes, over held-out answers.
     """
     folder = pair.folder / "exits"
-    found = _report(folder / REPORT, "exits", _REPORTED)
-    if not found:
+    report = _report(folder / REPORT, "exits", ("exits", *_EXIT_REPORT))
+    if not report:
         return {}
     agreement: dict[str, float] = {}
     if (folder / f"{NAME}.json").is_file():
@@ -92,7 +111,8 @@ def exit_figures(pair: Pair) -> dict[str, Any]:
         pair.data.check_target(Target.of(loaded))
         with closing(Engine(loaded)) as engine:
             agreement = exit_agreement(engine, pair.data, pair.held_out)
-    return {"exit_agreement": agreement, "exits": found}
+    candidates = report.pop("exits")
+    return {"exit_agreement": agreement, "exits": {**report, "candidates": candidates}}
 
 
 def exit_agreement(engine: Engine, data: Data, samples: Sequence[Sample]) -> dict[str, float]:
@@ -124,36 +144,59 @@ def _best_tokens(engine: Engine, data: Data, sample: Sample) -> tuple[Tensor, Ma
 
 
 def draft_figures(pair: Pair) -> dict[str, Any]:
-    """Return tokens per pass of the target before and after the training of the draft.
+    """Return tokens per pass of the target, and how much faster it is with the draft than alone.
 
-    And how many times as fast as the target alone the two decode, both on this device and without
-    a link. A robot's figures: ``pair check --measure``.
+    ``tau_before`` and ``tau_after`` are those of the training's report, both on the same prompts;
+    the others are measured here, with both models on this device and without a link. A robot's
+    figures: ``pair check --measure``. Answers keep to the guide of the collected ones, guided ones
+    to ``FORM``; its forced tokens cost the target no pass, with a draft or without.
     """
     folder = pair.folder / "draft"
-    report = _report(folder / REPORT, "draft", ("tau_before",))
+    report = _report(folder / REPORT, "draft", ("tau_before", "tau_after"))
     if not report:
         return {}
     target = Engine(load(pair.target))
     pair.data.check_target(Target.of(target.loaded))
     draft = Engine(load(replace(pair.target, path=str(folder / "model"), quantization="none")))
-    alone, expected = _decode(pair, plain_runner(draft, target, gamma=0))
-    both, answers = _decode(pair, plain_runner(draft, target))
+    free, guided = (_compare(pair, draft, target, guide) for guide in (pair.data.facts.limit, FORM))
     return {
         **report,
-        "tau_after": both.tau,
-        "speedup": (alone.total_s / alone.tokens) / (both.total_s / both.tokens),
-        "different_answers": sum(a != b for a, b in zip(expected, answers, strict=True)),
+        "tau": free.tau,
+        "speedup": free.speedup,
+        "guided_tau": guided.tau,
+        "guided_tau_alone": guided.tau_alone,
+        "guided_speedup": guided.speedup,
+        "different_answers": free.different + guided.different,
     }
 
 
-def _decode(pair: Pair, runner: InProcessRunner) -> tuple[EdgeCloudMetrics, list[tuple[int, ...]]]:
-    """Answer the held-out prompts greedily; return the sum of the costs, and the answers."""
-    total, answers = EdgeCloudMetrics(), []
+class _Compared(NamedTuple):
+    """Answers of the pair and of its target alone.
+
+    Attributes:
+        tau, tau_alone: tokens per pass of the target.
+        different: number of answers that are not the same.
+    """
+
+    tau: float
+    tau_alone: float
+    speedup: float
+    different: int
+
+
+def _compare(pair: Pair, draft: Engine, target: Engine, guide: Guide | None) -> _Compared:
+    """Answer the held-out prompts greedily, each with the draft and by the target alone."""
+    both, alone = EdgeCloudMetrics(), EdgeCloudMetrics()
+    runners = plain_runner(draft, target), plain_runner(draft, target, gamma=0)
+    different = 0
     for sample in pair.held_out:
-        made = runner.generate(pair.data.prompt(sample), max_tokens=pair.data.facts.max_tokens)
-        total.add(made.metrics)
-        answers.append(made.tokens)
-    return total, answers
+        prompt, most = pair.data.prompt(sample), pair.data.facts.max_tokens
+        drafted, expected = (r.generate(prompt, max_tokens=most, guide=guide) for r in runners)
+        both.add(drafted.metrics)
+        alone.add(expected.metrics)
+        different += drafted.tokens != expected.tokens
+    speedup = (alone.total_s / alone.tokens) / (both.total_s / both.tokens)
+    return _Compared(both.tau, alone.tau, speedup, different)
 
 
 def head_figures(pair: Pair) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from collab_llm_lab.training.pair.draft import DraftConfig, train_draft
 from collab_llm_lab.training.pair.exits import ExitsConfig, train_exits
 from collab_llm_lab.training.pair.heads import HeadsConfig, train_heads
 from collab_llm_lab.training.pair.reports import REPORT
+from collab_llm_lab.training.pair.speculation import GAMMA
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.models.loading import ModelConfig
 
@@ -50,6 +51,7 @@ def test_exits_agree_in_the_engine_as_the_training_has_reported(
     assert status == 0, output
     found = json.loads((tmp_path / "found.json").read_text())["pairs"]["some_pair"]
     assert found["exits"]["chosen"] == report["chosen"]
+    assert found["exits"]["candidates"] == report["exits"]
     assert found["exit_agreement"] == {
         str(layer): pytest.approx(report["exits"][str(layer)]["agreement"])
         for layer in report["chosen"]
@@ -78,12 +80,16 @@ def test_a_draft_and_heads_are_measured_with_their_target(
     assert train_draft(draft) is not None
     heads = train_heads(HeadsConfig(config.target, config.data, folder / "heads", epochs=1))
     assert heads is not None
-    status, output = bench(folder, "--answers", "4", "--json", str(tmp_path / "found.json"))
+    json_file, plot = tmp_path / "found.json", tmp_path / "found.png"
+    status, output = bench(folder, "--answers", "4", "--json", str(json_file), "--plot", str(plot))
     assert status == 0, output
-    found = json.loads((tmp_path / "found.json").read_text())["pairs"]["some_pair"]
-    assert 1 <= found["tau_after"] <= 5
-    assert found["tau_before"] >= 1
+    found = json.loads(json_file.read_text())["pairs"]["some_pair"]
+    for name in ("tau_before", "tau_after", "tau"):
+        assert 1 <= found[name] <= GAMMA + 1
+    assert 1 < found["guided_tau_alone"] <= found["guided_tau"]  # the form's braces cost no pass
     assert found["speedup"] > 0
+    assert found["guided_speedup"] > 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
     assert found["different_answers"] == 0
     assert found["heads"]["tokens_per_round"] == heads["tokens_per_round"]
 

@@ -111,6 +111,26 @@ def test_a_time_ends_a_run_whose_first_step_is_not_counted(
     assert reports[:2] == [(1, 1), (2, 8)]
 
 
+def test_a_state_that_takes_long_to_write_is_written_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, saved = [0.0], []
+
+    def advance() -> dict[str, float]:
+        clock[0] += 10.0
+        return learner.learn()
+
+    def save(learner: ModelLearner, run: Path) -> None:
+        saved.append(learner.step)
+        clock[0] += 30.0
+
+    monkeypatch.setattr(loop.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(loop, "save", save)
+    learner = Counter(steps=70)
+    assert loop.train(learner, tmp_path, advance)
+    assert saved == [7, 38, 69, 70]  # after a minute; then 5 minutes apart; and at the end
+
+
 def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(tmp_path: Path) -> None:
     learner = Counter()
 

