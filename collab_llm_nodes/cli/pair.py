@@ -128,11 +128,15 @@ def _print_sides(report: PairReport) -> None:
     table = Table("", *sides)
     for name, cell in _ROWS.items():
         table.add_row(name, *(str(cell(side) or "-") for side in sides.values()))
+    if any(side.model_type for side in sides.values()):
+        console.print(table)
+    if not any(side.memory for side in sides.values()):
+        return
     memory = Table("memory", *(f"{name}: {column}" for name in sides for column in _MEMORY))
     for kind in _TYPES:
         needs = (side.memory.get(kind) for side in sides.values())
         memory.add_row(kind, *(cell for need in needs for cell in _memory(need)))
-    console.print(table, memory)
+    console.print(memory)
 
 
 def _print_verdict(report: PairReport) -> None:
