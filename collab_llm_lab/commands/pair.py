@@ -234,6 +234,13 @@ def _show_exits(report: dict[str, Any], out: Path) -> None:
         pays = "yes" if int(layer) in report["chosen"] else ""
         table.add_row(layer, *(f"{figures[name]:.3f}" for name in columns), pays)
     console.print(table)
+    by_layer = report["exits"].items()
+    worse = [layer for layer, f in by_layer if f["agreement"] < f["agreement_fitted"]]
+    if worse:
+        _say(
+            f"after layers {', '.join(worse)} the least squares alone agreed more: try another"
+            " --out with a tenth of --learning-rate"
+        )
     with_ms, without_ms = report["round_ms"], report["round_ms_without_exits"]
     if report["chosen"]:
         _say(f"wrote {out}: a round takes {with_ms:.1f} ms, {without_ms:.1f} ms without exits")

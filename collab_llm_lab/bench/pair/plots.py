@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,14 @@ def plot_pairs(pairs: Mapping[str, Figures], file: Path | None) -> None:
     exits = {name: f["exits"]["candidates"] for name, f in pairs.items() if "exits" in f}
     panels: dict[str, Draw] = {}
     if drafts:
-        panels["drafts: tokens per pass of the target"] = lambda axis: draw_bars(axis, drafts)
+        panels["drafts: tokens per pass of the target"] = partial(_taus, drafts)
     panels |= {f"{name}: early exits": _exits(candidates) for name, candidates in exits.items()}
     draw_panels(panels, file, columns=max(1, len(panels)), size=(4.2, 3.2))
+
+
+def _taus(drafts: Mapping[str, Mapping[str, float]], axis: Any) -> None:
+    draw_bars(axis, drafts)
+    axis.set_ylim(top=1.5 * max(max(taus.values()) for taus in drafts.values()))  # for the legend
 
 
 def _exits(candidates: Mapping[str, Mapping[str, float]]) -> Draw:

@@ -299,13 +299,22 @@ def test_candidates_are_intermediate_layers(count: int) -> None:
         assert len(layers) == 7
 
 
-def test_the_command_shows_every_exit(config: ExitsConfig, tmp_path: Path) -> None:
+def command_says(config: ExitsConfig, *options: str) -> str:
     words = ["--target", config.target.path, "--data", str(config.data), "--out", str(config.out)]
-    options = ["--layers", "2,1", "--epochs", "1", "--device", "cpu", "--json"]
-    done = CliRunner().invoke(app, ["train", "exits", *words, *options, str(tmp_path / "r.json")])
+    given = [*words, "--layers", "2,1", "--epochs", "1", "--device", "cpu", *options]
+    done = CliRunner().invoke(app, ["train", "exits", *given])
     assert done.exit_code == 0, done.output
-    assert "fitted" in done.output
+    return done.output
+
+
+def test_the_command_shows_every_exit(config: ExitsConfig, tmp_path: Path) -> None:
+    assert "fitted" in command_says(config, "--json", str(tmp_path / "r.json"))
     assert list(json.loads((tmp_path / "r.json").read_text())["exits"]) == ["1", "2"]
+
+
+def test_the_command_names_exits_that_its_steps_made_worse(config: ExitsConfig) -> None:
+    said = command_says(config, "--learning-rate", "1")
+    assert "after layers 1, 2 the least squares alone agreed more" in said
 
 
 # ------------------------------------------------------------ the choice
