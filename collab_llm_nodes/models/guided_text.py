@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -34,11 +34,15 @@ _LIMITS = LLParserLimits(
     precompute_large_lexemes=False,
     verbose_errors=False,
 )
-"""A guide takes some 30 ms to read, and a few ms for a set of tokens, at most."""
+"""A guide takes some 50 ms to read, and 20 ms for a set of tokens, at most."""
 _COMPILED = 8
 """Guides that are kept compiled."""
-_MOST_FORCED = 1 << 14
-"""Longest text that a regular expression may force [characters]: llguidance has no such limit."""
+_MOST_ADDED = 1 << 10
+"""Most characters that groups and repetitions of regular expressions may add, written out.
+
+llguidance has no such limit, and its work grows with the square: to tens of ms here.
+"""
+_QUANTIFIERS = ("?", "*", "+")
 _MOST_REPEATED = 4096
 """Largest lower bound of a length in a JSON schema."""
 _LOWER_BOUNDS = ("minLength", "minItems", "minProperties")
@@ -52,8 +56,8 @@ _PARTS = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 """Parts of a regular expression, found in linear time."""
-_LEAST = re.compile(r"\s*0*([0-9]{0,9})")
-"""The lower bound of a repetition, or its first digits."""
+_BOUND = re.compile(r"0*([0-9]{1,9})")
+"""A bound of a repetition, or its first digits."""
 _JSON_FORM: Any = {
     # A choice of white space between any two parts also ends every forced text there.
     "whitespace_flexible": True,
@@ -244,15 +248,14 @@ def _grammar(guide: Guide) -> str:
         InvalidInput: it is no JSON, or forces too long a text.
     """
     if guide.kind == "regex":
-        _check_forced(guide.source)
+        _check_patterns([guide.source])
         return LLMatcher.grammar_from_regex(guide.source)
     if guide.kind == "choice":
         choices = [line.strip() for line in guide.source.splitlines() if line.strip()]
         return LLMatcher.grammar_from_regex("|".join(_literal(choice) for choice in choices))
     try:
         schema = json.loads(guide.source)
-        for node in _nodes(schema):
-            _check_schema(node)
+        _check_patterns([text for node in _nodes(schema) for text in _patterns(node)])
         return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_FORM)
     except (ValueError, RecursionError) as error:
         raise refused(f"is no JSON schema: {error}", "give a JSON schema") from error
@@ -275,47 +278,85 @@ def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
             waiting += node
 
 
-def _check_schema(node: dict[str, Any]) -> None:
-    """Refuse what could force an endless text, or change how llguidance writes JSON."""
+def _patterns(node: dict[str, Any]) -> list[str]:
+    """Return the regular expressions of an object of a schema.
+
+    Raises:
+        InvalidInput: it could force an endless text, or changes how llguidance writes JSON.
+    """
     if "x-guidance" in node:
         raise refused("x-guidance is not taken", "leave it out")
     for key in _LOWER_BOUNDS:
         if isinstance(node.get(key), int | float) and node[key] > _MOST_REPEATED:
             raise refused(f"{key} is {node[key]}", f"at most {_MOST_REPEATED}")
     patterns = node.get("patternProperties")
-    for pattern in [node.get("pattern"), *(patterns if isinstance(patterns, dict) else ())]:
-        if isinstance(pattern, str):
-            _check_forced(pattern)
+    found = [node.get("pattern"), *(patterns if isinstance(patterns, dict) else ())]
+    return [pattern for pattern in found if isinstance(pattern, str)]
 
 
-def _check_forced(pattern: str) -> None:
-    """Refuse a regular expression that may force too long a text.
+def _check_patterns(patterns: Sequence[str]) -> None:
+    """Refuse regular expressions that take too much work, or force too long a text.
 
-    ``((a{1000}){1000}){1000}`` forces a gigabyte. Lengths are estimated from above: alternatives
-    are added, and what is optional counts once, since the rest of it is forced once it has begun.
+    ``((a{1000}){1000}){1000}`` forces a gigabyte, and ``(a?){5000}a{5000}`` takes seconds to read.
     """
-    if _VERBOSE.search(pattern):
+    if any(map(_VERBOSE.search, patterns)):
         raise refused("flag x is not taken", "write the expression without comments")
-    groups, last, classes = [0], 0, 0  # lengths of open groups; of the latest part; open classes
+    if sum(map(_added, patterns)) > _MOST_ADDED:
+        raise refused(
+            f"groups and repetitions, written out, add more than {_MOST_ADDED} characters",
+            "repeat less often",
+        )
+
+
+def _added(pattern: str) -> int:
+    """Return how many characters the repetitions add, as of ``_Counted``; or enough to refuse it.
+
+    Alternatives are added, as if all were written.
+    """
+    groups, last, classes = [_NOTHING], _NOTHING, 0  # open groups; latest part; open classes
     for part in _PARTS.finditer(pattern):
         sign, repeated = part[0], part[1]
         if classes:
             classes += (sign[0] == "[") - (sign == "]")
-        elif repeated is not None:
-            times = int(_LEAST.findall(repeated)[0] or 1)
-            groups[-1] += last * (times - 1)
-            last *= times
+        elif sign in _QUANTIFIERS or repeated is not None:
+            bounds = _BOUND.findall(repeated or "")
+            again = last.again(max([1, *map(int, bounds)]))
+            groups[-1], last = groups[-1].plus(again), last.plus(again)
         elif sign == "(":
-            groups.append(0)
+            groups.append(_NOTHING)
         elif sign == ")" and len(groups) > 1:
-            last = groups.pop()
-            groups[-1] += last
+            last = groups.pop().plus(_Counted(0, 1))
+            groups[-1] = groups[-1].plus(last)
         else:
-            last = 1
-            groups[-1] += 1
+            last = _Counted(1, 0)
+            groups[-1] = groups[-1].plus(last)
             classes += sign[0] == "["
-        if groups[-1] > _MOST_FORCED:
-            raise refused(f"forces more than {_MOST_FORCED} characters", "repeat less often")
+        if groups[-1].added > _MOST_ADDED:
+            break
+    return sum(group.added for group in groups)
+
+
+class _Counted(NamedTuple):
+    """A part of a regular expression.
+
+    Attributes:
+        length: with its repetitions written out.
+        added: what they add to it; each quantifier and each group counts as one more.
+    """
+
+    length: int
+    added: int
+
+    def plus(self, other: _Counted) -> _Counted:
+        return _Counted(self.length + other.length, self.added + other.added)
+
+    def again(self, times: int) -> _Counted:
+        """Return what a quantifier of up to so many ``times`` adds to the part."""
+        length = (times - 1) * self.length
+        return _Counted(length, length + (times - 1) * self.added + 1)
+
+
+_NOTHING = _Counted(0, 0)
 
 
 def _read_tokenizer(

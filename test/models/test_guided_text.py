@@ -145,7 +145,7 @@ def test_too_much_work_for_one_answer_spoils_no_other(
 ) -> None:
     limits = LLParserLimits(initial_lexer_fuel=500_000, max_lexer_states=100)
     monkeypatch.setattr(guided_text, "_LIMITS", limits)
-    guide = Guide("regex", r"Q(\p{L}|\p{N}|\w){500}|Z(k|m)")
+    guide = Guide("regex", r"Q(\p{L}|\p{N}|\w){100}|Z(k|m)")
     text = guides.open(guide)
     heavy, light = (
         TOKENIZER(s, add_special_tokens=False)["input_ids"] for s in ("Qabcdefg" * 40, "Z")
@@ -181,6 +181,17 @@ REFUSED = {
     "another site": Guide("json", '{"$ref": "http://localhost/x.json"}'),
     "unknown keyword": Guide("json", '{"not": {"type": "string"}}'),
     "own settings": Guide("json", '{"type": "string", "x-guidance": {"item_separator": "a{9}"}}'),
+    "optional repeats": Guide("regex", "(a?){5000}a{5000}"),
+    "optional signs": Guide("regex", f"({'a?' * 4000}){'a' * 4000}"),
+    "empty alternatives": Guide("regex", "(|a)" * 2500 + "a" * 2500),
+    "many patterns": Guide(
+        "json",
+        json.dumps({"anyOf": [{"pattern": f"(a?){{300}}a{{{300 + i}}}"} for i in range(99)]}),
+    ),
+    "upper bounds": Guide("regex", "a{0,3000}a{3000}"),
+    "optional repeats in a pattern": Guide(
+        "json", '{"type":"string","pattern":"(a?){5000}a{5000}"}'
+    ),
     "a gigabyte forced": Guide("regex", "((a{1000}){1000}){1000}"),
     "spaces in repeats": Guide("regex", "(?x)((a{ 1000 , }){1000}){ 1000 }"),
     "a parenthesis in a class": Guide("regex", "(a{9999}[(]b){800}"),
