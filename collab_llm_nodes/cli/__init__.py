@@ -60,8 +60,9 @@ def _add_laboratory(group: typer.Typer) -> None:
             remedy="in the source tree: make lab, or pip install --no-deps ./collab_llm_lab",
         )
 
-    for name in LABORATORY:
-        group.command(
+    places = [(group, name) for name in LABORATORY] + [(pair.app, "collect")]
+    for place, name in places:
+        place.command(
             name,
             hidden=True,
             context_settings={"ignore_unknown_options": True, "allow_extra_args": True},

@@ -305,9 +305,11 @@ class _Inspector:
 
     def _files(self) -> None:
         """Check the weight files by their headers, if any of them is here."""
-        files = [file for file in weight_files(self._folder) if file.exists()]
+        named = weight_files(self._folder)
+        files = [file for file in named if file.exists()]
         pickled = [file for pattern in _PICKLED for file in self._folder.glob(pattern)]
-        if not files and not pickled:
+        lost = named and Path(self._config.path).is_dir()  # of a hub's model they are still to come
+        if not files and not pickled and not lost:
             self._found.notes.append("its weights are not here: sizes are of config.json")
             return
         self._found.stored = sum(file.stat().st_size for file in files)

@@ -212,6 +212,11 @@ def lose_a_shard(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(places), "utf-8")
 
 
+def lose_all_shards(folder: Path) -> None:
+    lose_a_shard(folder)
+    (folder / "model-00001-of-00002.safetensors").unlink()
+
+
 def cut_the_weights(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
@@ -251,6 +256,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
         "chat template .* never",
     ),
     "a lost shard": (lose_a_shard, "path", "00002-of-00002"),
+    "all shards lost": (lose_all_shards, "path", "00001-of-00002"),
     "weights that end early": (cut_the_weights, "path", "not a readable safetensors file"),
     "pickled weights": (pickle_the_weights, "path", "holds no safetensors"),
     "weights of another model": (edited(hidden_size=64), "path", "config.json says"),

@@ -95,6 +95,12 @@ def collect(
             finished = run.answer(asked, report, stop)
         finally:
             run.close()
+        if finished and not len(writer):
+            raise InvalidInput(
+                f"none of {len(asked)} prompts can be used",
+                field="SOURCE",
+                remedy="see the lines above; a model that reads text only takes no pictures",
+            )
         return Collected(len(writer), run.refused, finished)
 
 

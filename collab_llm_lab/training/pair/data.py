@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.errors import InvalidInput, translate_errors
 from collab_llm_nodes.models.fingerprint import checkpoint_fingerprint
 from collab_llm_nodes.models.guide import Guide
-from collab_llm_nodes.models.loading import LoadedModel, model_folder
+from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, model_folder
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.guides import AnswerConfig, guide_from
@@ -166,6 +166,18 @@ class Data:
             InvalidInput: its weights, its tokens or its chat template differ.
         """
         _check_target(self.folder, self.facts.target, target, "--data")
+
+    def check_weights(self, target: ModelConfig) -> None:
+        """Refuse the answers of a target with other weights, by its files alone.
+
+        Raises:
+            InvalidInput: as :meth:`check_target`.
+            ModelError: a file cannot be read.
+        """
+        known = self.facts.target
+        weights = checkpoint_fingerprint(model_folder(target))
+        found = replace(known, path=target.path, fingerprint=weights)
+        _check_target(self.folder, known, found, "--data")
 
     def prompt(self, sample: Sample) -> Prompt:
         """Return the prompt of ``sample`` with its pictures.

@@ -89,8 +89,8 @@ def train_draft(config: DraftConfig, stop: Stop = lambda: False) -> dict[str, fl
         config.out,
         dict(zip(STAGES, makers, strict=True)),
         options={
-            "train": "draft",
-            "target": config.target.path,
+            "out": "train draft",
+            "target": data.facts.target.fingerprint,
             **config.lasting(data),
             "draft": config.draft,
             "layers": config.layers,
@@ -100,7 +100,15 @@ def train_draft(config: DraftConfig, stop: Stop = lambda: False) -> dict[str, fl
         shown=("loss", "agreement", "held_out", "tau"),
         stop=stop,
     )
-    return read_report(config.out) if finished else None
+    if not finished:
+        return None
+    if not (config.out / "model" / "config.json").is_file():
+        raise ConfigError(
+            f"the draft that was trained, {config.out / 'model'}, is gone",
+            field="--out",
+            remedy="train it again in another folder",
+        )
+    return read_report(config.out)
 
 
 class DraftLearner(ModelLearner):
@@ -144,6 +152,7 @@ class _Training:
 
     def begin(self, report: Progress, stop: Stop) -> bool:
         """Cut the draft from the target unless it exists; refuse one that cannot learn from it."""
+        self._data.check_weights(self._config.target)
         if self._config.layers:
             write_shortened(self._config.target.path, self._config.layers, self._shortened)
         stored_type(self._begun)

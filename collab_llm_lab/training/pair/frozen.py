@@ -221,7 +221,7 @@ def train_on_states(
             config.out,
             {training.stage: training.train},
             options={
-                "train": training.stage,
+                "out": f"train {training.stage}",
                 "target": identity.fingerprint,
                 "dtype": config.target.dtype,
                 "quantization": config.target.quantization,

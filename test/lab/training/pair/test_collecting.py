@@ -203,6 +203,8 @@ def test_pictures_for_a_model_that_reads_text_are_left_out(tmp_path: Path) -> No
     (tmp_path / "room.jpg").write_bytes(scene(0))
     with pytest.raises(InvalidInput, match="this model reads text only"):
         collect(config(tmp_path, tmp_path, max_refused=4))
+    with pytest.raises(InvalidInput, match="none of 5 prompts can be used"):
+        collect(config(tmp_path, tmp_path))
 
 
 def test_the_command_says_how_many_answers_there_are(tmp_path: Path) -> None:

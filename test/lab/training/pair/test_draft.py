@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,14 @@ def test_a_draft_that_sees_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="about pictures") as caught:
         train_draft(task(tmp_path, "qwen2_vl", layers=0, draft=blind))
     assert caught.value.field == "--draft"
+
+
+def test_a_draft_that_is_gone_is_not_said_to_be_there(tmp_path: Path) -> None:
+    config = task(tmp_path, epochs=0.1)
+    assert train_draft(config)
+    shutil.rmtree(config.out / "model")
+    with pytest.raises(ConfigError, match="is gone"):
+        train_draft(config)
 
 
 @pytest.mark.parametrize("layers", [4, 9])

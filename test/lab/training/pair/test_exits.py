@@ -286,7 +286,7 @@ def test_another_training_in_the_same_folder_is_refused(
         with pytest.raises(ConfigError, match="begun with"):
             train_exits(replace(config, **changed))
     heads = HeadsConfig(config.target, config.data, config.out, config.epochs)
-    with pytest.raises(ConfigError, match="begun with 'exits', not 'heads'"):
+    with pytest.raises(ConfigError, match="begun with 'train exits', not 'train heads'"):
         train_heads(heads)
 
 
