@@ -12,34 +12,33 @@ Nothing here needs a GPU. On other devices the same code runs uncaptured, on the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from collab_llm_nodes.engine import paged_kernels
 from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Heads, Output, Rows
 from collab_llm_nodes.engine.device import OnDevice, Upload
-from collab_llm_nodes.engine.kernels import Head, ModuleLinear, is_plain
-from collab_llm_nodes.engine.paged_kernels import Activation, HeadNorms, rms_norm
+from collab_llm_nodes.engine.graphs import PAGES, Graph, SideStream
+from collab_llm_nodes.engine.kernels import Head
+from collab_llm_nodes.engine.paged_layers import Layer, Norm
 from collab_llm_nodes.engine.paged_pass import TILE, Batch, Layout, PagedPass, Span
 from collab_llm_nodes.engine.paging import PAGE, PagedCache, PagePool
 from collab_llm_nodes.engine.rotations import Rotations, positions_of
 from collab_llm_nodes.models.architectures import (
-    LayerParts,
     attention_windows,
     context_length,
     decoder_parts,
     has_plain_attention,
     layer_parts,
 )
-from collab_llm_nodes.models.devices import lacks_memory
+from collab_llm_nodes.models.devices import lacks_memory, shares_host_memory
 from collab_llm_nodes.models.loading import LoadedModel
 
 log = logging.getLogger(__name__)
@@ -52,120 +51,8 @@ _ITEMS_OF_ROW = 8
 """Items of a captured pass for each of its rows: 2,048 columns in each."""
 _ITEMS_BYTES = 64 << 20
 """Of what the items of a captured pass sum up, at most."""
-_PAGES = 1 << 14
-"""Pages that a captured pass reads at most: a million columns."""
 
-Map = Callable[[Tensor], Tensor]
 Tables = Mapping[str | None, Tensor]
-
-
-@dataclass(frozen=True)
-class Norm:
-    """An RMS norm: its gain [width], and the number under its root."""
-
-    gain: Tensor
-    epsilon: float
-
-    @classmethod
-    def of(cls, module: nn.Module) -> Norm | None:
-        """Return what ``module`` computes, found by trial; None if it is no RMS norm."""
-        weight = getattr(module, "weight", None)
-        epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-        if not isinstance(weight, Tensor) or epsilon is None:
-            return None
-        weight = weight.detach()
-        x = torch.linspace(-2.0, 3.0, 2 * weight.numel()).view(2, -1).to(weight)
-        for gain in (weight, 1 + weight.float()):  # Gemma's is around 0
-            if torch.allclose(module(x), rms_norm(x, gain, epsilon), atol=0.02, rtol=0.02):
-                return cls(gain, epsilon)
-        return None
-
-
-class Layer:
-    """One decoder layer: its maps and norms.
-
-    Raises:
-        NotImplementedError: it has another form than the pass follows.
-    """
-
-    def __init__(self, parts: LayerParts) -> None:
-        activation = _activation_of(parts.activation)
-        if not parts.norm_first or len(parts.up) != 2 or activation is None:
-            raise NotImplementedError("feed-forward part")
-        self.activation: Activation = activation
-        self.attention_norm, self.mlp_norm = _norm(parts.attention_norm), _norm(parts.mlp_norm)
-        self.out_norm = None if parts.out_norm is None else _norm(parts.out_norm)
-        self.down_norm = None if parts.down_norm is None else _norm(parts.down_norm)
-        self.head_norms = None
-        if parts.query_norm is not None and parts.key_norm is not None:
-            query, key = _norm(parts.query_norm), _norm(parts.key_norm)
-            self.head_norms = HeadNorms(query.gain, key.gain, query.epsilon)
-        self.qkv = side_by_side([parts.query, parts.key, parts.value])
-        self.out, self.down = side_by_side([parts.out]), side_by_side([parts.down])
-        self.up = side_by_side(parts.up)
-
-
-def _norm(module: nn.Module) -> Norm:
-    found = Norm.of(module)
-    if found is None:
-        raise NotImplementedError(type(module).__name__)
-    return found
-
-
-def _activation_of(function: Callable[[Tensor], Tensor]) -> Activation | None:
-    """Return the name of an activation, found by trial; None if the kernels have it not."""
-    x = torch.linspace(-6.0, 6.0, 100)
-    known: dict[Activation, Tensor] = {
-        "silu": functional.silu(x),
-        "gelu_tanh": functional.gelu(x, approximate="tanh"),
-    }
-    return next((name for name, y in known.items() if torch.allclose(function(x), y)), None)
-
-
-def side_by_side(modules: Sequence[nn.Linear]) -> Map:
-    """Return the linear maps of one input as one; their outputs stand side by side.
-
-    The modules' own weights become views of the joined one: no memory is spent twice.
-    """
-    if not all(is_plain(module) for module in modules):
-        return ModuleLinear(modules)
-    if len(modules) == 1:
-        weight, bias = modules[0].weight.detach(), modules[0].bias
-        return partial(functional.linear, weight=weight, bias=bias)
-    weight = _joined(modules)
-    if all(module.bias is None for module in modules):
-        return partial(functional.linear, weight=weight)
-    biases = [
-        weight.new_zeros(module.out_features) if module.bias is None else module.bias.detach()
-        for module in modules
-    ]
-    return partial(functional.linear, weight=weight, bias=torch.cat(biases))
-
-
-def _joined(modules: Sequence[nn.Linear]) -> Tensor:
-    """Return the weights [all out, in] of maps of one input as one."""
-    before = _joined_before(modules)
-    if before is not None:
-        return before
-    weight = torch.cat([module.weight.detach() for module in modules])
-    sizes = [module.out_features for module in modules]
-    for module, own in zip(modules, weight.split(sizes), strict=True):
-        module.weight = nn.Parameter(own, requires_grad=False)
-    return weight
-
-
-def _joined_before(modules: Sequence[nn.Linear]) -> Tensor | None:
-    """Return the joined weight that another engine on the same model has left, if there is one."""
-    first = modules[0].weight.detach()
-    width, end = first.shape[1], first.storage_offset()
-    for module in modules:
-        own = module.weight.detach()
-        same = own.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if not same or own.storage_offset() != end or own.stride() != (width, 1):
-            return None
-        end += own.numel()
-    rows = (end - first.storage_offset()) // width
-    return first.as_strided((rows, width), (width, 1))
 
 
 @dataclass(frozen=True)
@@ -191,51 +78,6 @@ class Plan:
     def rows(self) -> int:
         """Rows of the chunks."""
         return self.spans[-1].rows.stop
-
-
-class Graph:
-    """The layers of a pass with room for some rows, in segments that end at the early exits.
-
-    Args:
-        layout: of its integers.
-        x: like its hidden states [rows, hidden].
-
-    Attributes:
-        x: before the first segment its input, after the last its output.
-        states: of each exit, the hidden states [rows, hidden] at the end of its segment.
-        segments: launch one each.
-    """
-
-    def __init__(self, layout: Layout, x: Tensor, pool: PagePool) -> None:
-        self.layout = layout
-        self.x = x
-        self.states: list[Tensor] = []
-        self.segments: list[Callable[[], None]] = []
-        self._pool_tensor = pool.tensor
-        size = layout.begins[-1] + _PAGES
-        self._packed = torch.zeros(size, dtype=torch.int32, device=x.device)
-        self.batch = Batch.of(self._packed, layout, ())
-
-    def reads(self, pool: PagePool) -> bool:
-        """Return True if the pool's pages are those that were captured."""
-        return self._pool_tensor is pool.tensor
-
-    def fits(self, made: PagedPass) -> bool:
-        """Return True if there is room for a pass."""
-        needed = made.smallest
-        return (
-            needed.rows <= self.layout.rows
-            and needed.words <= self.layout.words
-            and needed.items <= self.layout.items
-            and made.pages <= _PAGES
-            and not made.spatial
-            and not made.reads_prompts
-        )
-
-    def load(self, packed: Tensor, embedded: Tensor) -> None:
-        """Set the input of the next replay."""
-        self._packed[: len(packed)].copy_(packed)
-        self.x[: len(embedded)].copy_(embedded)
 
 
 class CudaBackend:
@@ -284,7 +126,7 @@ class CudaBackend:
     def scratch_bytes(self) -> int:
         """Bytes of the captured passes, beside those that ``footprint.pass_bytes`` counts."""
         rows = BUCKETS[-1] * self._width * self._like.itemsize * (2 + len(self._exits))
-        return len(BUCKETS) * (rows + 4 * _PAGES) + 2 * _ITEMS_BYTES
+        return len(BUCKETS) * (rows + 4 * PAGES) + 2 * _ITEMS_BYTES
 
     def arrange(self, chunks: Sequence[Chunk]) -> list[int]:
         return list(range(len(chunks)))
@@ -301,7 +143,7 @@ class CudaBackend:
         """Make the pool's pages; beyond them no session grows."""
         pages = self._pool.pages + int(room // self._pool.page_bytes)
         self._pool.limit = pages
-        if self.device.type != "cpu":  # whose memory is there when it is used
+        if not shares_host_memory(self.device):  # which other processes need as well
             self._pool.grow(pages)
             self._follow_pages()
         return float(pages * self._pool.page_bytes)
@@ -416,17 +258,17 @@ class CudaBackend:
         return {kind: self._rotations.table(self._context, kind) for kind in kinds}
 
     @cached_property
-    def _side(self) -> _Side:
-        return _Side(self.device)
+    def _side(self) -> SideStream:
+        return SideStream(self.device)
 
     @torch.inference_mode()
     def capture(self) -> None:
         """Record passes of few rows in graphs; without them if that does not work here."""
         self._graphs = []
-        if self.device.type == "cuda":
-            self._memory = torch.cuda.graph_pool_handle()  # of all graphs: one runs at a time
         try:
             with self._pool.lock:
+                if self.device.type == "cuda":
+                    self._memory = torch.cuda.graph_pool_handle()  # for all: one runs at a time
                 self._pool.release(self._pool.take(1))  # the check needs one, and none may move
                 self._graphs = [self._captured(rows) for rows in reversed(BUCKETS)][::-1]
                 self._check_graph()
@@ -489,39 +331,6 @@ class CudaBackend:
         replayed, launched = found
         if not torch.allclose(replayed, launched, atol=0.05 * float(launched.std()), rtol=0.0):
             raise ArithmeticError("a replayed pass gives other logits")
-
-
-class _Side:
-    """A stream beside that of the passes, for what is read from them while they go on."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
-
-    def mark(self) -> Any:
-        """Return a mark of what the calling thread has launched so far."""
-        if self._stream is None:
-            return None
-        event = torch.cuda.Event()
-        event.record()
-        return event
-
-    def wait(self, mark: Any) -> None:
-        """Let what is launched here from now on wait for a mark."""
-        if self._stream is not None:
-            mark.wait(self._stream)
-
-    @contextmanager
-    def stream(self) -> Iterator[None]:
-        """Launch on this stream; after that, the calling thread's own waits for it."""
-        if self._stream is None:
-            yield
-            return
-        own = torch.cuda.current_stream(self._stream.device)
-        try:
-            with torch.cuda.stream(self._stream):
-                yield
-        finally:
-            own.wait_stream(self._stream)
 
 
 def _without_graph(made: PagedPass) -> Layout:

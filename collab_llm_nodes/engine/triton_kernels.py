@@ -48,13 +48,18 @@ def attend(query: Tensor, layer: Tensor, batch: Batch, heads: Heads, *, windowed
         WINDOWED=windowed,
         NO_TREE=NO_TREE,
         **sizes,
-        num_warps=4 if heads.dim <= 128 else 8,
-        num_stages=2 if heads.dim <= 128 else 1,
+        **attend_options(heads.dim),
     )
     output = torch.empty_like(query)
     group = triton.next_power_of_2(heads.shared)
     _join[rows, heads.key](sums, tops, batch.parts, output, GROUP=group, **sizes)
     return output
+
+
+def attend_options(head_dim: int) -> dict[str, int]:
+    """Return the warps of a program, and the pages it loads ahead: wide heads fill its memory."""
+    wide = head_dim > 128
+    return {"num_warps": 8 if wide else 4, "num_stages": 1 if wide else 2}
 
 
 def rotate_and_write(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -61,6 +62,12 @@ HALF_ERROR = 1.5
 
 EXIT_LAYERS = (1, 3)
 _DEVICE = FakeDevice()
+
+
+@pytest.fixture(autouse=True)
+def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its interpreter, where Triton is installed, would take minutes here."""
+    monkeypatch.setitem(sys.modules, "collab_llm_nodes.engine.triton_kernels", None)
 
 
 @pytest.fixture
@@ -248,6 +255,57 @@ def test_an_exit_waits_once_for_its_layer(
     assert len(waits) <= DOWNLOADS + EXIT_WAITS * len(EXIT_LAYERS), ledger.show(waits)
     device_wide = [entry for entry in waits if entry.name == "synchronize"]
     assert not device_wide, ledger.show(device_wide)
+
+
+def test_a_captured_pass_is_launched_whole_before_its_exits_are_judged(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without a GPU, launches stand for the replay of a graph."""
+    monkeypatch.setattr(CudaBackend, "_record", lambda self, run: run)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    engine = engine_on("qwen2", "float32", "paged")
+    engine.warm_up()
+    expected = exits(Engine(loaded_on("cpu", "qwen2", "float32")), tmp_path)
+    compare(exits(engine, tmp_path), expected, *TOLERANCES["float32"])
+    judged: list[int] = []
+    feeds = [Feed(opened(engine), words(5), lambda layer, logits: judged.append(len(reads())))]
+
+    def reads() -> list[int]:
+        return device.ledger.layer_reads
+
+    ledger = watched(device, engine, feeds)
+    assert judged[-1] == judged[-2] == len(ledger.layer_reads) > 0
+    assert len(ledger.of("upload")) <= UPLOADS, ledger.show(ledger.of("upload"))
+
+
+def test_a_gpu_without_graphs_and_triton_is_as_right(
+    device: FakeDevice, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine(loaded_on("cuda", "qwen2", "float32"))
+    engine.warm_up()
+    assert "no Triton kernels" in caplog.text
+    assert "no CUDA graphs" in caplog.text
+    right = Engine(loaded_on("cuda", "qwen2", "float32"), paged=False)
+    found, expected = (opened(each).feed(words(5)) for each in (engine, right))
+    compare([found], [expected.cpu()], *TOLERANCES["float32"])
+
+
+def test_pages_of_a_server_are_made_at_once(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_on("qwen2", "float32", "paged")
+    backend = engine._backend
+    assert isinstance(backend, CudaBackend)
+    before = device.allocated
+    monkeypatch.setattr(device, "total", before + (192 << 20))
+    room = engine.cache_room(rows=64, logits=16, pixels=0)
+    pool = backend._pool
+    assert pool.pages == pool.limit
+    assert room == pool.pages * pool.page_bytes <= 0.9 * (192 << 20)
+    assert device.allocated - before >= 0.9 * room > 0
+    with device.watch() as ledger:
+        opened(engine, tokens=300).feed(words(5))
+    assert not [e for e in ledger.of("allocation") if e.where.startswith("engine/paging")]
 
 
 @pytest.mark.parametrize("architecture", VISION)

@@ -23,6 +23,8 @@ pytest.importorskip("triton")
 
 HEADS = Heads(6, 2, 16)
 WINDOW = 40
+SHARED_BYTES = 163 << 10
+"""Of a program on an A100 or an Orin; an H100 has more."""
 
 
 @pytest.fixture(scope="module")
@@ -120,4 +122,6 @@ def test_kernels_compile_for_gpus(capability: int, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == 20
+    kernels, shared = map(int, done.stdout.split())
+    assert kernels == 32
+    assert shared <= SHARED_BYTES

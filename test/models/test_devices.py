@@ -105,11 +105,12 @@ def test_cuda_is_prepared_before_it_is_first_used(
 ) -> None:
     made: list[tuple[str | None, list[bool]]] = []
 
-    def empty(size: int, device: torch.device) -> None:
+    def ones(size: int, device: torch.device) -> torch.Tensor:
         assert device == CUDA
         made.append((os.environ.get("PYTORCH_ALLOC_CONF"), cudnn.copy()))
+        return torch.zeros(size)
 
-    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(torch, "ones", ones)
     assert devices.find_device("cuda:0") == CUDA
     assert made == [("expandable_segments:True", [False])]
 

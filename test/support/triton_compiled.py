@@ -1,12 +1,13 @@
 """Compile Triton's kernels for GPUs that are not here: it finds what the interpreter lets pass.
 
-``python triton_compiled.py CAPABILITY`` with the number of a compute capability, such as 90.
+``python triton_compiled.py CAPABILITY`` with the number of a compute capability, such as 90, prints
+the kernels, and the most shared memory that one of them takes [bytes].
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import triton
@@ -16,45 +17,51 @@ from triton.compiler import ASTSource
 from collab_llm_nodes.engine import triton_kernels as kernels
 from collab_llm_nodes.engine.paged_pass import NO_TREE
 
-_INTEGERS = dict.fromkeys(
-    ("count", "items", "pages", "limits", "lows", "bases", "words", "parts", "positions", "slots"),
-    "*i32",
-)
-_NUMBERS = {"scale": "fp32", "epsilon": "fp32", "word_stride": "i32", "sums": "*fp32"}
-_NUMBERS["tops"] = "*fp32"
-HEADS = {"HEADS": 4, "DIM": 128, "WIDE": 128}
-SHARED = {**HEADS, "SHARED": 7, "TILE": 64}
+_TYPES = {
+    **dict.fromkeys(("count", "items", "pages", "limits", "lows", "bases", "words"), "*i32"),
+    **dict.fromkeys(("parts", "positions", "slots"), "*i32"),
+    **dict.fromkeys(("sums", "tops"), "*fp32"),
+    **{"scale": "fp32", "epsilon": "fp32", "word_stride": "i32"},
+}
+_HEADS = ((7, 128), (4, 256))
+"""Query heads of a key head, and width: Qwen2-VL-7B, Gemma 3."""
 
 
-def compile_all(capability: int, dtype: str) -> int:
-    """Compile every kernel in each of its forms; return how many there are."""
-    attend = {**SHARED, "TOKENS": 9, "PAGE": 64, "NO_TREE": NO_TREE}
-    rotate = {**HEADS, "QUERIES": 28, "PAGE": 64}
-    forms: list[tuple[Any, dict[str, Any]]] = [
-        *((kernels._attend, {**attend, "WINDOWED": windowed}) for windowed in (False, True)),
-        (kernels._join, {**SHARED, "GROUP": 8}),
-        *(
-            (kernels._rotate_and_write, {**rotate, "ROTATES": rotates, "NORMS": norms})
-            for rotates, norms in ((True, False), (True, True), (False, False))
-        ),
-        *((kernels._add_norm, {"ADDS": x, "WIDTH": 3584, "WIDE": 4096}) for x in (False, True)),
-        *((kernels._gate, {"SILU": x, "WIDTH": 18944, "BLOCK": 1024}) for x in (False, True)),
-    ]
-    for kernel, constants in forms:
-        _compile(kernel, constants, capability, dtype)
-    return len(forms)
+def forms() -> Iterator[tuple[Any, dict[str, Any], dict[str, int]]]:
+    """Yield each kernel in each of its forms: its constants, and options of the compiler."""
+    for shared, dim in _HEADS:
+        heads = {"HEADS": 4, "DIM": dim, "WIDE": dim}
+        tiles = {**heads, "SHARED": shared, "TILE": 64}
+        read = {**tiles, "TOKENS": 64 // shared, "PAGE": 64, "NO_TREE": NO_TREE}
+        for windowed in (False, True):
+            yield kernels._attend, {**read, "WINDOWED": windowed}, kernels.attend_options(dim)
+        yield kernels._join, {**tiles, "GROUP": triton.next_power_of_2(shared)}, {}
+        for rotates, norms in ((True, False), (True, True), (False, False)):
+            own = {"QUERIES": 4 * shared, "PAGE": 64, "ROTATES": rotates, "NORMS": norms}
+            yield kernels._rotate_and_write, {**heads, **own}, {"num_warps": 1}
+    for switch in (False, True):
+        yield kernels._add_norm, {"ADDS": switch, "WIDTH": 3584, "WIDE": 4096}, {"num_warps": 8}
+        yield kernels._gate, {"SILU": switch, "WIDTH": 18944, "BLOCK": 1024}, {}
 
 
-def _compile(kernel: Any, constants: Mapping[str, Any], capability: int, dtype: str) -> None:
-    types = {**_INTEGERS, **_NUMBERS}
+def shared_memory(
+    kernel: Any, constants: Mapping[str, Any], options: Any, capability: int, dtype: str
+) -> int:
+    """Compile a kernel, and return the bytes of shared memory that it takes."""
     signature = {
-        name: "constexpr" if name in constants else types.get(name, f"*{dtype}")
+        name: "constexpr" if name in constants else _TYPES.get(name, f"*{dtype}")
         for name in kernel.arg_names
     }
     source = ASTSource(kernel, signature, dict(constants))
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     assert made.asm["cubin"]
+    return int(made.metadata.shared)
 
 
 if __name__ == "__main__":
-    print(sum(compile_all(int(sys.argv[1]), dtype) for dtype in ("bf16", "fp32")))
+    taken = [
+        shared_memory(*form, int(sys.argv[1]), dtype)
+        for dtype in ("bf16", "fp32")
+        for form in forms()
+    ]
+    print(len(taken), max(taken))
