@@ -48,7 +48,7 @@ def attend(query: Tensor, layer: Tensor, batch: Batch, heads: Heads, *, windowed
         WINDOWED=windowed,
         NO_TREE=NO_TREE,
         **sizes,
-        **attend_options(heads.dim),
+        **attend_options(heads.dim * query.itemsize),
     )
     output = torch.empty_like(query)
     group = triton.next_power_of_2(heads.shared)
@@ -56,9 +56,9 @@ def attend(query: Tensor, layer: Tensor, batch: Batch, heads: Heads, *, windowed
     return output
 
 
-def attend_options(head_dim: int) -> dict[str, int]:
+def attend_options(head_bytes: int) -> dict[str, int]:
     """Return the warps of a program, and the pages it loads ahead: wide heads fill its memory."""
-    wide = head_dim > 128
+    wide = head_bytes > 256
     return {"num_warps": 8 if wide else 4, "num_stages": 1 if wide else 2}
 
 
@@ -182,7 +182,7 @@ def _attend(
             read = there[:, None] & inside[None, :]
             keys = tl.load(own_page + page_at, mask=read, other=0.0)
             values = tl.load(own_page + HEADS * PAGE * DIM + page_at, mask=read, other=0.0)
-            scores = tl.dot(asked, tl.trans(keys), input_precision="ieee") * scale
+            scores = tl.dot(asked, tl.trans(keys), input_precision="tf32x3") * scale
             seen = columns[None, :] < limit[:, None]
             if base < NO_TREE:
                 bit = columns - base
@@ -199,7 +199,7 @@ def _attend(
             shrunk = tl.exp2(top - finite)
             weight = weight * shrunk + tl.sum(weights, 1)
             total = tl.dot(
-                weights.to(values.dtype), values, total * shrunk[:, None], input_precision="ieee"
+                weights.to(values.dtype), values, total * shrunk[:, None], input_precision="tf32x3"
             )
             top = higher
         out = ((number * HEADS + head) * TILE + own).to(tl.int64)

@@ -23,18 +23,20 @@ _TYPES = {
     **dict.fromkeys(("sums", "tops"), "*fp32"),
     **{"scale": "fp32", "epsilon": "fp32", "word_stride": "i32"},
 }
-_HEADS = ((7, 128), (4, 256))
-"""Query heads of a key head, and width: Qwen2-VL-7B, Gemma 3."""
+_BYTES = {"bf16": 2, "fp32": 4}
+_HEADS = {"bf16": ((7, 128), (4, 256)), "fp32": ((7, 128),)}
+"""By type of numbers: query heads of a key head, and width, of Qwen2-VL-7B and Gemma 3."""
 
 
-def forms() -> Iterator[tuple[Any, dict[str, Any], dict[str, int]]]:
+def forms(dtype: str) -> Iterator[tuple[Any, dict[str, Any], dict[str, int]]]:
     """Yield each kernel in each of its forms: its constants, and options of the compiler."""
-    for shared, dim in _HEADS:
+    for shared, dim in _HEADS[dtype]:
         heads = {"HEADS": 4, "DIM": dim, "WIDE": dim}
         tiles = {**heads, "SHARED": shared, "TILE": 64}
         read = {**tiles, "TOKENS": 64 // shared, "PAGE": 64, "NO_TREE": NO_TREE}
         for windowed in (False, True):
-            yield kernels._attend, {**read, "WINDOWED": windowed}, kernels.attend_options(dim)
+            options = kernels.attend_options(dim * _BYTES[dtype])
+            yield kernels._attend, {**read, "WINDOWED": windowed}, options
         yield kernels._join, {**tiles, "GROUP": triton.next_power_of_2(shared)}, {}
         for rotates, norms in ((True, False), (True, True), (False, False)):
             own = {"QUERIES": 4 * shared, "PAGE": 64, "ROTATES": rotates, "NORMS": norms}
@@ -62,6 +64,6 @@ if __name__ == "__main__":
     taken = [
         shared_memory(*form, int(sys.argv[1]), dtype)
         for dtype in ("bf16", "fp32")
-        for form in forms()
+        for form in forms(dtype)
     ]
     print(len(taken), max(taken))
