@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 # Before anything opens a DDS participant: stay on this machine, whatever the shell says.
 stay_on_this_machine()
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Before Triton is imported: its kernels run in Python, on tensors of the CPU.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 # A shell starts what runs in the background with SIGINT ignored, and all children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -45,6 +45,7 @@ OPTIONAL = {
     "starlette",
     "torchao",
     "torchvision",
+    "triton",
     "unitree_api",
     "unitree_go",
     "uvicorn",

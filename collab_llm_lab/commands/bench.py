@@ -9,6 +9,7 @@ from collab_llm_lab.bench.collective.command import bench_collective
 from collab_llm_lab.bench.dragon.command import bench_dragon, bench_dragon_quality
 from collab_llm_lab.bench.edge_cloud_command import bench_edge_cloud
 from collab_llm_lab.bench.engine_command import bench_engine, bench_engine_host
+from collab_llm_lab.bench.gpu.command import bench_gpu
 from collab_llm_lab.bench.guided_command import bench_guided
 from collab_llm_lab.bench.hostile.command import bench_dragon_hostile, bench_jupiter_hostile
 from collab_llm_lab.bench.jupiter.command import bench_jupiter
@@ -25,6 +26,7 @@ COMMANDS = (
     bench_engine_host,
     bench_verifier,
     bench_edge_cloud,
+    bench_gpu,
     bench_guided,
     bench_collective,
     bench_jupiter,

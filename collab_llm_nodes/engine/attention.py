@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 from operator import attrgetter, itemgetter
 
@@ -11,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from collab_llm_nodes.engine.backend import Chunk
+from collab_llm_nodes.engine.backend import Chunk, Heads
 from collab_llm_nodes.engine.blocks import Blocks
-from collab_llm_nodes.engine.cache import Copy, StaticCache, round_up
-from collab_llm_nodes.engine.device import OnDevice, Upload
+from collab_llm_nodes.engine.cache import Copy, StaticCache
+from collab_llm_nodes.engine.device import OnDevice, Upload, round_up
 from collab_llm_nodes.engine.masks import SHORT, Masks
 
 GATHERED = 2 << 20  # bytes of keys and values of one session up to which it is in a block
@@ -26,20 +25,6 @@ FEW = 4  # query rows of a head for which products may cost less than the fused 
 _SHORT = (0,)
 
 Parts = tuple[Tensor, ...]
-
-
-@dataclass(frozen=True)
-class Heads:
-    """Numbers of heads, and their width."""
-
-    query: int
-    key: int
-    dim: int
-
-    @property
-    def shared(self) -> int:
-        """Query heads per key-value head."""
-        return self.query // self.key
 
 
 def arrange(chunks: Sequence[Chunk], *, by_length: bool = True) -> list[int]:

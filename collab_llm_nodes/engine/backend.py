@@ -14,6 +14,20 @@ AfterLayer = Callable[[int, Tensor], None]
 """(layers done, hidden states [rows, hidden_size]), valid only during the call."""
 
 
+@dataclass(frozen=True)
+class Heads:
+    """Numbers of heads, and their width."""
+
+    query: int
+    key: int
+    dim: int
+
+    @property
+    def shared(self) -> int:
+        """Query heads per key-value head."""
+        return self.query // self.key
+
+
 class Cache(Protocol):
     """Keys and values of one session, by column."""
 
@@ -100,10 +114,16 @@ class Backend(Protocol):
     Attributes:
         batches: one pass takes several chunks; else they come one by one.
         session_bytes: of a session beside its columns, as seen in the last pass: recurrent states.
+        block: columns by which a cache grows.
+        scratch_bytes: that it keeps beside caches and the activations of a pass.
     """
 
     batches: bool
     session_bytes: int
+    block: int
+
+    @property
+    def scratch_bytes(self) -> int: ...
 
     def arrange(self, chunks: Sequence[Chunk]) -> list[int]:
         """Return the numbers of the chunks in the order in which a pass should take them."""
@@ -120,6 +140,12 @@ class Backend(Protocol):
         ``after_layer`` is called after each layer but the last, with the rows of all chunks in
         order; an exception ends the pass. The caches then hold what they held before ``start``.
         """
+
+    def capture(self) -> None:
+        """Prepare the passes of usual shapes, in the thread that will run them."""
+
+    def keep_room(self, room: float) -> float:
+        """Hold ``room`` more bytes for caches, if they are held in advance; return all of them."""
 
     def filled(self, keys_values: Tensor) -> Cache:
         """Return a cache that holds columns as ``Cache.parts`` gives them."""

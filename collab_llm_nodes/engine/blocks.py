@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from collab_llm_nodes.engine.backend import Chunk
-from collab_llm_nodes.engine.cache import Copy, StaticCache, round_up
+from collab_llm_nodes.engine.cache import Copy, StaticCache
+from collab_llm_nodes.engine.device import round_up
 
 KEPT_BYTES = 128 << 20
 """Bytes of idle blocks that a backend keeps: enough for the two batches of a pipeline."""

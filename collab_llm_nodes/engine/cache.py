@@ -16,12 +16,9 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from collab_llm_nodes.engine.device import round_up
+
 BLOCK = 128  # columns by which a cache grows, and below which a fork copies instead of sharing
-
-
-def round_up(number: int, step: int) -> int:
-    """Return the next multiple of ``step``."""
-    return -(-number // step) * step
 
 
 def _blocks(columns: int) -> int:

@@ -21,12 +21,15 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from collab_llm_nodes.engine.cache import round_up
-
 _ALIGNED = 16  # bytes, for vector loads of kernels
 
 OnDevice = Callable[[], Tensor]
 """Returns an array on the device; the first call of any sends all that were added."""
+
+
+def round_up(number: int, step: int) -> int:
+    """Return the next multiple of ``step``."""
+    return -(-number // step) * step
 
 
 class Upload:

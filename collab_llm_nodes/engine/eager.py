@@ -13,6 +13,7 @@ from torch.nn import functional
 from transformers import DynamicCache
 
 from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Output, Rows
+from collab_llm_nodes.engine.cache import BLOCK
 from collab_llm_nodes.engine.device import OnDevice, Upload
 from collab_llm_nodes.engine.eager_cache import EagerCache, RecurrentCache, writable
 from collab_llm_nodes.errors import ModelError
@@ -43,6 +44,8 @@ class EagerBackend:
 
     batches = False
     session_bytes = 0
+    block = BLOCK
+    scratch_bytes = 0
 
     def __init__(self, loaded: LoadedModel, vocab_size: int) -> None:
         self._loaded = loaded
@@ -169,6 +172,13 @@ class EagerBackend:
             keys, values = both[None].chunk(2, dim=1)
             cache.held.update(keys, values, number)
         return cache
+
+    def capture(self) -> None:
+        """Do nothing: every pass is launched anew."""
+
+    def keep_room(self, room: float) -> float:
+        """Return ``room``: each cache allocates its own."""
+        return room
 
     def close(self) -> None:
         """Take the hooks off the model, which others may go on using."""

@@ -17,11 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from collab_llm_nodes.engine.attention import TOGETHER
 from collab_llm_nodes.engine.backend import Backend, Output, Rows
-from collab_llm_nodes.engine.blocks import KEPT_BYTES
-from collab_llm_nodes.engine.cache import BLOCK, round_up
-from collab_llm_nodes.engine.device import Upload, stopwatch, synchronize
+from collab_llm_nodes.engine.cuda import CudaBackend
+from collab_llm_nodes.engine.device import Upload, round_up, stopwatch, synchronize
 from collab_llm_nodes.engine.eager import EagerBackend
 from collab_llm_nodes.engine.eager_cache import refuse_saving
 from collab_llm_nodes.engine.exits import ExitScorer, PassExits
@@ -72,6 +70,8 @@ class Engine:
             are kept from exit to exit; other logits are -inf. 0 scores the whole vocabulary. For
             large vocabularies, where the head costs more than the layers between two exits.
         eager: run the transformers forward, also where the hand-written loop supports the model.
+        paged: run ``cuda.CudaBackend``, on any device, unless the model's layers have another form;
+            None: on CUDA.
 
     Raises:
         ModelError: a model that encodes pictures by its own code answers otherwise in steps.
@@ -90,7 +90,14 @@ class Engine:
         device: the model's.
     """
 
-    def __init__(self, loaded: LoadedModel, *, candidates: int = 0, eager: bool = False) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        candidates: int = 0,
+        eager: bool = False,
+        paged: bool | None = None,
+    ) -> None:
         self.loaded = loaded
         self.vocab_size = loaded.vocab_size
         self.vocabulary = loaded.vocabulary
@@ -106,9 +113,7 @@ class Engine:
         self.eager = eager or not StaticBackend.supports(loaded)
         self.recurrent = is_recurrent(loaded.model.config.get_text_config())
         self.grows_trees = grows_trees(loaded, eager=self.eager)
-        self._backend: Backend = (
-            EagerBackend(loaded, self.vocab_size) if self.eager else StaticBackend(loaded, head)
-        )
+        self._backend = self._make_backend(head, paged)
         self._embedding: Tensor = loaded.model.get_input_embeddings().weight.detach()
         self.device = self._embedding.device
         self._levels = deepstack_levels(loaded.model.config)
@@ -122,6 +127,16 @@ class Engine:
                 loaded.config.path,
                 "" if self.grows_trees else "; no token trees",
             )
+
+    def _make_backend(self, head: Head, paged: bool | None) -> Backend:
+        if self.eager:
+            return EagerBackend(self.loaded, self.vocab_size)
+        if paged or paged is None and self.loaded.device.type == "cuda":
+            try:
+                return CudaBackend(self.loaded, head, self.exit_layers)
+            except NotImplementedError as error:
+                log.warning("%s runs without pages: its %s", self.loaded.config.path, error)
+        return StaticBackend(self.loaded, head)
 
     def open(self, prompt: EncodedPrompt, expected: int = 0) -> Session:
         """Start a session, see ``DecodingEngine.open``."""
@@ -164,6 +179,7 @@ class Engine:
 
     def warm_up(self, on_exit: OnExit = lambda layer, logits: None) -> None:
         """Run passes of the usual shapes, see ``ServingEngine.warm_up``."""
+        self._backend.capture()
         sessions = [self.open(self._sample()) for _ in range(2)]
         first = list(sessions[0].prompt.ids) or [0] * _WARM_PROMPT
         passes = [[Feed(session, first, on_exit, 1) for session in sessions]]
@@ -193,7 +209,9 @@ class Engine:
 
     def cache_bytes(self, tokens: int) -> int:
         """Return the bytes that a session of so many tokens takes."""
-        return round_up(tokens, BLOCK) * self._column_bytes + self._backend.session_bytes
+        return (
+            round_up(tokens, self._backend.block) * self._column_bytes + self._backend.session_bytes
+        )
 
     def cache_room(self, *, rows: int, logits: int, pixels: int) -> float:
         """Return the bytes that are free for sessions, see ``ServingEngine.cache_room``."""
@@ -201,8 +219,8 @@ class Engine:
         used = pass_bytes(
             config, dtype, rows=rows, logits=logits, columns=self.context, pixels=pixels
         )
-        blocks = KEPT_BYTES + TOGETHER  # copies of columns: idle ones, and those of a pass
-        return max(0.0, _CACHES_SHARE * (free_bytes(self.device) - used - blocks))
+        free = free_bytes(self.device) - used - self._backend.scratch_bytes
+        return self._backend.keep_room(max(0.0, _CACHES_SHARE * free))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of ``tokens`` without special ones."""
@@ -228,8 +246,9 @@ class Engine:
             after_exit: called as ``after_exit(layer, took)`` when every ``on_exit`` of the layer
                 has been called; ``took()`` waits until their logits are there, and returns the
                 seconds that they have taken. An exception it raises ends the pass and is raised.
-            check: called between two layers. An exception it raises (such as ``Cancelled``) ends
-                the pass and is raised. On an accelerator, layers queued before still run.
+            check: called between two layers, in a captured pass (``cuda.py``) at its exits only.
+                An exception it raises (such as ``Cancelled``) ends the pass and is raised. On an
+                accelerator, layers queued before still run.
 
         Returns:
             For each feed, in order, its logits [last, V], or the exception that ended it: those of

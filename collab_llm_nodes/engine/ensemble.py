@@ -33,7 +33,7 @@ def can_share_passes(engines: Sequence[Engine]) -> bool:
 
     An engine of another kind, such as one that emulates a larger model, makes its own passes.
     """
-    if not all(type(engine) is Engine and not engine.eager for engine in engines):
+    if not all(type(e) is Engine and isinstance(e._backend, StaticBackend) for e in engines):
         return False
     shapes = []
     for engine in engines:

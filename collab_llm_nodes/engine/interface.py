@@ -209,7 +209,7 @@ class ServingEngine(DecodingEngine, Protocol):
     def cache_room(self, *, rows: int, logits: int, pixels: int) -> float:
         """Return the bytes that are free for all sessions beside the largest pass.
 
-        Ask when no session is open and a first pass has been.
+        Ask once, when no session is open and a first pass has been: on a GPU they are taken then.
 
         Args:
             rows: tokens of that pass.

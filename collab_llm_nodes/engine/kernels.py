@@ -78,7 +78,7 @@ def fuse(modules: Sequence[nn.Linear]) -> Linear | ModuleLinear:
     alike. The modules' own weights become views of it: no memory is spent twice, and
     transformers' forward goes on working. (``save_pretrained`` does not: it wants whole tensors.)
     """
-    if not all(_plain(m) for m in modules):
+    if not all(is_plain(m) for m in modules):
         return ModuleLinear(modules)
     weight = _shared(modules)
     if weight is None:
@@ -114,7 +114,7 @@ def _shared(modules: Sequence[nn.Linear]) -> Tensor | None:
 
 def as_linear(module: nn.Linear) -> Linear | ModuleLinear:
     """Return a map whose weight stays where it is."""
-    if not _plain(module):
+    if not is_plain(module):
         return ModuleLinear([module])
     return Linear(module.weight.detach().t(), module.bias)
 
@@ -140,7 +140,7 @@ class Head:
 
     def some(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
         """Return the map to the logits of ``ids`` only; their weights are copied once."""
-        if not _plain(self._module):
+        if not is_plain(self._module):
             return lambda states: self(states)[:, ids]
         weight, bias = self._module.weight.detach()[ids], self._module.bias
         # In float32 a CPU needs no kernels, which would be new ones for every selection.
@@ -158,7 +158,7 @@ class Head:
 
     def _make_first(self, count: int) -> Callable[[Tensor], Tensor]:
         """Make the map to the first ``count`` logits; a small whole head has a copy of its own."""
-        if not _plain(self._module):
+        if not is_plain(self._module):
             return lambda states: self._module(states)[:, :count]
         bias = self._module.bias
         weight = self._module.weight.detach()[:count].t()
@@ -188,5 +188,6 @@ def norm_function(module: nn.Module) -> Callable[[Tensor], Tensor]:
     return rms_norm
 
 
-def _plain(module: nn.Module) -> bool:
+def is_plain(module: nn.Module) -> bool:
+    """Return True for a linear map whose weight is an ordinary tensor: not quantised."""
     return type(module) is nn.Linear and type(module.weight.detach()) is Tensor

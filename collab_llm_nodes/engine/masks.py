@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from collab_llm_nodes.engine.backend import Chunk
-from collab_llm_nodes.engine.cache import BLOCK, round_up
-from collab_llm_nodes.engine.device import OnDevice, Upload
+from collab_llm_nodes.engine.cache import BLOCK
+from collab_llm_nodes.engine.device import OnDevice, Upload, round_up
 
 SHORT = 16
 """New tokens up to which sessions attend together, and masks are views of a table."""

@@ -176,7 +176,7 @@ class Session(CachedSession):
         return self._prompt
 
     def keys_values(self) -> list[Tensor]:
-        """Return views of the cached keys and values.
+        """Return the cached keys and values, or views of them.
 
         Returns:
             One or more tensors [layers, 2 * kv_heads, some columns, head_dim], in the order of the

@@ -11,8 +11,6 @@ also needs a compiler on the robot); the transformers forward 1.0 ms. TorchScrip
 
 from __future__ import annotations
 
-import math
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -23,36 +21,29 @@ from torch import Tensor
 from torch.nn import functional
 
 from collab_llm_nodes.engine.attention import (
+    TOGETHER,
     GatheredAttention,
-    Heads,
     InPlaceAttention,
     arrange,
     group_chunks,
 )
-from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Output, Rows
-from collab_llm_nodes.engine.blocks import Blocks
-from collab_llm_nodes.engine.cache import StaticCache, round_up
+from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Heads, Output, Rows
+from collab_llm_nodes.engine.blocks import KEPT_BYTES, Blocks
+from collab_llm_nodes.engine.cache import BLOCK, StaticCache
 from collab_llm_nodes.engine.device import OnDevice, Upload
 from collab_llm_nodes.engine.kernels import Head, fuse, norm_function
 from collab_llm_nodes.engine.masks import Masks
+from collab_llm_nodes.engine.rotations import Rotations, positions_of
 from collab_llm_nodes.models.architectures import (
     DecoderParts,
     LayerParts,
-    architecture_of,
     attention_windows,
     context_length,
     decoder_parts,
+    has_plain_attention,
     layer_parts,
 )
 from collab_llm_nodes.models.loading import LoadedModel
-
-_SPECIALITIES = (
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
-    "use_bidirectional_attention",
-)
-"""Settings of a configuration, any of which the layer loop does not follow."""
-ROPE_TYPES = ("default", "linear", "llama3")  # angles that depend on the position alone
 
 
 class Layer(Protocol):
@@ -161,6 +152,8 @@ class StaticBackend:
 
     batches = True
     session_bytes = 0
+    block = BLOCK
+    scratch_bytes = KEPT_BYTES + TOGETHER  # copies of columns: idle ones, and those of a pass
     arrange = staticmethod(arrange)
 
     def __init__(self, loaded: LoadedModel, head: Head) -> None:
@@ -179,13 +172,7 @@ class StaticBackend:
         window = max((window for window in windows if window is not None), default=None)
         self._masks = Masks.on(context_length(config), self._heads.shared, self._like[:0], window)
         self._blocks = Blocks()
-        self._rotary = getattr(decoder, "rotary_emb", None)
-        # Of each layer: models whose layers rotate by different angles name them by a type.
-        several = isinstance(getattr(self._rotary, "rope_type", None), dict)
-        self._rotates = [_rotates_by(layer.self_attn, several) for layer in parts.layers]
-        # By type, [positions, 2, 1, head_dim]: cosines and sines
-        self._rotations: dict[str, Tensor] = {}
-        self._growing = threading.Lock()
+        self._rotations = Rotations(model, self._like, self._heads.dim)
         self._embed_positions = getattr(decoder, "embed_positions", None)  # OPT
         self._project_in = getattr(decoder, "project_in", None)
         self._embed_scale = getattr(model.get_input_embeddings(), "embed_scale", None)  # Gemma
@@ -203,18 +190,7 @@ class StaticBackend:
 
         Their rotations depend on the position alone.
         """
-        model, config = loaded.model, loaded.model.config.get_text_config()
-        if not architecture_of(model.config.model_type).known:
-            return False
-        rotary = getattr(model.get_decoder(), "rotary_emb", None)
-        rope_type = "default" if rotary is None else rotary.rope_type
-        rope_types = rope_type.values() if isinstance(rope_type, dict) else [rope_type]
-        return (
-            all(name in ROPE_TYPES for name in rope_types)
-            and len({window for window in attention_windows(model) if window}) <= 1
-            and all(_scales_as_usual(layer.self_attn) for layer in decoder_parts(model).layers)
-            and not any(getattr(config, name, None) for name in _SPECIALITIES)
-        )
+        return has_plain_attention(loaded.model)
 
     def new_cache(self, expected: int = 0) -> StaticCache:
         heads = self._heads
@@ -225,7 +201,7 @@ class StaticBackend:
         alone = len(chunks) == 1 and isinstance(chunks[0].positions, int)
         if alone and self._embed_positions is None:
             return Plan(chunks, groups, None)
-        return Plan(chunks, groups, upload.add(_positions(chunks)))
+        return Plan(chunks, groups, upload.add(positions_of(chunks)))
 
     def forward(self, plan: Plan, rows: Rows, after_layer: AfterLayer | None) -> list[Output]:
         return self.outputs(self.hidden(plan, rows, after_layer), plan.chunks)
@@ -259,7 +235,7 @@ class StaticBackend:
         x = self._filled_up(x)
         try:
             for number, layer in enumerate(layers):
-                rotation = rotations.get(self._rotates[number])  # SmolLM3: none in some layers
+                rotation = rotations.get(self._rotations.by_layer[number])
                 qkv = layer.before_attention(x)[:rows]
                 attended = self._attend(number, qkv, rotation, groups)
                 last = number == len(layers) - 1
@@ -296,6 +272,13 @@ class StaticBackend:
     def filled(self, keys_values: Tensor) -> StaticCache:
         return StaticCache([], keys_values.to(self._like.device))
 
+    def capture(self) -> None:
+        """Do nothing: every pass is launched anew."""
+
+    def keep_room(self, room: float) -> float:
+        """Return ``room``: each cache allocates its own."""
+        return room
+
     def close(self) -> None:
         """Do nothing: the model is as it was."""
 
@@ -303,11 +286,10 @@ class StaticBackend:
         """Turn embedded tokens into the input [rows, hidden] of the first layer."""
         if self._embed_scale is not None:
             x = x * self._embed_scale.to(x.dtype)
-        if self._rotary is not None:
+        if self._embed_positions is None:
             return x
         if self._project_in is not None:
             x = self._project_in(x)
-        assert self._embed_positions is not None
         assert plan.positions is not None
         embedded: Tensor = x + self._embed_positions(None, position_ids=plan.positions())
         return embedded
@@ -338,46 +320,22 @@ class StaticBackend:
 
     def _rotations_of(self, plan: Plan) -> dict[str | None, tuple[Tensor, ...]]:
         """Return the rotation of each type of layers; none where positions are embedded."""
-        if self._rotary is None:
-            return {}
-        kinds = {kind for kind in self._rotates if kind is not None}
-        return {kind: self._rotation(plan, kind) for kind in kinds}
+        return {kind: self._rotation(plan, kind) for kind in self._rotations.kinds}
 
     def _rotation(self, plan: Plan, kind: str) -> tuple[Tensor, ...]:
         """Return cosines and signed sines [rows, 1, head_dim], for x * cos + swapped x * sin."""
-        chunks = plan.chunks
+        chunks, rotations = plan.chunks, self._rotations
         if plan.positions is None:
             first, new = chunks[0].positions, chunks[0].new
-            return self._table(chunks[0].end, kind).narrow(0, first, new).unbind(1)
-        positions = plan.positions()
-        if positions.ndim == 2:  # M-RoPE
-            return self._angles(positions, kind).unbind(1)
-        return self._table(max([chunk.end for chunk in chunks]), kind)[positions].unbind(1)
-
-    def _table(self, columns: int, kind: str) -> Tensor:
-        """Return rotations of at least the first ``columns`` positions."""
-        table = self._rotations.get(kind)
-        if table is None or table.shape[0] < columns:
-            with self._growing:  # else a thread that needs fewer could put back a shorter one
-                table = self._rotations.get(kind)
-                if table is None or table.shape[0] < columns:
-                    positions = torch.arange(round_up(columns, 1024), device=self._like.device)
-                    table = self._angles(positions, kind)
-                    self._rotations[kind] = table
-        return table
-
-    def _angles(self, positions: Tensor, kind: str) -> Tensor:
-        """Return cosines and signed sines [k, 2, 1, head_dim] for positions [k] or [3, k]."""
-        assert self._rotary is not None
-        kinds = (kind,) if kind else ()
-        if hasattr(self._rotary, "mrope_section"):  # transformers 5.17 takes all three rows only
-            positions = positions.expand(3, -1)
-        cos, sin = self._rotary(self._like, positions[..., None, :].to(self._like.device), *kinds)
-        half = self._heads.dim // 2
-        sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
-        return torch.stack((cos.view(-1, self._heads.dim), sin.view(-1, self._heads.dim)), dim=1)[
-            :, :, None
-        ]
+            found = rotations.table(chunks[0].end, kind).narrow(0, first, new)
+        else:
+            positions = plan.positions()
+            if positions.ndim == 2:  # M-RoPE
+                found = rotations.angles(positions, kind)
+            else:
+                columns = max([chunk.end for chunk in chunks])
+                found = rotations.table(columns, kind)[positions]
+        return found[:, :, None].unbind(1)
 
     def outputs(self, x: Tensor, chunks: Sequence[Chunk]) -> list[Output]:
         """Read the rows [wanted rows, hidden] that ``hidden`` has returned."""
@@ -397,19 +355,6 @@ class StaticBackend:
         return states, self._head(states)
 
 
-def _rotates_by(attention: Any, several: bool) -> str | None:
-    """Return the type of a layer's rotation; None where it has none."""
-    if not getattr(attention, "use_rope", True):
-        return None
-    return str(attention.layer_type) if several else ""
-
-
-def _scales_as_usual(attention: Any) -> bool:
-    """Return True if scores are divided by the root of the head's width."""
-    usual = attention.head_dim**-0.5
-    return math.isclose(getattr(attention, "scaling", usual), usual)
-
-
 def _wanted(x: Tensor, chunks: Sequence[Chunk]) -> Tensor:
     """Return of the rows [rows, width] of all chunks those that are wanted."""
     if sum(chunk.keep for chunk in chunks) == x.shape[0]:
@@ -421,16 +366,3 @@ def _wanted(x: Tensor, chunks: Sequence[Chunk]) -> Tensor:
 def _joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Return the parts joined; a single part as it is."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
-
-
-def _positions(chunks: Sequence[Chunk]) -> Tensor:
-    """Return the positions of all tokens [rows]; M-RoPE's [3, rows] if any chunk has such."""
-    spelled: list[Tensor] = []
-    for chunk in chunks:
-        positions = chunk.positions
-        if isinstance(positions, int):
-            positions = torch.arange(positions, positions + chunk.new)
-        spelled.append(positions)
-    if any(positions.ndim == 2 for positions in spelled):
-        spelled = [positions.expand(3, -1) for positions in spelled]
-    return _joined(spelled, dim=-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -65,6 +66,14 @@ That of Jamba begins from empty states instead; Nemotron-H's differs by more tha
 """
 _STATES_ALONE = {"linear_attention", "conv"}  # types of layers, as configurations name them
 _STATES_BESIDE = {"hybrid", "hybrid_sliding"}
+_SPECIALITIES = (
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "use_bidirectional_attention",
+)
+"""Settings of a configuration, any of which the hand-written layer loops do not follow."""
+_ROPE_TYPES = ("default", "linear", "llama3")
+"""Rotations whose angles depend on the position alone."""
 _TAKEN = {"inputs_embeds", "position_ids", "attention_mask", "logits_to_keep"}
 
 
@@ -296,3 +305,28 @@ def attention_windows(model: Any) -> list[int | None]:
     if not any(found) and not architecture_of(model.config.model_type).known:
         return [whole] * len(layers)
     return found
+
+
+def has_plain_attention(model: Any) -> bool:
+    """Return True for known layers with plain attention, in windows of one size at most.
+
+    Their rotations depend on the position alone.
+    """
+    config = model.config.get_text_config()
+    if not architecture_of(model.config.model_type).known:
+        return False
+    rotary = getattr(model.get_decoder(), "rotary_emb", None)
+    rope_type = "default" if rotary is None else rotary.rope_type
+    rope_types = rope_type.values() if isinstance(rope_type, dict) else [rope_type]
+    return (
+        all(name in _ROPE_TYPES for name in rope_types)
+        and len({window for window in attention_windows(model) if window}) <= 1
+        and all(_scales_as_usual(layer.self_attn) for layer in decoder_parts(model).layers)
+        and not any(getattr(config, name, None) for name in _SPECIALITIES)
+    )
+
+
+def _scales_as_usual(attention: Any) -> bool:
+    """Return True if scores are divided by the root of the head's width."""
+    usual = attention.head_dim**-0.5
+    return math.isclose(getattr(attention, "scaling", usual), usual)

@@ -26,13 +26,13 @@ def find_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         prepare(device)
-        torch.empty(0, device=device)
+        torch.ones(1, device=device).add(1).cpu()  # there are kernels for it
     except (RuntimeError, AssertionError) as error:
         first_line = str(error).splitlines()[0]
         raise ModelError(
             f"device {name!r} cannot be used: {first_line}",
             field="device",
-            remedy="use cpu, or install PyTorch with CUDA and a driver",
+            remedy="use cpu, or install PyTorch with CUDA and a driver that is new enough for it",
         ) from error
     return device
 
@@ -90,6 +90,11 @@ def _available_on_host() -> float:
         return int(facts["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         return math.inf
+
+
+def is_lost(error: Exception) -> bool:
+    """Return True for an error after which this process cannot use its accelerator any more."""
+    return isinstance(error, torch.AcceleratorError) and not lacks_memory(error)
 
 
 _NO_MEMORY = (

@@ -34,6 +34,7 @@ from collab_llm_nodes.errors import (
     Replay,
     Unavailable,
 )
+from collab_llm_nodes.models.devices import is_lost
 from collab_llm_nodes.models.footprint import format_bytes
 from collab_llm_nodes.serving.metrics import ComputeMetrics
 from collab_llm_nodes.serving.scheduler import (
@@ -593,7 +594,9 @@ class _Pass:
         feeds = [part.feed for part in self.parts]
         try:
             results = self._engine.run(feeds, exits_until=exits_until, after_exit=self._post_exits)
-        except Exception as error:  # noqa: BLE001  such as no memory: it ends this pass only
+        except Exception as error:  # such as no memory: it ends this pass only
+            if is_lost(error):
+                raise
             results = [error] * len(self.parts)
         self._sleep_until(self._engine.num_layers)
         return results

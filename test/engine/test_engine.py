@@ -276,7 +276,7 @@ def test_threads_that_need_fewer_positions_leave_the_longer_table(
 ) -> None:
     backend = Engine(tiny_model("llama"))._backend
     assert isinstance(backend, StaticBackend)
-    plain, entered, release = backend._angles, threading.Event(), threading.Event()
+    plain, entered, release = backend._rotations.angles, threading.Event(), threading.Event()
 
     def angles(positions: torch.Tensor, kind: str) -> torch.Tensor:
         if len(positions) == 1024:  # the short table is held up in the making
@@ -284,12 +284,13 @@ def test_threads_that_need_fewer_positions_leave_the_longer_table(
             assert release.wait(60)
         return plain(positions, kind)
 
-    monkeypatch.setattr(backend, "_angles", angles)
+    monkeypatch.setattr(backend._rotations, "angles", angles)
     lengths: dict[int, int] = {}
-    short, long = (
-        threading.Thread(target=lambda n=n: lengths.update({n: len(backend._table(n, ""))}))  # type: ignore[misc]
-        for n in (10, 2000)
-    )
+
+    def look_up(columns: int) -> None:
+        lengths[columns] = len(backend._rotations.table(columns, ""))
+
+    short, long = (threading.Thread(target=look_up, args=(n,)) for n in (10, 2000))
     short.start()
     assert entered.wait(60)
     long.start()
@@ -298,7 +299,7 @@ def test_threads_that_need_fewer_positions_leave_the_longer_table(
     short.join(60)
     long.join(60)
     assert lengths[2000] >= 2000
-    assert len(backend._table(10, "")) >= 2000, "a shorter table took its place"
+    assert len(backend._rotations.table(10, "")) >= 2000, "a shorter table took its place"
 
 
 def test_a_closed_session_frees_its_cache() -> None:

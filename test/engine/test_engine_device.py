@@ -6,20 +6,27 @@
 from __future__ import annotations
 
 import gc
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from engine_stories import STORIES, compare, exits, logits_of, opened, results_of, words
 from fake_device import CUDA, FakeDevice, Ledger
 from tiny_models import VISION, tiny_folder, tiny_prompt
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from collab_llm_lab.random_models import random_tokenizer
+from collab_llm_nodes.engine import paged_kernels
+from collab_llm_nodes.engine.cuda import CudaBackend
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.engine.session import Feed, Session
+from collab_llm_nodes.engine.paged_kernels import Kernels
+from collab_llm_nodes.engine.session import Feed
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.loading import LoadedModel, ModelConfig, TargetConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt, encode
@@ -37,6 +44,8 @@ LAUNCHES = {"float32": 21, "bfloat16": 28}
 
 A composite operator counts once. In bfloat16 each norm is some launches more: it is not fused.
 """
+PAGED_LAUNCHES = 10
+"""The same over pages: two norms, four products, rotation, attention and its sums, and the gate."""
 ROUNDS = 64
 ATTENTIONS = 4
 """Different calls of attention in as many verifications of one length.
@@ -55,6 +64,12 @@ EXIT_LAYERS = (1, 3)
 _DEVICE = FakeDevice()
 
 
+@pytest.fixture(autouse=True)
+def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its interpreter, where Triton is installed, would take minutes here."""
+    monkeypatch.setitem(sys.modules, "collab_llm_nodes.engine.triton_kernels", None)
+
+
 @pytest.fixture
 def device() -> Iterator[FakeDevice]:
     """The fake device; models that are on it stay for other tests."""
@@ -71,135 +86,43 @@ def loaded_on(place: str, architecture: str, dtype: str, layers: int = 4) -> Loa
     return load(TargetConfig(path=folder, dtype=dtype, device=place, exit_layers=exits))
 
 
-def opened(engine: Engine, seed: int = 0, tokens: int = 0) -> Session:
-    """Return a session that holds its prompt, and then some tokens, up to ``tokens`` of both."""
-    model_type = engine.loaded.model.config.model_type
-    prompt = encode(tiny_prompt(model_type, seed), engine.loaded)
-    session = engine.open(prompt)
-    session.feed([*prompt.ids, *words(tokens - len(prompt.ids), seed)], last=0)
-    return session
-
-
-def words(count: int, seed: int = 0) -> list[int]:
-    """Return token ids that are not the prompt's."""
-    return [20 + (7 * seed + 13 * i) % 200 for i in range(count)]
-
-
 # ---------------------------------------------------------------- answers
 
 
-def chunked(engine: Engine, folder: Path) -> list[Tensor]:
-    """A prompt in three parts, of which a picture may lie in two; then greedy decoding."""
-    prompt = encode(tiny_prompt(engine.loaded.model.config.model_type), engine.loaded)
-    session = engine.open(prompt)
-    found = [session.feed(prompt.ids[begin : begin + 9]) for begin in range(0, len(prompt.ids), 9)]
-    for _ in range(6):
-        found.append(session.feed([int(found[-1][-1].argmax())]))
-    session.length -= 4
-    return [*found, session.feed(words(5)), session.feed(words(30))]
-
-
-def exits(engine: Engine, folder: Path) -> list[Tensor]:
-    """Two exit layers, in a pass of one session and in one of two."""
-    found: list[Tensor] = []
-    first, second = opened(engine), opened(engine, 1, 60)
-    found.append(first.feed(words(5), lambda layer, logits: found.append(logits), last=3))
-    feeds = [Feed(s, words(4), lambda layer, x: found.append(x)) for s in (first, second)]
-    return [*found, *results_of(engine, feeds)]
-
-
-def trees(engine: Engine, folder: Path) -> list[Tensor]:
-    session = opened(engine)
-    trunk = session.length
-    found = [session.grow(words(5), [trunk - 1, trunk - 1, trunk, trunk + 2, trunk + 1])]
-    found.append(session.grow(words(2, 1), [trunk + 3, trunk - 1]))
-    kept = session.retain(trunk + 2)
-    found.append(session.grow(words(1, 2), [kept[trunk + 3]]))
-    return [*found, session.feed(words(3))]
-
-
-def forks(engine: Engine, folder: Path) -> list[Tensor]:
-    """Forks of a long prefix, which is held once, in one pass; and forks of a short one."""
-    found: list[Tensor] = []
-    for tokens in (200, 0):
-        session = opened(engine, tokens=tokens)
-        family = [session, session.fork(), session.fork()]
-        feeds = [Feed(member, words(i + 1, i)) for i, member in enumerate(family)]
-        found += results_of(engine, feeds)
-        session.close()
-        found += results_of(engine, [Feed(member, words(2)) for member in family[1:]])
-    return found
-
-
-def together(engine: Engine, folder: Path) -> list[Tensor]:
-    """Many sessions, of several lengths and numbers of new tokens, a tree and a prompt."""
-    sessions = [opened(engine, seed, 20 * seed) for seed in range(7)]
-    found: list[Tensor] = []
-    for new in (1, 5):
-        feeds = [Feed(session, words(new + seed % 3)) for seed, session in enumerate(sessions)]
-        found += results_of(engine, feeds)
-    prompt = encode(tiny_prompt(engine.loaded.model.config.model_type, 9), engine.loaded)
-    trunk = sessions[0].length
-    feeds = [Feed(session, words(2)) for session in sessions[1:]]
-    feeds += [Feed(sessions[0], words(3), parents=[trunk - 1, trunk - 1, trunk])]
-    return [*found, *results_of(engine, [*feeds, Feed(engine.open(prompt), prompt.ids, last=1)])]
-
-
-def saved(engine: Engine, folder: Path) -> list[Tensor]:
-    session = opened(engine, tokens=50)
-    session.save(folder / "session")
-    return [engine.restore(folder / "session").feed(words(5)), session.feed(words(5))]
-
-
-def results_of(engine: Engine, feeds: Sequence[Feed]) -> list[Tensor]:
-    return logits_of(engine.run(feeds))
-
-
-def logits_of(results: Sequence[Tensor | Exception]) -> list[Tensor]:
-    """Return the results; raise the first that is an exception."""
-    found: list[Tensor] = []
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-        found.append(result)
-    return found
-
-
-def compare(found: Sequence[Tensor], expected: Sequence[Tensor], atol: float, rtol: float) -> None:
-    """Compare tensors of the device with tensors of the CPU."""
-    torch.testing.assert_close([x.cpu() for x in found], expected, atol=atol, rtol=rtol)
-
-
-STORIES = (chunked, exits, trees, forks, together, saved)
 TOLERANCES = {"float32": (5e-5, 1e-4), "bfloat16": (0.5, 0.0)}
 """Absolute and relative."""
 
 
 @pytest.mark.parametrize("story", STORIES)
 @pytest.mark.parametrize(
-    ("architecture", "eager", "dtype"),
+    ("architecture", "backend", "dtype"),
     [
-        ("qwen2", False, "float32"),
-        ("qwen2", False, "bfloat16"),
-        ("qwen2", True, "float32"),
-        ("qwen2_vl", False, "float32"),
-        ("qwen2_vl", False, "bfloat16"),
-        ("qwen2_vl", True, "bfloat16"),
-        ("qwen2_5_vl", False, "float32"),
-        ("qwen3_vl", False, "float32"),
+        ("qwen2", "paged", "float32"),
+        ("qwen2", "paged", "bfloat16"),
+        ("qwen2", "static", "float32"),
+        ("qwen2", "static", "bfloat16"),
+        ("qwen2", "eager", "float32"),
+        ("qwen2_vl", "paged", "float32"),
+        ("qwen2_vl", "paged", "bfloat16"),
+        ("qwen2_vl", "static", "float32"),
+        ("qwen2_vl", "eager", "bfloat16"),
+        ("qwen2_5_vl", "paged", "float32"),
+        ("qwen3_vl", "paged", "float32"),
+        ("qwen3_vl", "static", "float32"),
     ],
 )
 def test_answers_are_those_of_the_cpu(
     architecture: str,
-    eager: bool,
+    backend: str,
     dtype: str,
     story: Callable[[Engine, Path], list[Tensor]],
     tmp_path: Path,
 ) -> None:
     """To the last bit where the kernels are the same: in the forward pass of transformers."""
+    eager = backend == "eager"
     expected = story(Engine(loaded_on("cpu", architecture, dtype), eager=eager), tmp_path)
     with _DEVICE as device:
-        engine = Engine(loaded_on("cuda", architecture, dtype), eager=eager)
+        engine = engine_on(architecture, dtype, backend)
         assert engine.device == CUDA
         found = story(engine, tmp_path)
         assert all(device.holds(x) for x in found)
@@ -213,6 +136,7 @@ def test_candidates_of_exits_are_those_of_the_cpu(architecture: str, tmp_path: P
     expected = exits(Engine(loaded_on("cpu", architecture, "float32"), candidates=16), tmp_path)
     with _DEVICE:
         engine = Engine(loaded_on("cuda", architecture, "float32"), candidates=16)
+        assert isinstance(engine._backend, CudaBackend)
         compare(exits(engine, tmp_path), expected, *TOLERANCES["float32"])
 
 
@@ -263,15 +187,19 @@ PASSES = (one, several, tree, several_trees, forked, growing, prompts)
 
 
 @pytest.mark.parametrize("feeds_of", PASSES)
+@pytest.mark.parametrize("backend", ["paged", "static"])
 @pytest.mark.parametrize(
     ("architecture", "dtype"),
     [("qwen2", "float32"), ("qwen2", "bfloat16"), ("qwen2_vl", "bfloat16")],
 )
 def test_a_pass_copies_once_each_way_and_never_waits_between_layers(
-    device: FakeDevice, architecture: str, dtype: str, feeds_of: Callable[[Engine], list[Feed]]
+    device: FakeDevice,
+    architecture: str,
+    dtype: str,
+    backend: str,
+    feeds_of: Callable[[Engine], list[Feed]],
 ) -> None:
-    loaded = loaded_on("cuda", architecture, dtype)
-    engine = Engine(loaded)
+    engine = engine_on(architecture, dtype, backend)
     ledger = watched(device, engine, feeds_of(engine))
     uploads, downloads = ledger.of("upload"), ledger.of("download")
     assert len(uploads) <= UPLOADS, ledger.show(uploads)
@@ -283,21 +211,35 @@ def test_a_pass_copies_once_each_way_and_never_waits_between_layers(
 
 @pytest.mark.parametrize("feeds_of", [one, several, tree])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("backend", ["paged", "static"])
 def test_launches_of_a_layer(
-    device: FakeDevice, dtype: str, feeds_of: Callable[[Engine], list[Feed]]
+    device: FakeDevice, dtype: str, backend: str, feeds_of: Callable[[Engine], list[Feed]]
 ) -> None:
-    loaded = loaded_on("cuda", "qwen2", dtype)
-    engine = Engine(loaded)
+    engine = engine_on("qwen2", dtype, backend)
     ledger = watched(device, engine, feeds_of(engine))
     launches = [entry for entry in ledger.between_layers if entry.kind == "launch"]
-    assert len(launches) <= LAUNCHES[dtype] * engine.num_layers, ledger.show(launches)
+    limit = PAGED_LAUNCHES if backend == "paged" else LAUNCHES[dtype]
+    assert len(launches) <= limit * engine.num_layers, ledger.show(launches)
+
+
+def test_work_between_layers_does_not_grow_with_the_sessions(device: FakeDevice) -> None:
+    engine = engine_on("qwen2", "bfloat16", "paged")
+    few, many, trees = (
+        Counter(e.kind for e in watched(device, engine, feeds_of(engine)).between_layers)
+        for feeds_of in (one, several, several_trees)
+    )
+    assert few == many == trees
+    assert few["launch"]
 
 
 @pytest.mark.parametrize("count", [1, 4])
 @pytest.mark.parametrize("candidates", [0, 16])
-def test_an_exit_waits_once_for_its_layer(device: FakeDevice, candidates: int, count: int) -> None:
+@pytest.mark.parametrize("backend", ["paged", "static"])
+def test_an_exit_waits_once_for_its_layer(
+    device: FakeDevice, backend: str, candidates: int, count: int
+) -> None:
     """It waits for its own result, and not for the layers that were queued after it."""
-    engine = Engine(loaded_on("cuda", "qwen2", "bfloat16"), candidates=candidates)
+    engine = engine_on("qwen2", "bfloat16", backend, candidates)
     fired: list[int] = []
     feeds = [
         Feed(opened(engine, seed), words(5), lambda layer, logits: fired.append(layer))
@@ -313,6 +255,57 @@ def test_an_exit_waits_once_for_its_layer(device: FakeDevice, candidates: int, c
     assert len(waits) <= DOWNLOADS + EXIT_WAITS * len(EXIT_LAYERS), ledger.show(waits)
     device_wide = [entry for entry in waits if entry.name == "synchronize"]
     assert not device_wide, ledger.show(device_wide)
+
+
+def test_a_captured_pass_is_launched_whole_before_its_exits_are_judged(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without a GPU, launches stand for the replay of a graph."""
+    monkeypatch.setattr(CudaBackend, "_record", lambda self, run: run)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    engine = engine_on("qwen2", "float32", "paged")
+    engine.warm_up()
+    expected = exits(Engine(loaded_on("cpu", "qwen2", "float32")), tmp_path)
+    compare(exits(engine, tmp_path), expected, *TOLERANCES["float32"])
+    judged: list[int] = []
+    feeds = [Feed(opened(engine), words(5), lambda layer, logits: judged.append(len(reads())))]
+
+    def reads() -> list[int]:
+        return device.ledger.layer_reads
+
+    ledger = watched(device, engine, feeds)
+    assert judged[-1] == judged[-2] == len(ledger.layer_reads) > 0
+    assert len(ledger.of("upload")) <= UPLOADS, ledger.show(ledger.of("upload"))
+
+
+def test_a_gpu_without_graphs_and_triton_is_as_right(
+    device: FakeDevice, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine(loaded_on("cuda", "qwen2", "float32"))
+    engine.warm_up()
+    assert "no Triton kernels" in caplog.text
+    assert "no CUDA graphs" in caplog.text
+    right = Engine(loaded_on("cuda", "qwen2", "float32"), paged=False)
+    found, expected = (opened(each).feed(words(5)) for each in (engine, right))
+    compare([found], [expected.cpu()], *TOLERANCES["float32"])
+
+
+def test_pages_of_a_server_are_made_at_once(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_on("qwen2", "float32", "paged")
+    backend = engine._backend
+    assert isinstance(backend, CudaBackend)
+    before = device.allocated
+    monkeypatch.setattr(device, "total", before + (192 << 20))
+    room = engine.cache_room(rows=64, logits=16, pixels=0)
+    pool = backend._pool
+    assert pool.pages == pool.limit
+    assert room == pool.pages * pool.page_bytes <= 0.9 * (192 << 20)
+    assert device.allocated - before >= 0.9 * room > 0
+    with device.watch() as ledger:
+        opened(engine, tokens=300).feed(words(5))
+    assert not [e for e in ledger.of("allocation") if e.where.startswith("engine/paging")]
 
 
 @pytest.mark.parametrize("architecture", VISION)
@@ -342,6 +335,35 @@ def watched(device: FakeDevice, engine: Engine, feeds: list[Feed]) -> Ledger:
     return ledger
 
 
+def engine_on(architecture: str, dtype: str, backend: str, candidates: int = 0) -> Engine:
+    """Return an engine on the fake device; each of the kernels for GPUs counts as what it is."""
+    loaded = loaded_on("cuda", architecture, dtype)
+    eager, paged = backend == "eager", backend == "paged"
+    engine = Engine(loaded, candidates=candidates, eager=eager, paged=paged)
+    if paged:
+        assert isinstance(engine._backend, CudaBackend)
+        engine._backend._kernels = Kernels(
+            launched(paged_kernels.attend, "attend", "join"),
+            launched(paged_kernels.rotate_and_write, "rotate"),
+            launched(paged_kernels.add_norm, "norm"),
+            launched(paged_kernels.gate, "gate"),
+        )
+    return engine
+
+
+def launched(operation: Callable[..., Tensor], *kernels: str) -> Callable[..., Tensor]:
+    """Return an operation of plain torch that counts as launches of so many kernels."""
+
+    def run(*args: Any, **kwargs: Any) -> Tensor:
+        with _DEVICE.watch():
+            result = operation(*args, **kwargs)
+        for kernel in kernels:
+            _DEVICE.note("launch", kernel)
+        return result
+
+    return run
+
+
 def take_back(feeds: Sequence[Feed]) -> None:
     """Roll the sessions back to where they were before a pass."""
     for feed in feeds:
@@ -354,7 +376,7 @@ def take_back(feeds: Sequence[Feed]) -> None:
 @pytest.mark.parametrize("kind", ["chain", "tree", "sessions"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_masks_are_aligned_at_every_length(device: FakeDevice, dtype: str, kind: str) -> None:
-    engine = Engine(loaded_on("cuda", "qwen2", dtype, layers=2))
+    engine = Engine(loaded_on("cuda", "qwen2", dtype, layers=2), paged=False)
     session, other = opened(engine), opened(engine, 1, 40)
     with device.watch() as ledger:
         for _ in range(64):
@@ -387,7 +409,7 @@ def test_masks_are_aligned_at_every_length(device: FakeDevice, dtype: str, kind:
 @pytest.mark.parametrize("count", [1, 4])
 def test_verifications_need_few_plans_of_attention(device: FakeDevice, count: int) -> None:
     """Each round feeds five tokens to each session and takes some of them back."""
-    engine = Engine(loaded_on("cuda", "qwen2", "bfloat16", layers=2))
+    engine = Engine(loaded_on("cuda", "qwen2", "bfloat16", layers=2), paged=False)
     sessions = [opened(engine, seed) for seed in range(count)]
     with device.watch() as ledger:
         for turn in range(ROUNDS):
@@ -460,7 +482,7 @@ def fresh(feeds: Sequence[Feed]) -> list[Tensor]:
 
 
 def test_a_cache_that_cannot_grow_ends_its_own_feed_only(device: FakeDevice) -> None:
-    engine = Engine(loaded_on("cuda", "qwen2", "float32"))
+    engine = Engine(loaded_on("cuda", "qwen2", "float32"), paged=False)
     sessions = [opened(engine, seed, length) for seed, length in enumerate((30, 126, 60))]
     expected = fresh([Feed(session.fork(), words(5)) for session in sessions])
     device.fail_when = lambda entry: entry.where.startswith("engine/cache.py")
@@ -475,7 +497,7 @@ def test_a_cache_that_cannot_grow_ends_its_own_feed_only(device: FakeDevice) -> 
 
 
 def test_a_pass_that_is_too_large_is_run_in_halves(device: FakeDevice) -> None:
-    engine = Engine(loaded_on("cuda", "qwen2", "float32"))
+    engine = Engine(loaded_on("cuda", "qwen2", "float32"), paged=False)
     feeds = [Feed(opened(engine, seed, 40), words(5)) for seed in range(8)]
     expected = fresh(feeds)
     limit = largest(watched(device, engine, feeds))
@@ -489,7 +511,7 @@ def test_a_pass_that_is_too_large_is_run_in_halves(device: FakeDevice) -> None:
 
 def test_a_feed_that_is_too_large_alone_ends_alone(device: FakeDevice) -> None:
     """Its exception holds no memory, and its session goes on."""
-    engine = Engine(loaded_on("cuda", "qwen2", "float32"))
+    engine = Engine(loaded_on("cuda", "qwen2", "float32"), paged=False)
     small = [Feed(opened(engine, seed, 40), words(2)) for seed in range(3)]
     large = Feed(opened(engine, 3, 40), words(64))
     expected = fresh([*small, large])

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.models import devices
 
 CUDA = torch.device("cuda:0")
@@ -104,11 +105,12 @@ def test_cuda_is_prepared_before_it_is_first_used(
 ) -> None:
     made: list[tuple[str | None, list[bool]]] = []
 
-    def empty(size: int, device: torch.device) -> None:
+    def ones(size: int, device: torch.device) -> torch.Tensor:
         assert device == CUDA
         made.append((os.environ.get("PYTORCH_ALLOC_CONF"), cudnn.copy()))
+        return torch.zeros(size)
 
-    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(torch, "ones", ones)
     assert devices.find_device("cuda:0") == CUDA
     assert made == [("expandable_segments:True", [False])]
 
@@ -147,3 +149,37 @@ def test_torch_reads_the_setting_after_it_has_been_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "max_split_size_mb:77"
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (torch.AcceleratorError("CUDA error: unspecified launch failure"), True),
+        (torch.AcceleratorError("CUDA error: out of memory"), False),
+        (torch.OutOfMemoryError("CUDA out of memory"), False),
+        (RuntimeError("shapes differ"), False),
+    ],
+)
+def test_errors_after_which_a_device_is_of_no_use(error: Exception, lost: bool) -> None:
+    assert devices.is_lost(error) is lost
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("The NVIDIA driver on your system is too old (found version 11040)."),
+        torch.AcceleratorError("CUDA error: no kernel image is available for execution"),
+        torch.AcceleratorError("CUDA error: all CUDA-capable devices are busy or unavailable"),
+    ],
+)
+def test_a_device_that_computes_nothing_is_refused(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(*sizes: int, device: torch.device) -> torch.Tensor:
+        raise error
+
+    monkeypatch.setattr(torch, "ones", fails)
+    with pytest.raises(ModelError, match="cannot be used") as refused:
+        devices.find_device("cuda")
+    assert str(error) in str(refused.value)
+    assert "driver" in refused.value.remedy

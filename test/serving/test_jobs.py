@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 from fake_models import VOCABULARY, FakeEngine, as_engine, encode
 from torch import Tensor
 
@@ -270,6 +271,25 @@ def test_an_engine_that_cannot_begin_is_a_failure_of_the_server() -> None:
     assert failed.wait(WAIT_S)
     caller = Caller("late")
     compute.open(caller, Generation(engine, "late", 2))
+    assert caller.next().code == "UNAVAILABLE"
+    assert compute.stop(WAIT_S)
+
+
+def test_a_lost_device_is_a_failure_of_the_server() -> None:
+    """In mid-answer: a supervisor starts the process again, and clients know that they may."""
+
+    class Lost(FakeEngine):
+        def run(self, feeds: Any, **options: Any) -> Any:
+            raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+
+    failed = threading.Event()
+    engine = Lost(1)
+    compute = Compute(
+        as_engine(engine), batch=BatchConfig(), max_sessions=2, on_failure=failed.set, name="toy"
+    )
+    caller = Caller("first")
+    compute.open(caller, Generation(engine, "first", 2))
+    assert failed.wait(WAIT_S)
     assert caller.next().code == "UNAVAILABLE"
     assert compute.stop(WAIT_S)
 

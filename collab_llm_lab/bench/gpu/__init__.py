@@ -4,6 +4,7 @@
 | --- | --- |
 | ``environment.py`` | packages and room that the steps need |
 | ``runner.py`` | the steps, and the parent: limits, JSON and table |
+| ``command.py`` | ``collab-llm bench gpu`` |
 | ``worker.py`` | the child that runs the steps |
 | ``lab.py`` | the argument of each step: sizes, device, models, the report |
 | ``forms.py`` | the two sizes of everything: true configurations, and tiny ones |

@@ -15,7 +15,7 @@ from collab_llm_lab.bench.gpu.runner import STEPS, Step
 from collab_llm_lab.bench.gpu.worker import true_or_tiny
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the steps that are asked for; 1 if one of them failed, or none ran."""
     parser = argparse.ArgumentParser(
         prog="gpu_check",
@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument(
         "--wheels", metavar="DIR", default=".whl", help="installed for this run (scripts/gpu_check)"
     )
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.needs:
         environment.print_needs()
         return 0

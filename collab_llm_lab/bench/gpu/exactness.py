@@ -14,8 +14,6 @@ from collab_llm_lab.bench.gpu.hardware import distance, worst
 from collab_llm_lab.bench.gpu.lab import Lab, fewer_layers
 from collab_llm_lab.bench.gpu.transformers_peer import full_pass, generate
 from collab_llm_lab.bench.lossless.check import rounding
-from collab_llm_nodes.engine.attention import GATHERED
-from collab_llm_nodes.engine.cache import BLOCK
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.engine.stage import Stage, StageFeed, StageSession
@@ -28,7 +26,7 @@ LIMIT = 1e-4
 ROWS = (1, 5, 64)
 """Rows of the passes whose rounding is compared."""
 SHORT = (5, 9, 14, 20)
-"""Tokens of prompts whose sessions attend in one call; longer ones attend each in its own cache."""
+"""Tokens of short prompts: all columns of a session lie in one page."""
 FORCED = 64
 """Tokens that are read in passes of so many rows."""
 TIMES_AS_FAR = 1.5
@@ -40,7 +38,7 @@ def exact(lab: Lab) -> None:
     # Equal seeds, equal weights. The engine rearranges its own.
     peer = lab.build(lab.form.small, "float32")
     loaded = lab.held(lab.form.small, "float32")
-    engine = Engine(loaded)
+    engine = lab.engine(loaded)
     text, shown = lab.text(48), lab.shown(loaded)
     lab.figure("picture_tokens", len(shown.ids))
     for name, prompt in (("text", text), ("picture", shown)):
@@ -51,6 +49,7 @@ def exact(lab: Lab) -> None:
     short = [lab.text(tokens) for tokens in SHORT]
     lab.attempt("short sessions", partial(_together, lab, "short", engine, short, 0))
     lab.attempt("forks", partial(_forks, lab, engine))
+    lab.attempt("buckets", partial(_buckets, lab, engine))
 
 
 def _answers(lab: Lab, name: str, engine: Engine, peer: LoadedModel, prompt: EncodedPrompt) -> None:
@@ -147,10 +146,6 @@ def _together(
         prompt = prompts[number % len(prompts)]
         sessions.append(engine.open(prompt))
         sessions[-1].feed((*prompt.ids, *lab.ids(more * number, seed=number)), last=0)
-    column = engine.cache_bytes(BLOCK) // BLOCK
-    if name == "short":
-        most = max(session.length for session in sessions) + 5
-        lab.verdict("short sessions attend in one call", most * column <= GATHERED, columns=most)
     _compare(lab, f"8 {name} sessions in one pass", engine, sessions)
 
 
@@ -159,6 +154,39 @@ def _forks(lab: Lab, engine: Engine) -> None:
     first = engine.open(lab.text(0))
     first.feed(lab.ids(200, seed=6), last=0)
     _compare(lab, "forks in one pass", engine, [first, first.fork(), first.fork()])
+
+
+def _buckets(lab: Lab, engine: Engine) -> None:
+    """Compare passes of one bucket of rows, to the last bit, launched one by one and from a graph.
+
+    The pass that all sessions share has as many rows as that of one session and a filler.
+    """
+    for how in ("launched one by one", "from a graph"):
+        sessions = [engine.open(lab.text(0)) for _ in range(4)]
+        for number, session in enumerate(sessions):
+            session.feed(lab.ids(40 + 150 * number, seed=number), last=0)
+        feeds = [Feed(session, lab.ids(4, seed=number)) for number, session in enumerate(sessions)]
+        together = _logits(engine, feeds)
+        filler = Feed(engine.open(lab.text(0)), lab.ids(12, seed=9))
+        same = [
+            torch.equal(_logits(engine, [feed, filler])[0], own)
+            for feed, own in zip(feeds, together, strict=True)
+        ]
+        lab.verdict(f"a row in a bucket, {how}, is as in another pass", all(same), same=same)
+        for feed in (*feeds, filler):
+            feed.session.close()
+        engine.warm_up()
+
+
+def _logits(engine: Engine, feeds: Sequence[Feed[Session]]) -> list[Tensor]:
+    """Return the logits of a pass, and take its tokens back."""
+    found: list[Tensor] = []
+    for feed, result in zip(feeds, engine.run(feeds), strict=True):
+        if isinstance(result, Exception):
+            raise result
+        found.append(result)
+        feed.session.length -= len(feed.ids)
+    return found
 
 
 def _compare(lab: Lab, name: str, engine: Engine, sessions: Sequence[Session]) -> None:
@@ -194,7 +222,7 @@ def stages(lab: Lab) -> None:
         size = sum(file.stat().st_size for file in Path(folder).iterdir())
         lab.figure("checkpoint_gib", size / 2**30)
         config = ModelConfig(path=folder, device=str(lab.device))
-        whole = Engine(load(config))
+        whole = lab.engine(load(config))
         parts = Stage(config, 0, 2), Stage(config, 2, 4)
     prompt, ids = lab.text(48), lab.ids(5, seed=1)
     session = whole.open(prompt)
@@ -240,7 +268,7 @@ def precision(lab: Lab) -> None:
     top = right.topk(2).values
     lab.figure("transformers", {"error": limit, "flips": int((theirs.argmax(-1) != best).sum())})
     lab.figure("smallest_gap", float((top[:, 0] - top[:, 1]).min()))
-    engine = Engine(loaded)
+    engine = lab.engine(loaded)
     session = engine.open(prompt)
     session.feed(prompt.ids, last=0)
     by_rows: dict[int, Tensor] = {}

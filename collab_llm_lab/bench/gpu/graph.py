@@ -15,7 +15,6 @@ from collab_llm_lab.bench.gpu.hardware import distance
 from collab_llm_lab.bench.gpu.lab import Lab
 from collab_llm_lab.bench.gpu.speed import filled, limit
 from collab_llm_lab.bench.gpu.timing import timed
-from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.architectures import LayerParts, decoder_parts, layer_parts
 from collab_llm_nodes.models.loading import LoadedModel
 
@@ -27,7 +26,7 @@ CAPTURABLE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBac
 def graph(lab: Lab) -> None:
     """Time a plain layer loop over fixed tensors, captured in a CUDA graph; on a CPU as it is."""
     loaded = lab.held(lab.form.large, "bfloat16")
-    engine = Engine(loaded)
+    engine = lab.engine(loaded)
     peer = lab.build(lab.form.large, "bfloat16")  # weights as [out, in]
     limit_ms = limit(lab, loaded)
     lab.figure("captured", lab.cuda)

@@ -119,7 +119,7 @@ def attention(lab: Lab) -> None:
     exact = lab.build(sizes, "bfloat16")
     exact.model.float()
     prompt = lab.text(max(LENGTHS) + DRAFT)
-    engine = Engine(loaded)
+    engine = lab.engine(loaded)
     usual = _by_length(lab, engine, prompt.ids)
     errors = []
     for length in LENGTHS:

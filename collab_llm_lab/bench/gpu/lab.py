@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from collab_llm_lab.bench.gpu.forms import SPECIAL, Form, Sizes
+from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.loading import DTYPES, LoadedModel, ModelConfig
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, encode
@@ -115,6 +116,10 @@ class Lab:
             self.give_up()
             self._held = (sizes, dtype), self.build(sizes, dtype)
         return self._held[1]
+
+    def engine(self, loaded: LoadedModel, candidates: int = 0) -> Engine:
+        """Return the engine of GPUs; on a CPU its code runs as well, without kernels and graphs."""
+        return Engine(loaded, candidates=candidates, paged=True)
 
     def give_up(self) -> None:
         """Give up the model that is held."""

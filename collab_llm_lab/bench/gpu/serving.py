@@ -34,7 +34,7 @@ def serving(lab: Lab) -> None:
     rounds a batch in another way. In float32 none may differ.
     """
     loaded = lab.held(lab.form.large, "bfloat16" if lab.cuda else "float32")
-    engine = Engine(loaded)
+    engine = lab.engine(loaded)
     engine.eos = frozenset()  # answers of one length
     texts = [" ".join(str(i) for i in lab.ids(WORDS, seed)) for seed in range(SCRIPTS)]
     answers = _answers(engine, texts, lab.form.answer)

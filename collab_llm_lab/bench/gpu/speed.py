@@ -40,15 +40,20 @@ LAWS = {
 def passes(lab: Lab) -> None:
     """Time the large model's passes in bfloat16, from the call until the device has finished."""
     loaded = lab.held(lab.form.large, "bfloat16")
-    engine = Engine(loaded)
+    engine = lab.engine(loaded)
     limit_ms = limit(lab, loaded)
     lab.figure("bandwidth_limit_ms", limit_ms)
     session = filled(lab, engine)
 
-    def verify(rows: int) -> None:
+    def verify(rows: int, how: str = "") -> None:
         found = timed(lab.device, again(session, lab.ids(rows)), lab.form.repeats)
-        lab.figure(f"{rows} rows", {**found, "bandwidth_share": limit_ms / found["ms"]})
+        lab.figure(f"{rows} rows{how}", {**found, "bandwidth_share": limit_ms / found["ms"]})
 
+    for rows in VERIFIED:
+        lab.attempt(f"{rows} rows", partial(verify, rows, ", launched one by one"))
+    session.close()
+    engine.warm_up()  # captures the passes of few rows
+    session = filled(lab, engine)
     for rows in VERIFIED:
         lab.attempt(f"{rows} rows", partial(verify, rows))
     session.close()
@@ -114,7 +119,8 @@ def _exits(lab: Lab, loaded: LoadedModel) -> None:
         "candidates": (CANDIDATES, fetch),
     }
     for name, (candidates, on_exit) in variants.items():
-        engine = Engine(loaded, candidates=candidates)
+        engine = lab.engine(loaded, candidates)
+        engine.warm_up()
         session = filled(lab, engine)
         call = again(session, lab.ids(DRAFTED), on_exit=on_exit)
         lab.figure(f"exits: {name}", timed(lab.device, call, lab.form.repeats))
@@ -125,7 +131,8 @@ def _exits(lab: Lab, loaded: LoadedModel) -> None:
 def generation(lab: Lab) -> None:
     """Decode an answer with the engine and with transformers' ``generate``, equal weights."""
     loaded = lab.held(lab.form.large, "bfloat16")
-    engine, limit_ms = Engine(loaded), limit(lab, loaded)
+    engine, limit_ms = lab.engine(loaded), limit(lab, loaded)
+    engine.warm_up()
     peer = lab.build(lab.form.large, "bfloat16")  # the engine has rearranged its own
     prompt, tokens = lab.text(lab.form.filled), lab.form.answer
     calls: dict[str, Callable[[], list[int]]] = {
@@ -168,8 +175,9 @@ def again(
 
 def drafting(lab: Lab) -> None:
     """Draft with the small model in bfloat16: passes, laws, draws and bookkeeping together."""
-    engine = Engine(lab.held(lab.form.small, "bfloat16"))
+    engine = lab.engine(lab.held(lab.form.small, "bfloat16"))
     engine.eos = frozenset()  # drafts of one length
+    engine.warm_up()
     repeats = max(3, lab.form.repeats // 4)
     for name, sampling in LAWS.items():
         drafter = Drafter(engine, lab.text(lab.form.filled), sampling)

@@ -21,7 +21,7 @@ _COPIES = ("memcpy", "Memcpy", "_to_copy", "aten::copy_")
 
 def memory(lab: Lab) -> None:
     """Open, fill and close many sessions; allocated memory must be the same after."""
-    engine = Engine(lab.held(lab.form.large, "bfloat16"))
+    engine = lab.engine(lab.held(lab.form.large, "bfloat16"))
     _come_and_go(lab, engine, lab.form.opened)  # the engine keeps the memory of the longest one
     before = _held(lab)
     for extra in range(lab.form.opened):
@@ -60,7 +60,13 @@ def _held(lab: Lab) -> dict[str, int]:
 
 def launches(lab: Lab) -> None:
     """Count kernels, copies and waits of passes of 1 and 5 rows; operators on a CPU."""
-    engine = Engine(lab.held(lab.form.large, "bfloat16"))
+    engine = lab.engine(lab.held(lab.form.large, "bfloat16"))
+    _count(lab, engine, ", launched one by one")
+    engine.warm_up()
+    _count(lab, engine, "")
+
+
+def _count(lab: Lab, engine: Engine, how: str) -> None:
     session = filled(lab, engine)
     for rows in (1, DRAFTED):
         call = again(session, lab.ids(rows))
@@ -73,7 +79,7 @@ def launches(lab: Lab) -> None:
         kernels = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
         busy_ms = sum(e.self_device_time_total for e in kernels) / 1e3
         lab.figure(
-            f"{rows} rows",
+            f"{rows} rows{how}",
             {
                 "ms": took_ms,
                 "operators": sum(e.count for e in events if e.key.startswith("aten::")),
