@@ -1,0 +1,281 @@
+"""Sessions at a stock server: the client that takes the place of ``VerifierClient``.
+
+Each session's stream is a loop over one inbox: drafts of the session link and results of requests
+go into ``StockSession``, whose actions are requests and verdicts. A lost server is found by a
+failed request; when it is back it is checked again, and the link opens the stream again with the
+confirmed tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.errors import CollabError, ModelError, ProtocolError, Unavailable
+from collab_llm_nodes.models.vocabulary import check_same
+from collab_llm_nodes.protocols.edge_cloud.messages import (
+    Draft,
+    Open,
+    Opened,
+    ServerMessage,
+    Verdict,
+)
+from collab_llm_nodes.protocols.edge_cloud.sessions import (
+    LinkStatus,
+    Outbox,
+    SessionClient,
+    SessionHandle,
+)
+from collab_llm_nodes.protocols.edge_cloud.stock.http import StockHttp
+from collab_llm_nodes.protocols.edge_cloud.stock.reference import Reference
+from collab_llm_nodes.protocols.edge_cloud.stock.server import (
+    Facts,
+    ServedPrompt,
+    StockServer,
+    check_law,
+    laws_of,
+)
+from collab_llm_nodes.protocols.edge_cloud.stock.session import (
+    Action,
+    Score,
+    StockSession,
+    Stream,
+)
+from collab_llm_nodes.protocols.edge_cloud.stock.settings import OURS, TargetLinkConfig
+from collab_llm_nodes.protocols.edge_cloud.stock.sglang import SglangServer
+from collab_llm_nodes.protocols.edge_cloud.stock.vllm import VllmServer
+from collab_llm_nodes.protocols.edge_cloud.verifier_client import VerifierClient
+from collab_llm_nodes.transport.background import within
+from collab_llm_nodes.transport.heartbeat import HeartbeatConfig
+
+log = logging.getLogger(__name__)
+
+_SIGN_S = 2.0  # timeout of a health check
+_PINGS = 3  # round trips measured after connecting
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that has passed all checks, and what it serves."""
+
+    server: StockServer
+    http: StockHttp
+    facts: Facts
+
+
+class StockClient(SessionClient[Served]):
+    """A connection to one stock server; see ``SessionClient`` for the other arguments.
+
+    Raises:
+        ConfigError: a certificate or the token's file cannot be read.
+        ModelError: the files of ``config.tokenizer`` cannot be read.
+    """
+
+    config: TargetLinkConfig
+
+    def __init__(
+        self,
+        config: TargetLinkConfig,
+        on_state: Callable[[LinkStatus], None] = lambda status: None,
+        heartbeat: HeartbeatConfig | None = None,
+    ) -> None:
+        self.reference = Reference.load(config.tokenizer)
+        super().__init__(config, on_state, heartbeat)
+
+    def make_session(
+        self, opened: Open, on_message: Callable[[ServerMessage], None]
+    ) -> SessionHandle:
+        return _StockStream(self, opened, on_message)
+
+    # Everything below runs in the background thread.
+
+    async def connect(self, deadline_s: float) -> Served:
+        """Return the server once it has passed all checks, which may take a whole answer's time."""
+        config = self.config
+        http = StockHttp(config)
+        server: StockServer
+        if config.kind == "vllm":
+            server = VllmServer(http, config.model, self.reference, config.method)
+        else:
+            server = SglangServer(http, config.model, self.reference)
+        try:
+            facts = await within(server.check(), config.link.verdict_deadline_s)
+            for _ in range(_PINGS):
+                await self._ping(server)
+        except asyncio.TimeoutError:
+            await http.close()
+            raise Unavailable("the server is too slow to be checked", field="url") from None
+        except BaseException:
+            await http.close()
+            raise
+        self.model, self.vocabulary = config.model, self.reference.vocabulary
+        return Served(server, http, facts)
+
+    async def look_after(self, connection: Served) -> None:
+        self._change("UP", None)
+        beats = asyncio.ensure_future(self.keep_heartbeat(lambda: self._ping(connection.server)))
+        try:
+            await connection.http.broken.wait()
+        finally:
+            beats.cancel()
+
+    async def disconnect(self, connection: Served, grace_s: float | None = None) -> None:
+        await asyncio.sleep(grace_s or 0.0)
+        await connection.http.close()
+
+    async def _ping(self, server: StockServer) -> bool:
+        begun = time.monotonic()
+        alive = await server.alive(_SIGN_S)
+        if alive:
+            self.record_rtt(time.monotonic() - begun)
+        return alive
+
+
+class _StockStream(SessionHandle):
+    """A session at a stock server."""
+
+    def __init__(
+        self, client: StockClient, opened: Open, on_message: Callable[[ServerMessage], None]
+    ) -> None:
+        super().__init__(client, opened, on_message)
+        self.client = client
+        self._revision: tuple[int, ...] | None = None  # of the model that began the answer
+
+    async def _exchange(self, outbox: Outbox, deadline_s: float) -> None:
+        try:
+            served = await within(self.client.connected(), deadline_s)
+        except asyncio.TimeoutError:
+            raise Unavailable("the server is not connected", field="url") from None
+        self._check_revision(served.facts)
+        if not self._connected():
+            return
+        opened = await outbox.get()
+        assert isinstance(opened, Open)
+        check_law(opened.sampling)
+        stock, reference = self.client, self.client.reference
+        check_same(opened.vocabulary, reference.vocabulary, draft="model", target=stock.model)
+        prompt = await served.server.read(opened, self.count)
+        session = StockSession(
+            opened,
+            eos=reference.eos,
+            vocab_size=reference.vocab_size,
+            room=served.facts.context - prompt.length,
+            ahead=stock.config.score_ahead,
+        )
+        self.receive(Opened(uuid.uuid4().hex, prompt.length))
+        await _Stream(self, served.server, prompt, opened.sampling, session, outbox).run()
+
+    def _check_revision(self, facts: Facts) -> None:
+        """Refuse to go on with an answer that another model has begun."""
+        if self._revision not in (None, facts.revision):
+            raise ModelError(
+                "the server has changed its model in mid-answer",
+                field="model",
+                remedy="ask again; the new one answers from the beginning",
+            )
+        self._revision = facts.revision
+
+
+class _Stream:
+    """The requests of one stream, from ``Opened`` to its end."""
+
+    def __init__(
+        self,
+        handle: _StockStream,
+        server: StockServer,
+        prompt: ServedPrompt,
+        sampling: SamplingConfig,
+        session: StockSession,
+        outbox: Outbox,
+    ) -> None:
+        self._handle, self._server, self._prompt = handle, server, prompt
+        self._sampling, self._session, self._outbox = sampling, session, outbox
+        self._size = handle.client.reference.vocab_size
+        self._requests: set[asyncio.Task[None]] = set()
+        self._error: CollabError | None = None
+
+    async def run(self) -> None:
+        """Handle the drafts of the outbox until it ends.
+
+        Raises:
+            CollabError: a request failed that this round needs, or a draft is invalid.
+        """
+        try:
+            while isinstance(message := await self._outbox.get(), Draft):
+                self._perform(self._session.on_draft(message))
+        finally:
+            for request in self._requests:
+                request.cancel()
+        if self._error is not None:
+            raise self._error
+
+    def _perform(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Verdict):
+                self._handle.receive(action)
+            elif isinstance(action, Score):
+                self._start(self._score(action))
+            else:
+                self._start(self._stream(action))
+
+    def _start(self, request: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(self._guarded(request))
+        self._requests.add(task)
+        task.add_done_callback(self._requests.discard)
+
+    async def _guarded(self, request: Coroutine[Any, Any, None]) -> None:
+        """End the stream if ``request`` fails."""
+        try:
+            await request
+        except CollabError as error:
+            self._fail(error)
+        except Exception as error:  # the other sessions go on
+            log.exception("a request to the stock server failed")
+            self._fail(ProtocolError(f"internal error: {type(error).__name__}"))
+
+    def _fail(self, error: CollabError) -> None:
+        self._error = self._error or error
+        self._outbox.put_nowait(None)
+
+    async def _score(self, score: Score) -> None:
+        top = 0 if self._sampling.greedy else self._sampling.top_k
+        begun = time.monotonic()
+        try:
+            rows = await self._server.score(self._prompt, score, top, self._handle.count)
+        except CollabError:
+            if self._session.on_lost(score):
+                raise
+            return  # asked ahead; it is asked again if its round comes
+        laws = laws_of(rows, self._sampling, self._size)
+        self._perform(self._session.on_scores(score, laws, self._server_s(begun)))
+
+    async def _stream(self, stream: Stream) -> None:
+        prefix, begun = stream.prefix, time.monotonic()
+        tokens = self._server.stream(self._prompt, prefix, stream.count, self._handle.count)
+        async for token in tokens:
+            laws = laws_of([{token: 0.0}], self._sampling, self._size)
+            seconds = self._server_s(begun) if prefix == stream.prefix else time.monotonic() - begun
+            self._perform(self._session.on_scores(Score(prefix, ()), laws, seconds))
+            prefix, begun = (*prefix, token), time.monotonic()
+        if not self._session.finished and len(prefix) < len(stream.prefix) + stream.count:
+            raise Unavailable("the server ended its answer early", field="url")
+
+    def _server_s(self, begun: float) -> float:
+        """Return the time since ``begun`` without the network's share [s]."""
+        return max(0.0, time.monotonic() - begun - self._handle.client.rtt_s)
+
+
+def open_client(
+    config: TargetLinkConfig,
+    on_state: Callable[[LinkStatus], None] = lambda status: None,
+    heartbeat: HeartbeatConfig | None = None,
+) -> SessionClient[Any]:
+    """Return a client of what ``config.kind`` names; see ``SessionClient`` for the arguments."""
+    kind = VerifierClient if config.kind == OURS else StockClient
+    return kind(config, on_state, heartbeat)

@@ -1,0 +1,452 @@
+"""Scores from vLLM, by two methods.
+
+probes: gamma + 1 requests of one token each, which use the server's prefix cache. one_request: the
+log-probabilities of a prompt that ends with the draft; vLLM then reads the whole prompt again.
+Never together with ``skip_reading_prefix_cache: false``, which ends vLLM 0.32 for all its clients.
+
+Texts go to ``/v1/completions`` as ids. Pictures go to ``/inference/v1/generate`` if the server has
+it (``--enable-scale-out``): there the picture travels once. Else they go to
+``/v1/chat/completions`` with every request, the answer so far as text, and the ids that the server
+makes of it are compared with ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from collab_llm_nodes.decoding.draft_length import Trials
+from collab_llm_nodes.errors import InvalidInput, NotFound, Unauthenticated, VocabularyMismatch
+from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.models.turns import Turn
+from collab_llm_nodes.protocols.edge_cloud.messages import Open
+from collab_llm_nodes.protocols.edge_cloud.stock.http import Count, StockHttp, ignore_bytes
+from collab_llm_nodes.protocols.edge_cloud.stock.reference import PROBE, Reference
+from collab_llm_nodes.protocols.edge_cloud.stock.server import (
+    Facts,
+    Row,
+    ServedPrompt,
+    context_of,
+    wrong_answer,
+)
+from collab_llm_nodes.protocols.edge_cloud.stock.session import Score
+from collab_llm_nodes.protocols.means import Mean
+
+COMPLETIONS = "/v1/completions"
+GENERATE = "/inference/v1/generate"
+CHAT = "/v1/chat/completions"
+PROBES, ONE_REQUEST = "probes", "one_request"
+_REVISION_TOKENS = 8
+_TRIAL_SHARE, _TRIAL_EVERY = 0.02, 16  # of the time, and rounds, for the method that seems slower
+
+_LAW = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""The model's own law: vLLM takes what a request leaves out from generation_config.json."""
+
+
+@dataclass(frozen=True)
+class _Pictures:
+    """Images of a prompt as content parts: whole, and by the name that the server knows them by."""
+
+    turns: tuple[dict[str, Any], ...]
+    whole: tuple[dict[str, Any], ...]
+    named: tuple[dict[str, Any], ...]
+
+
+class VllmServer:
+    """Requests to one vLLM; see ``StockServer``.
+
+    Args:
+        method: ``probes``, ``one_request``, or ``auto``: what takes less time.
+    """
+
+    def __init__(self, http: StockHttp, model: str, reference: Reference, method: str) -> None:
+        self._http, self._model, self._reference = http, model, reference
+        self._generates = False  # there is GENERATE
+        self._choice = _Choice(method)
+
+    async def alive(self, deadline_s: float) -> bool:
+        return await self._http.alive("/health", deadline_s)
+
+    async def check(self) -> Facts:
+        ids = await self._check_tokens()
+        context = await context_of(self._http, self._model)
+        body = self._completion([ids], max_tokens=_REVISION_TOKENS, ignore_eos=True)
+        answer = await self._http.post(COMPLETIONS, body, ignore_bytes)
+        self._generates = await self._has_generate(ids)
+        revision = tuple(_token(t) for t in _tokens_of(_choices(answer, 1)[0]))
+        return Facts(context, revision)
+
+    async def read(self, opened: Open, count: Count) -> ServedPrompt:
+        prompt = Prompt(opened.text, opened.images, turns=opened.turns, raw=opened.raw)
+        ids = self._reference.encode(prompt)
+        pictures = self._pictures(prompt) if prompt.images else None
+        served = ServedPrompt(ids, len(ids), pictures)
+        if pictures is None:
+            body = self._completion([ids], return_token_ids=True)
+            answer = await self._http.post(COMPLETIONS, body, count)
+            self._check_ids(_choices(answer, 1)[0].get("prompt_token_ids"), ids)
+            return served
+        if self._generates:
+            body = self._generation(served, ids, pictures.whole, return_token_ids=True)
+            answer = await self._http.post(GENERATE, body, count)
+        else:
+            answer = await self._http.post(CHAT, self._chat(served, (), {}), count)
+        expanded = answer.get("prompt_token_ids")
+        self._check_ids(expanded, ids)
+        return ServedPrompt(ids, len(expanded), pictures)
+
+    async def score(
+        self, prompt: ServedPrompt, score: Score, top: int, count: Count
+    ) -> Sequence[Row]:
+        if prompt.pictures is not None and not self._generates:
+            return await self._score_chat(prompt, score, top, count)
+        method = self._choice.next()
+        begun = time.monotonic()
+        ask = self._probe if method == PROBES else self._score_at_once
+        rows = await ask(prompt, score, top, count)
+        self._choice.learn(method, time.monotonic() - begun)
+        return rows
+
+    async def stream(
+        self, prompt: ServedPrompt, prefix: tuple[int, ...], most: int, count: Count
+    ) -> AsyncIterator[int]:
+        path, body = self._streamed(prompt, prefix, most)
+        sent = 0
+        async for event in self._http.events(path, body | {"stream": True}, count):
+            for choice in event.get("choices") or ():
+                for token in choice.get("token_ids") or ():
+                    sent += 1
+                    yield _token(token)
+        if not sent:
+            raise wrong_answer("a stream without tokens")
+
+    def _streamed(
+        self, prompt: ServedPrompt, prefix: tuple[int, ...], most: int
+    ) -> tuple[str, dict[str, Any]]:
+        ids = (*prompt.ids, *prefix)
+        if not isinstance(prompt.pictures, _Pictures):
+            return COMPLETIONS, self._completion([ids], max_tokens=most, return_token_ids=True)
+        if self._generates:
+            parts = prompt.pictures.named
+            return GENERATE, self._generation(prompt, ids, parts, {"max_tokens": most})
+        return CHAT, self._chat(prompt, prefix, {"max_tokens": most})
+
+    # Ways to score a draft.
+
+    async def _probe(
+        self, prompt: ServedPrompt, score: Score, top: int, count: Count
+    ) -> Sequence[Row]:
+        start = (*prompt.ids, *score.prefix)
+        prefixes = [(*start, *score.tokens[:n]) for n in range(len(score.tokens) + 1)]
+        if prompt.pictures is None:
+            body = self._completion(prefixes, top)
+            answer = await self._http.post(COMPLETIONS, body, count)
+            self._check_count(answer, sum(map(len, prefixes)))
+            return [_row_of_completion(c, top) for c in _choices(answer, len(prefixes))]
+        rows = [self._generated_row(prompt, prefix, top, count) for prefix in prefixes]
+        return await asyncio.gather(*rows)
+
+    async def _generated_row(
+        self, prompt: ServedPrompt, ids: tuple[int, ...], top: int, count: Count
+    ) -> Row:
+        sampling = {"detokenize": False, "logprobs": max(1, top), **_law(top)}
+        answer = await self._generate(prompt, ids, sampling, count)
+        self._check_count(answer, prompt.length + len(ids) - len(prompt.ids))
+        return _row_of_generation(_choices(answer, 1)[0], top)
+
+    async def _score_at_once(
+        self, prompt: ServedPrompt, score: Score, top: int, count: Count
+    ) -> Sequence[Row]:
+        ids = (*prompt.ids, *score.prefix, *score.tokens)
+        if prompt.pictures is None:
+            body = self._completion([ids], top, prompt_logprobs=max(1, top))
+            answer = await self._http.post(COMPLETIONS, body, count)
+            self._check_count(answer, len(ids))
+            choice = _choices(answer, 1)[0]
+            last = _row_of_completion(choice, top)
+            return [*_rows_of_prompt(choice.get("prompt_logprobs"), score.tokens, top), last]
+        sampling = {"prompt_logprobs": max(1, top), "logprobs": max(1, top), **_law(top)}
+        answer = await self._generate(prompt, ids, sampling, count)
+        self._check_count(answer, prompt.length + len(ids) - len(prompt.ids))
+        last = _row_of_generation(_choices(answer, 1)[0], top)
+        return [*_rows_of_prompt(answer.get("prompt_logprobs"), score.tokens, top), last]
+
+    async def _score_chat(
+        self, prompt: ServedPrompt, score: Score, top: int, count: Count
+    ) -> Sequence[Row]:
+        """Score over the chat API, which reads the answer so far as text."""
+        answer_so_far = (*score.prefix, *score.tokens)
+        fields = {
+            "prompt_logprobs": max(1, top),
+            "logprobs": True,
+            "top_logprobs": max(1, top),
+            "return_tokens_as_token_ids": True,
+            **_law(top),
+        }
+        answer = await self._http.post(CHAT, self._chat(prompt, answer_so_far, fields), count)
+        self._check_ids(answer.get("prompt_token_ids"), (*prompt.ids, *answer_so_far))
+        last = _row_of_chat(_choices(answer, 1)[0], top)
+        return [*_rows_of_prompt(answer.get("prompt_logprobs"), score.tokens, top), last]
+
+    async def _generate(
+        self,
+        prompt: ServedPrompt,
+        ids: tuple[int, ...],
+        sampling: Mapping[str, Any],
+        count: Count,
+    ) -> dict[str, Any]:
+        """Generate with the pictures by name; whole, where the server has forgotten them."""
+        assert isinstance(prompt.pictures, _Pictures)
+        try:
+            body = self._generation(prompt, ids, prompt.pictures.named, sampling)
+            return await self._http.post(GENERATE, body, count)
+        except InvalidInput:
+            body = self._generation(prompt, ids, prompt.pictures.whole, sampling)
+            return await self._http.post(GENERATE, body, count)
+
+    # Bodies of requests.
+
+    def _completion(
+        self, prompts: Sequence[tuple[int, ...]], top: int = 0, **fields: Any
+    ) -> dict[str, Any]:
+        return {
+            "model": self._model,
+            "prompt": [list(ids) for ids in prompts],
+            "max_tokens": 1,
+            "logprobs": max(1, top),
+            "return_tokens_as_token_ids": True,
+            **_LAW,
+            **_law(top),
+            **fields,
+        }
+
+    def _generation(
+        self,
+        prompt: ServedPrompt,
+        ids: tuple[int, ...],
+        parts: Sequence[dict[str, Any]],
+        sampling: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> dict[str, Any]:
+        law = {"max_tokens": 1, "temperature": 0.0, **_LAW, **(sampling or {})}
+        return {
+            "model": self._model,
+            "token_ids": list(ids),
+            "content_parts": list(parts),
+            "sampling_params": law,
+            **fields,
+        }
+
+    def _chat(
+        self, prompt: ServedPrompt, answer: tuple[int, ...], fields: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        assert isinstance(prompt.pictures, _Pictures)
+        turns = list(prompt.pictures.turns)
+        if answer:
+            turns.append({"role": "assistant", "content": self._reference.decode(answer)})
+        return {
+            "model": self._model,
+            "messages": turns,
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "add_generation_prompt": not answer,
+            "continue_final_message": bool(answer),
+            "return_token_ids": True,
+            **_LAW,
+            **fields,
+        }
+
+    def _pictures(self, prompt: Prompt) -> _Pictures:
+        names = [uuid.uuid4().hex for _ in prompt.images]
+        urls = [f"data:;base64,{base64.b64encode(image).decode()}" for image in prompt.images]
+        whole = [
+            {"type": "image_url", "url": url, "uuid": name}
+            for url, name in zip(urls, names, strict=True)
+        ]
+        named = [{"type": "image_url", "url": None, "uuid": name} for name in names]
+        shown = [
+            {"type": "image_url", "image_url": {"url": url}, "uuid": name}
+            for url, name in zip(urls, names, strict=True)
+        ]
+        turns = [{"role": turn.role, "content": turn.content} for turn in prompt.turns]
+        turns.append({"role": "user", "content": [*shown, {"type": "text", "text": prompt.text}]})
+        return _Pictures(tuple(turns), tuple(whole), tuple(named))
+
+    # Checks of the server and its answers.
+
+    async def _check_tokens(self) -> tuple[int, ...]:
+        """Compare the server's tokenizer and template with ours; return the ids of the probe."""
+        plain = self._reference.encode(Prompt(PROBE, raw=True))
+        chat = self._reference.encode(Prompt(PROBE, turns=_EARLIER))
+        messages = [*({"role": t.role, "content": t.content} for t in _EARLIER), _PROBE_TURN]
+        for name, ours, body in (
+            ("tokenizer", plain, {"prompt": PROBE}),
+            ("chat template", chat, {"messages": messages}),
+        ):
+            answer = await self._http.post(
+                "/tokenize", {"model": self._model, **body}, ignore_bytes
+            )
+            if answer.get("tokens") != list(ours):
+                raise VocabularyMismatch(
+                    f"the server's {name} is another one than that of the model in tokenizer",
+                    field="tokenizer",
+                    remedy="give the folder or hub id, and the revision, that the server serves",
+                )
+        return plain
+
+    async def _has_generate(self, ids: tuple[int, ...]) -> bool:
+        if not self._reference.sees:
+            return False
+        body = {"model": self._model, "token_ids": list(ids), "sampling_params": {"max_tokens": 1}}
+        try:
+            await self._http.post(GENERATE, body, ignore_bytes)
+        except (NotFound, Unauthenticated):  # 403 without --enable-scale-out
+            return False
+        return True
+
+    def _check_ids(self, returned: object, sent: tuple[int, ...]) -> None:
+        """Compare the ids that the server has read with those that it was sent."""
+        ids = tuple(returned) if isinstance(returned, list) else ()
+        if self._reference.unexpanded(ids) != sent:
+            raise wrong_answer("it has read other tokens")
+
+    def _check_count(self, answer: Mapping[str, Any], sent: int) -> None:
+        usage = answer.get("usage")
+        if not isinstance(usage, dict) or usage.get("prompt_tokens") != sent:
+            raise wrong_answer(f"it has not read {sent} tokens")
+
+
+class _Choice:
+    """The faster of the two methods, and now and then the other, to see."""
+
+    def __init__(self, method: str) -> None:
+        self._only = method if method != "auto" else ""
+        self._seconds = {PROBES: Mean(), ONE_REQUEST: Mean()}
+        self._trials = Trials[str](_TRIAL_SHARE, _TRIAL_EVERY)
+
+    def next(self) -> str:
+        if self._only:
+            return self._only
+        unknown = [name for name, mean in self._seconds.items() if mean.count < 2]
+        if unknown:
+            return unknown[0]
+        best, other = sorted(self._seconds, key=lambda name: self._seconds[name].value)
+        best_s, other_s = self._seconds[best].value, self._seconds[other].value
+        return self._trials.choose(best, best_s, [(other, other_s - best_s)])
+
+    def learn(self, method: str, seconds: float) -> None:
+        self._seconds[method].add(seconds)
+
+
+_EARLIER = (Turn("user", "Where is the chair?"), Turn("assistant", "On the left."))
+_PROBE_TURN = {"role": "user", "content": PROBE}
+
+
+def _law(top: int) -> dict[str, float]:
+    """Return the temperature: greedy, or the law that the log-probabilities are of."""
+    return {"temperature": 1.0 if top else 0.0}
+
+
+def _choices(answer: Mapping[str, Any], number: int) -> list[dict[str, Any]]:
+    """Return the choices of ``answer``, in the order of the prompts."""
+    found = answer.get("choices")
+    choices = [c for c in found if isinstance(c, dict)] if isinstance(found, list) else []
+    choices.sort(key=lambda choice: choice.get("index") or 0)
+    if [choice.get("index") for choice in choices] != list(range(number)):
+        raise wrong_answer(f"it has not {number} choices")
+    return choices
+
+
+def _token(name: object) -> int:
+    """Return the token id of ``7`` or ``token_id:7``."""
+    if isinstance(name, int) and not isinstance(name, bool) and name >= 0:
+        return name
+    number = name.removeprefix("token_id:") if isinstance(name, str) else ""
+    if not number.isdecimal():
+        raise wrong_answer("a token without id")
+    return int(number)
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or value != value:
+        raise wrong_answer("a log-probability that is no number")
+    return float(value)
+
+
+def _tokens_of(choice: Mapping[str, Any]) -> list[object]:
+    logprobs = choice.get("logprobs")
+    tokens = logprobs.get("tokens") if isinstance(logprobs, dict) else None
+    if not isinstance(tokens, list) or not tokens:
+        raise wrong_answer("a choice without tokens")
+    return tokens
+
+
+def _likeliest(row: Mapping[int, float], top: int) -> Row:
+    """Return the ``top`` likeliest tokens: a server adds the one that was drawn."""
+    return dict(sorted(row.items(), key=lambda entry: -entry[1])[:top])
+
+
+def _row_of_completion(choice: Mapping[str, Any], top: int) -> Row:
+    (drawn, *more) = _tokens_of(choice)
+    if more:
+        raise wrong_answer("more than one token")
+    if not top:
+        return {_token(drawn): 0.0}
+    listed = choice["logprobs"].get("top_logprobs")
+    if not isinstance(listed, list) or len(listed) != 1 or not isinstance(listed[0], dict):
+        raise wrong_answer("no log-probabilities")
+    return _likeliest({_token(t): _number(p) for t, p in listed[0].items()}, top)
+
+
+def _row_of_generation(choice: Mapping[str, Any], top: int) -> Row:
+    tokens = choice.get("token_ids")
+    if not isinstance(tokens, list) or len(tokens) != 1:
+        raise wrong_answer("not one token")
+    return {_token(tokens[0]): 0.0} if not top else _listed(choice, "token_id", top)
+
+
+def _row_of_chat(choice: Mapping[str, Any], top: int) -> Row:
+    return _row_of_generation(choice, 0) if not top else _listed(choice, "token", top)
+
+
+def _listed(choice: Mapping[str, Any], name: str, top: int) -> Row:
+    """Return the top log-probabilities of a choice's only token."""
+    try:
+        (content,) = choice["logprobs"]["content"]
+        row = {_token(each[name]): _number(each["logprob"]) for each in content["top_logprobs"]}
+    except (KeyError, TypeError, ValueError):
+        raise wrong_answer("no log-probabilities") from None
+    return _likeliest(row, top)
+
+
+def _rows_of_prompt(listed: object, tokens: tuple[int, ...], top: int) -> list[Row]:
+    """Return the rows at the end of a prompt's log-probabilities, those of the draft ``tokens``."""
+    if not tokens:
+        return []
+    ends = listed[-len(tokens) :] if isinstance(listed, list) else []
+    if len(ends) != len(tokens):
+        raise wrong_answer("no log-probabilities of the prompt")
+    return [_row_of_prompt(entry, token, top) for entry, token in zip(ends, tokens, strict=True)]
+
+
+def _row_of_prompt(entry: object, token: int, top: int) -> Row:
+    if not isinstance(entry, dict) or str(token) not in entry:
+        raise wrong_answer("log-probabilities of other tokens")
+    try:
+        if not top:  # of equal ones, the one that the server would choose has rank 1
+            return {_token(min(entry, key=lambda t: entry[t]["rank"])): 0.0}
+        return _likeliest({_token(t): _number(p["logprob"]) for t, p in entry.items()}, top)
+    except (KeyError, TypeError):
+        raise wrong_answer("log-probabilities without values") from None
