@@ -47,10 +47,9 @@ from collab_llm_nodes.protocols.edge_cloud.stock.session import (
     StockSession,
     Stream,
 )
-from collab_llm_nodes.protocols.edge_cloud.stock.settings import OURS, TargetLinkConfig
+from collab_llm_nodes.protocols.edge_cloud.stock.settings import TargetLinkConfig
 from collab_llm_nodes.protocols.edge_cloud.stock.sglang import SglangServer
 from collab_llm_nodes.protocols.edge_cloud.stock.vllm import VllmServer
-from collab_llm_nodes.protocols.edge_cloud.verifier_client import VerifierClient
 from collab_llm_nodes.transport.background import within
 from collab_llm_nodes.transport.heartbeat import HeartbeatConfig
 
@@ -269,13 +268,3 @@ class _Stream:
     def _server_s(self, begun: float) -> float:
         """Return the time since ``begun`` without the network's share [s]."""
         return max(0.0, time.monotonic() - begun - self._handle.client.rtt_s)
-
-
-def open_client(
-    config: TargetLinkConfig,
-    on_state: Callable[[LinkStatus], None] = lambda status: None,
-    heartbeat: HeartbeatConfig | None = None,
-) -> SessionClient[Any]:
-    """Return a client of what ``config.kind`` names; see ``SessionClient`` for the arguments."""
-    kind = VerifierClient if config.kind == OURS else StockClient
-    return kind(config, on_state, heartbeat)

@@ -74,3 +74,8 @@ class TargetLinkConfig(ClientLinkConfig):
             tls_ca=self.tls_ca,
             example="https://host:8000",
         )
+
+    @property
+    def server(self) -> str:
+        """The address of the verifier, or the URL of a stock server."""
+        return self.address if self.kind == OURS else self.url

@@ -50,7 +50,9 @@ class SglangServer:
     async def check(self) -> Facts:
         context = await context_of(self._http, self._model)
         ids = self._reference.encode(Prompt(PROBE, raw=True))
-        tokens = await self._http.post("/tokenize", {"prompt": PROBE}, ignore_bytes)
+        tokens = await self._http.post(
+            "/tokenize", {"model": self._model, "prompt": PROBE}, ignore_bytes
+        )
         if tokens.get("tokens") != list(ids):
             raise VocabularyMismatch(
                 "the server's tokenizer is another one than that of the model in tokenizer",
@@ -102,10 +104,11 @@ class SglangServer:
         body = _body((*prompt.ids, *prefix), most, 0, images=prompt.pictures)
         known = 0
         async for event in self._http.events(GENERATE, body | {"stream": True}, count):
-            ids = _ids(event)  # all so far
-            for token in ids[known:]:
+            ids, made = _ids(event), _meta(event).get("completion_tokens")
+            # All so far, or with --stream-output the new ones alone.
+            for token in ids[known:] if len(ids) == made else ids:
+                known += 1
                 yield token
-            known = len(ids)
 
 
 def _body(
