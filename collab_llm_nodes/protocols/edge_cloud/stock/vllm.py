@@ -69,12 +69,16 @@ class VllmServer:
 
     Args:
         method: ``probes``, ``one_request``, or ``auto``: what takes less time.
+
+    Attributes:
+        generates: pictures go to ``/inference/v1/generate``.
+        choice: of the method.
     """
 
     def __init__(self, http: StockHttp, model: str, reference: Reference, method: str) -> None:
         self._http, self._model, self._reference = http, model, reference
-        self._generates = False  # there is GENERATE
-        self._choice = _Choice(method)
+        self.generates = False
+        self.choice = MethodChoice(method)
 
     async def alive(self, deadline_s: float) -> bool:
         return await self._http.alive("/health", deadline_s)
@@ -84,7 +88,7 @@ class VllmServer:
         context = await context_of(self._http, self._model)
         body = self._completion([ids], max_tokens=_REVISION_TOKENS, ignore_eos=True)
         answer = await self._http.post(COMPLETIONS, body, ignore_bytes)
-        self._generates = await self._has_generate(ids)
+        self.generates = await self._has_generate(ids)
         revision = tuple(_token(t) for t in _tokens_of(_choices(answer, 1)[0]))
         return Facts(context, revision)
 
@@ -98,7 +102,7 @@ class VllmServer:
             answer = await self._http.post(COMPLETIONS, body, count)
             self._check_ids(_choices(answer, 1)[0].get("prompt_token_ids"), ids)
             return served
-        if self._generates:
+        if self.generates:
             body = self._generation(served, ids, pictures.whole, return_token_ids=True)
             answer = await self._http.post(GENERATE, body, count)
         else:
@@ -110,13 +114,13 @@ class VllmServer:
     async def score(
         self, prompt: ServedPrompt, score: Score, top: int, count: Count
     ) -> Sequence[Row]:
-        if prompt.pictures is not None and not self._generates:
+        if prompt.pictures is not None and not self.generates:
             return await self._score_chat(prompt, score, top, count)
-        method = self._choice.next()
+        method = self.choice.next()
         begun = time.monotonic()
         ask = self._probe if method == PROBES else self._score_at_once
         rows = await ask(prompt, score, top, count)
-        self._choice.learn(method, time.monotonic() - begun)
+        self.choice.learn(method, time.monotonic() - begun)
         return rows
 
     async def stream(
@@ -138,7 +142,7 @@ class VllmServer:
         ids = (*prompt.ids, *prefix)
         if not isinstance(prompt.pictures, _Pictures):
             return COMPLETIONS, self._completion([ids], max_tokens=most, return_token_ids=True)
-        if self._generates:
+        if self.generates:
             parts = prompt.pictures.named
             return GENERATE, self._generation(prompt, ids, parts, {"max_tokens": most})
         return CHAT, self._chat(prompt, prefix, {"max_tokens": most})
@@ -328,17 +332,17 @@ class VllmServer:
             raise wrong_answer(f"it has not read {sent} tokens")
 
 
-class _Choice:
+class MethodChoice:
     """The faster of the two methods, and now and then the other, to see."""
 
     def __init__(self, method: str) -> None:
-        self._only = method if method != "auto" else ""
+        self.only = method if method != "auto" else ""
         self._seconds = {PROBES: Mean(), ONE_REQUEST: Mean()}
         self._trials = Trials[str](_TRIAL_SHARE, _TRIAL_EVERY)
 
     def next(self) -> str:
-        if self._only:
-            return self._only
+        if self.only:
+            return self.only
         unknown = [name for name, mean in self._seconds.items() if mean.count < 2]
         if unknown:
             return unknown[0]
