@@ -42,6 +42,7 @@ GENERATE = "/inference/v1/generate"
 CHAT = "/v1/chat/completions"
 PROBES, ONE_REQUEST = "probes", "one_request"
 _REVISION_TOKENS = 8
+_LONGEST_ID = 9  # digits
 _TRIAL_SHARE, _TRIAL_EVERY = 0.02, 16  # of the time, and rounds, for the method that seems slower
 
 _LAW = {
@@ -107,9 +108,8 @@ class VllmServer:
             answer = await self._http.post(GENERATE, body, count)
         else:
             answer = await self._http.post(CHAT, self._chat(served, (), {}), count)
-        expanded = answer.get("prompt_token_ids")
-        self._check_ids(expanded, ids)
-        return ServedPrompt(ids, len(expanded), pictures)
+        length = self._check_ids(answer.get("prompt_token_ids"), ids)
+        return ServedPrompt(ids, length, pictures)
 
     async def score(
         self, prompt: ServedPrompt, score: Score, top: int, count: Count
@@ -320,11 +320,12 @@ class VllmServer:
             return False
         return True
 
-    def _check_ids(self, returned: object, sent: tuple[int, ...]) -> None:
-        """Compare the ids that the server has read with those that it was sent."""
+    def _check_ids(self, returned: object, sent: tuple[int, ...]) -> int:
+        """Compare the ids that the server has read with those sent; return how many it has read."""
         ids = tuple(returned) if isinstance(returned, list) else ()
         if self._reference.unexpanded(ids) != sent:
             raise wrong_answer("it has read other tokens")
+        return len(ids)
 
     def _check_count(self, answer: Mapping[str, Any], sent: int) -> None:
         usage = answer.get("usage")
@@ -378,7 +379,7 @@ def _token(name: object) -> int:
     if isinstance(name, int) and not isinstance(name, bool) and name >= 0:
         return name
     number = name.removeprefix("token_id:") if isinstance(name, str) else ""
-    if not number.isdecimal():
+    if not number.isdecimal() or len(number) > _LONGEST_ID:
         raise wrong_answer("a token without id")
     return int(number)
 
