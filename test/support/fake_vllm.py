@@ -133,6 +133,9 @@ class FakeVllm:
             return {"data": [{"id": MODEL, "max_model_len": CONTEXT}]}
         if path == "/tokenize":
             return {"tokens": list(self._tokens(body)), "max_model_len": CONTEXT}
+        if path == "/v1/chat/completions":
+            tokens = self.greedy(self._tokens(body), body["max_tokens"])
+            return {"choices": [{"token_ids": list(tokens), "message": {"content": "..."}}]}
         assert path == "/v1/completions", path
         choices = [self._choice(i, ids, body) for i, ids in enumerate(body["prompt"])]
         return {"choices": choices, "usage": {"prompt_tokens": sum(map(len, body["prompt"]))}}
