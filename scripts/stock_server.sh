@@ -62,5 +62,5 @@ pictures=()
 grep -q image_token_id "$folder/config.json" && pictures=(--limit-mm-per-prompt '{"image":2,"video":0}')
 exec "$home/v/bin/python" -m vllm.entrypoints.openai.api_server \
     --model "$folder" --served-model-name "$model" --host 127.0.0.1 --port "$port" \
-    --dtype float32 --max-model-len 1024 --max-num-seqs 32 --enforce-eager \
+    --dtype float32 --max-model-len 1024 --max-num-seqs 32 --block-size 32 --enforce-eager \
     --enable-scale-out --enable-prompt-tokens-details ${pictures[@]+"${pictures[@]}"} "$@"

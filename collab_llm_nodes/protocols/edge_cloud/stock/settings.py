@@ -68,6 +68,12 @@ class TargetLinkConfig(ClientLinkConfig):
                 raise ConfigError(
                     f"a server of kind {self.kind} needs one", field=name, remedy=f"set {name}"
                 )
+        if self.tls_cert:
+            raise ConfigError(
+                "a stock server is given no client certificate",
+                field="tls_cert",
+                remedy="use token_file, or a proxy on this machine that has the certificate",
+            )
         check_url(
             self.url,
             unencrypted=self.unencrypted,
