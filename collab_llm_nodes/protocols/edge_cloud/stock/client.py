@@ -12,9 +12,9 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import CollabError, ModelError, ProtocolError, Unavailable
@@ -54,6 +54,8 @@ from collab_llm_nodes.transport.background import within
 from collab_llm_nodes.transport.heartbeat import HeartbeatConfig
 
 log = logging.getLogger(__name__)
+
+A = TypeVar("A", Score, Stream)
 
 _SIGN_S = 2.0  # timeout of a health check
 _PINGS = 3  # round trips measured after connecting
@@ -219,19 +221,19 @@ class _Stream:
             if isinstance(action, Verdict):
                 self._handle.receive(action)
             elif isinstance(action, Score):
-                self._start(self._score(action))
+                self._start(self._score, action)
             else:
-                self._start(self._stream(action))
+                self._start(self._stream, action)
 
-    def _start(self, request: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(self._guarded(request))
+    def _start(self, request: Callable[[A], Awaitable[None]], action: A) -> None:
+        task = asyncio.ensure_future(self._guarded(request, action))
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
 
-    async def _guarded(self, request: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, request: Callable[[A], Awaitable[None]], action: A) -> None:
         """End the stream if ``request`` fails."""
         try:
-            await request
+            await request(action)
         except CollabError as error:
             self._fail(error)
         except Exception as error:  # the other sessions go on

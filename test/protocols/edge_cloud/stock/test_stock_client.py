@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -59,11 +60,14 @@ class Session:
         asked = Open(TEXT, (), GREEDY, MOST, server.reference.vocabulary)
         self.opened = replace(asked, **opened)
         self.server = server
-        self.prompt = server.reference.encode(Prompt(self.opened.text, raw=self.opened.raw))
         self.messages: queue.SimpleQueue[ServerMessage] = queue.SimpleQueue()
         self.answer: list[int] = []
         self.round = 0
         self.handle = client.open(self.opened, self.messages.put)
+
+    @cached_property
+    def prompt(self) -> tuple[int, ...]:
+        return self.server.reference.encode(Prompt(self.opened.text, raw=self.opened.raw))
 
     def next(self) -> ServerMessage:
         return self.messages.get(timeout=WAIT_S)
