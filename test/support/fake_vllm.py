@@ -99,11 +99,15 @@ class FakeVllm:
             logits[token] = 12.0 if key % 16 == 0 else -12.0
         return logits
 
-    def greedy(self, ids: Sequence[int], most: int) -> tuple[int, ...]:
-        """Return the model's own greedy answer after ``ids``."""
+    def greedy(
+        self, ids: Sequence[int], most: int, allowed: Sequence[int] | None = None
+    ) -> tuple[int, ...]:
+        """Return the model's own greedy answer after ``ids``; of ``allowed`` tokens, if given."""
         answer: list[int] = []
         while len(answer) < most and not (answer and answer[-1] in self.reference.eos):
-            answer.append(int(self.logits([*ids, *answer]).argmax()))
+            logits = self.logits([*ids, *answer])
+            best = logits.argmax() if allowed is None else allowed[logits[list(allowed)].argmax()]
+            answer.append(int(best))
         return tuple(answer)
 
     def respond(self, handler: BaseHTTPRequestHandler, body: Answer) -> None:
@@ -147,7 +151,7 @@ class FakeVllm:
         return self.reference.encode(Prompt(last.content, turns=tuple(turns)))
 
     def _choice(self, index: int, ids: list[int], body: Answer) -> Answer:
-        tokens = self.greedy(ids, body["max_tokens"])
+        tokens = self.greedy(ids, body["max_tokens"], body.get("allowed_token_ids"))
         choice: Answer = {
             "index": index,
             "token_ids": list(tokens),

@@ -14,9 +14,9 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.decoding.sampling import Distribution, SamplingConfig
 from collab_llm_nodes.errors import CollabError, ModelError, ProtocolError, Unavailable
 from collab_llm_nodes.models.vocabulary import check_same
 from collab_llm_nodes.protocols.edge_cloud.messages import (
@@ -35,11 +35,15 @@ from collab_llm_nodes.protocols.edge_cloud.sessions import (
 from collab_llm_nodes.protocols.edge_cloud.stock.http import StockHttp
 from collab_llm_nodes.protocols.edge_cloud.stock.reference import Reference
 from collab_llm_nodes.protocols.edge_cloud.stock.server import (
+    GUIDED_TOP,
     Facts,
+    Row,
     ServedPrompt,
     StockServer,
+    best_allowed,
     check_law,
     laws_of,
+    wrong_answer,
 )
 from collab_llm_nodes.protocols.edge_cloud.stock.session import (
     Action,
@@ -52,6 +56,9 @@ from collab_llm_nodes.protocols.edge_cloud.stock.sglang import SglangServer
 from collab_llm_nodes.protocols.edge_cloud.stock.vllm import VllmServer
 from collab_llm_nodes.transport.background import within
 from collab_llm_nodes.transport.heartbeat import HeartbeatConfig
+
+if TYPE_CHECKING:  # llguidance is loaded where guides are used
+    from collab_llm_nodes.models.guided_text import GuidedText
 
 log = logging.getLogger(__name__)
 
@@ -158,9 +165,10 @@ class _StockStream(SessionHandle):
             return
         opened = await outbox.get()
         assert isinstance(opened, Open)
-        check_law(opened.sampling)
+        check_law(opened.sampling, guided=opened.guide is not None)
         stock, reference = self.client, self.client.reference
         check_same(opened.vocabulary, reference.vocabulary, draft="model", target=stock.model)
+        guide = reference.guides.open(opened.guide) if opened.guide is not None else None
         prompt = await served.server.read(opened, self.count)
         session = StockSession(
             opened,
@@ -168,9 +176,11 @@ class _StockStream(SessionHandle):
             vocab_size=reference.vocab_size,
             room=served.facts.context - prompt.length,
             ahead=stock.config.score_ahead,
+            guide=guide,
         )
-        self.receive(Opened(uuid.uuid4().hex, prompt.length))
-        await _Stream(self, served.server, prompt, opened.sampling, session, outbox).run()
+        self.receive(Opened(uuid.uuid4().hex, prompt.length, guide is not None))
+        law = _Law(opened.sampling, reference.vocab_size, guide)
+        await _Stream(self, served.server, prompt, law, session, outbox).run()
 
     def _check_revision(self, facts: Facts) -> None:
         """Refuse to go on with an answer that another model has begun."""
@@ -183,6 +193,26 @@ class _StockStream(SessionHandle):
         self._revision = facts.revision
 
 
+@dataclass(frozen=True)
+class _Law:
+    """The law of an answer, as a server's lists of likeliest tokens determine it."""
+
+    sampling: SamplingConfig
+    vocab_size: int
+    guide: GuidedText | None
+
+    @property
+    def top(self) -> int:
+        """Number of likeliest tokens to ask for; 0: the greedy one alone."""
+        if self.guide is not None:
+            return GUIDED_TOP
+        return 0 if self.sampling.greedy else self.sampling.top_k
+
+    def distributions(self, rows: Sequence[Row]) -> list[Distribution]:
+        """Return the distributions that ``rows`` determine."""
+        return laws_of(rows, self.sampling, self.vocab_size)
+
+
 class _Stream:
     """The requests of one stream, from ``Opened`` to its end."""
 
@@ -191,13 +221,12 @@ class _Stream:
         handle: _StockStream,
         server: StockServer,
         prompt: ServedPrompt,
-        sampling: SamplingConfig,
+        law: _Law,
         session: StockSession,
         outbox: Outbox,
     ) -> None:
         self._handle, self._server, self._prompt = handle, server, prompt
-        self._sampling, self._session, self._outbox = sampling, session, outbox
-        self._size = handle.client.reference.vocab_size
+        self._law, self._session, self._outbox = law, session, outbox
         self._requests: set[asyncio.Task[None]] = set()
         self._error: CollabError | None = None
 
@@ -245,22 +274,40 @@ class _Stream:
         self._outbox.put_nowait(None)
 
     async def _score(self, score: Score) -> None:
-        top = 0 if self._sampling.greedy else self._sampling.top_k
-        begun = time.monotonic()
+        begun, law = time.monotonic(), self._law
         try:
-            rows = await self._server.score(self._prompt, score, top, self._handle.count)
+            rows = await self._server.score(self._prompt, score, law.top, self._handle.count)
+            if law.guide is not None:
+                rows = await self._within(law.guide, score, rows)
         except CollabError:
             if self._session.on_lost(score):
                 raise
             return  # asked ahead; it is asked again if its round comes
-        laws = laws_of(rows, self._sampling, self._size)
+        laws = law.distributions(rows)
         self._perform(self._session.on_scores(score, laws, self._server_s(begun)))
+
+    async def _within(self, guide: GuidedText, score: Score, rows: Sequence[Row]) -> Sequence[Row]:
+        """Return rows of the likeliest token that ``guide`` allows after each prefix.
+
+        It mostly is among those of ``rows``; else the server is asked for it.
+        """
+        found: list[Row] = []
+        masks = guide.rows(score.prefix, score.tokens)
+        for n, (row, allowed) in enumerate(zip(rows, masks, strict=True)):
+            token = best_allowed(row, allowed)
+            if token is None:
+                prefix, ids = (*score.prefix, *score.tokens[:n]), allowed.nonzero()[0].tolist()
+                token = await self._server.choose(self._prompt, prefix, ids, self._handle.count)
+                if not allowed[token : token + 1].any():
+                    raise wrong_answer("a token that was not allowed")
+            found.append({token: 0.0})
+        return found
 
     async def _stream(self, stream: Stream) -> None:
         prefix, begun = stream.prefix, time.monotonic()
         tokens = self._server.stream(self._prompt, prefix, stream.count, self._handle.count)
         async for token in tokens:
-            laws = laws_of([{token: 0.0}], self._sampling, self._size)
+            laws = self._law.distributions([{token: 0.0}])
             seconds = self._server_s(begun) if prefix == stream.prefix else time.monotonic() - begun
             self._perform(self._session.on_scores(Score(prefix, ()), laws, seconds))
             prefix, begun = (*prefix, token), time.monotonic()

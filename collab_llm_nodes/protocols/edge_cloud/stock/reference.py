@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
@@ -29,6 +30,9 @@ from collab_llm_nodes.models.vocabulary import (
     vocabulary_hash,
     vocabulary_size,
 )
+
+if TYPE_CHECKING:
+    from collab_llm_nodes.models.guided_text import Guides
 
 PROBE = 'Turn 30° left, go 0.75 m; stop at the chair\'s "red" leg.\n\n\tÉtat: naïve 你好 1234567.'
 """A text of many kinds of tokens: two tokenizers that agree on it are taken to be the same."""
@@ -80,6 +84,14 @@ class Reference:
     def control_tokens(self) -> tuple[str, ...]:
         """Tokens that no prompt may spell out."""
         return control_tokens(self.tokenizer, self.vocab_size)
+
+    @cached_property
+    def guides(self) -> Guides:
+        """The guides of this model's answers; raises ModelError if its tokenizer cannot be used."""
+        from collab_llm_nodes.models.guided_text import Guides  # llguidance: loaded where used
+
+        control = self.tokenizer.convert_tokens_to_ids(list(self.control_tokens))
+        return Guides(self.tokenizer, self.vocab_size, self.eos, control)
 
     @cached_property
     def vocabulary(self) -> str:

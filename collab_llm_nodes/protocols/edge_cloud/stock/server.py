@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from collab_llm_nodes.decoding.sampling import (
     Distribution,
@@ -15,12 +16,17 @@ from collab_llm_nodes.decoding.sampling import (
     distribution,
 )
 from collab_llm_nodes.errors import InvalidInput, NotFound, ProtocolError
+from collab_llm_nodes.models.guide import refused
 from collab_llm_nodes.protocols.edge_cloud.messages import Open
 from collab_llm_nodes.protocols.edge_cloud.stock.http import Count, StockHttp
 from collab_llm_nodes.protocols.edge_cloud.stock.session import Score
 
 Row = Mapping[int, float]
 """Log-probabilities of the likeliest tokens after one prefix, by token id."""
+
+
+GUIDED_TOP = 20
+"""Likeliest tokens that an allowed one is looked for among: vLLM's own ``--max-logprobs``."""
 
 
 @dataclass(frozen=True)
@@ -76,24 +82,40 @@ class StockServer(Protocol):
             top: 0: the row's only entry is the greedy token.
         """
 
+    async def choose(
+        self, prompt: ServedPrompt, prefix: tuple[int, ...], allowed: Sequence[int], count: Count
+    ) -> int:
+        """Return the likeliest of the ``allowed`` tokens after ``prefix``."""
+
     def stream(
         self, prompt: ServedPrompt, prefix: tuple[int, ...], most: int, count: Count
     ) -> AsyncIterator[int]:
         """Yield the tokens of a greedy answer after ``prefix``: an end token or ``most``."""
 
 
-def check_law(sampling: SamplingConfig) -> None:
+def check_law(sampling: SamplingConfig, *, guided: bool) -> None:
     """Refuse a law that no list of likeliest tokens determines.
 
     Raises:
-        InvalidInput: neither greedy nor limited by top_k.
+        InvalidInput: neither greedy nor limited by top_k, or sampled within a guide.
     """
+    if guided and not sampling.greedy:
+        raise refused(
+            "a stock server gives the likeliest tokens only, which may all be outside of it",
+            "none, or temperature 0",
+        )
     if not sampling.greedy and not sampling.top_k:
         raise InvalidInput(
             "a stock server gives the likeliest tokens only, which do not determine this law",
             field="top_k",
             remedy="set top_k up to the server's --max-logprobs (20 by default), or temperature 0",
         )
+
+
+def best_allowed(row: Row, allowed: NDArray[np.bool_]) -> int | None:
+    """Return the likeliest token of ``row`` among those ``allowed`` [V]; None if it has none."""
+    possible = [token for token in row if token < len(allowed) and allowed[token]]
+    return max(possible, key=row.__getitem__) if possible else None
 
 
 def laws_of(rows: Sequence[Row], sampling: SamplingConfig, size: int) -> list[Distribution]:

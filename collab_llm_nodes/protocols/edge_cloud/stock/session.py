@@ -15,10 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from collab_llm_nodes.decoding.sampling import Distribution
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Open, Verdict
 from collab_llm_nodes.protocols.edge_cloud.server import VerifierSession
+
+if TYPE_CHECKING:  # llguidance is loaded where guides are used
+    from collab_llm_nodes.models.guided_text import GuidedText
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Stream:
-    """Have the server decode ``count`` tokens alone after ``prefix``; greedy answers only.
+    """Have the server decode ``count`` tokens alone after ``prefix``; free greedy answers only.
 
     Report each token as the scores of a draft without tokens.
     """
@@ -62,15 +66,27 @@ class StockSession:
         vocab_size: token ids are below this.
         room: tokens that fit into the target's context after the prompt.
         ahead: drafts to score before their round, at a time; each costs the server a round.
+        guide: limits the answer; the distributions that are reported are within it.
     """
 
     def __init__(
-        self, opened: Open, *, eos: frozenset[int], vocab_size: int, room: int, ahead: int
+        self,
+        opened: Open,
+        *,
+        eos: frozenset[int],
+        vocab_size: int,
+        room: int,
+        ahead: int,
+        guide: GuidedText | None = None,
     ) -> None:
         self._state = VerifierSession(
-            replace(opened, text="", images=()), eos=eos, vocab_size=vocab_size, room=room
+            replace(opened, text="", images=()),
+            eos=eos,
+            vocab_size=vocab_size,
+            room=room,
+            guide=guide,
         )
-        self._greedy = opened.sampling.greedy
+        self._streams = opened.sampling.greedy and guide is None
         self._most_ahead = ahead
         self._due: Score | None = None  # for the verdict of this round
         self._awaited: set[Score] = set()
@@ -130,7 +146,7 @@ class StockSession:
         if streamed or due in self._awaited:
             return []
         alone = self._state.autoregressive_rounds
-        if due.tokens or not alone or not self._greedy:
+        if due.tokens or not alone or not self._streams:
             return self._request(due)
         self._streamed_to = len(due.prefix) + 1 + alone
         return [Stream(due.prefix, 1 + alone)]

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from collab_llm_nodes.errors import VocabularyMismatch
+from collab_llm_nodes.models.guide import refused
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.protocols.edge_cloud.messages import Open
 from collab_llm_nodes.protocols.edge_cloud.stock.http import Count, StockHttp, ignore_bytes
@@ -97,6 +98,11 @@ class SglangServer:
             (drawn,) = _ids(answer)[:1] or [-1]
             return [*rows, {drawn: 0.0}]
         return [*rows, _row(_tail(meta.get("output_top_logprobs"), 1)[0], top)]
+
+    async def choose(
+        self, prompt: ServedPrompt, prefix: tuple[int, ...], allowed: Sequence[int], count: Count
+    ) -> int:
+        raise refused("none of the likeliest tokens is allowed, and SGLang takes no list", "none")
 
     async def stream(
         self, prompt: ServedPrompt, prefix: tuple[int, ...], most: int, count: Count

@@ -16,7 +16,7 @@ import asyncio
 import base64
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,29 +123,54 @@ class VllmServer:
         self.choice.learn(method, time.monotonic() - begun)
         return rows
 
+    async def choose(
+        self, prompt: ServedPrompt, prefix: tuple[int, ...], allowed: Sequence[int], count: Count
+    ) -> int:
+        sampling = {"allowed_token_ids": list(allowed)}
+        if prompt.pictures is not None and self.generates:
+            answer = await self._generate(prompt, (*prompt.ids, *prefix), sampling, count)
+        else:
+            path, body = self._continuation(prompt, prefix, sampling)
+            answer = await self._http.post(path, body, count)
+        (token,) = _row_of_generation(_choices(answer, 1)[0], 0)
+        return token
+
     async def stream(
         self, prompt: ServedPrompt, prefix: tuple[int, ...], most: int, count: Count
     ) -> AsyncIterator[int]:
-        path, body = self._streamed(prompt, prefix, most)
         sent = 0
-        async for event in self._http.events(path, body | {"stream": True}, count):
-            for choice in event.get("choices") or ():
-                for token in choice.get("token_ids") or ():
-                    sent += 1
-                    yield _token(token)
-        if not sent:
-            raise wrong_answer("a stream without tokens")
+        for whole in (False, True):
+            path, body = self._continuation(prompt, prefix, {"max_tokens": most}, whole=whole)
+            try:
+                async for event in self._http.events(path, body | {"stream": True}, count):
+                    for token in _streamed_tokens(event):
+                        sent += 1
+                        yield token
+                return
+            except InvalidInput:  # the server may have forgotten the picture
+                if sent or whole or prompt.pictures is None:
+                    raise
 
-    def _streamed(
-        self, prompt: ServedPrompt, prefix: tuple[int, ...], most: int
+    def _continuation(
+        self,
+        prompt: ServedPrompt,
+        prefix: tuple[int, ...],
+        sampling: Mapping[str, Any],
+        *,
+        whole: bool = False,
     ) -> tuple[str, dict[str, Any]]:
+        """Return path and body of a greedy request after ``prefix`` that returns token ids.
+
+        Args:
+            whole: show pictures to ``GENERATE`` whole, not by name.
+        """
         ids = (*prompt.ids, *prefix)
         if not isinstance(prompt.pictures, _Pictures):
-            return COMPLETIONS, self._completion([ids], max_tokens=most, return_token_ids=True)
-        if self.generates:
-            parts = prompt.pictures.named
-            return GENERATE, self._generation(prompt, ids, parts, {"max_tokens": most})
-        return CHAT, self._chat(prompt, prefix, {"max_tokens": most})
+            return COMPLETIONS, self._completion([ids], return_token_ids=True, **sampling)
+        if not self.generates:
+            return CHAT, self._chat(prompt, prefix, sampling)
+        parts = prompt.pictures.whole if whole else prompt.pictures.named
+        return GENERATE, self._generation(prompt, ids, parts, sampling)
 
     # Ways to score a draft.
 
@@ -372,6 +397,12 @@ def _choices(answer: Mapping[str, Any], number: int) -> list[dict[str, Any]]:
     if [choice.get("index") for choice in choices] != list(range(number)):
         raise wrong_answer(f"it has not {number} choices")
     return choices
+
+
+def _streamed_tokens(event: Mapping[str, Any]) -> Iterator[int]:
+    for choice in event.get("choices") or ():
+        for token in choice.get("token_ids") or ():
+            yield _token(token)
 
 
 def _token(name: object) -> int:

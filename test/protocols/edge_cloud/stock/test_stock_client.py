@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_vllm import CONTEXT, FakeVllm, Reply
 from session_links import GREEDY
@@ -40,6 +41,7 @@ WAIT_S = 60.0
 MOST = 24
 PATIENT = LinkConfig(verdict_deadline_s=30.0)
 TEXT = "Where is the red chair?"
+CHOICE = Guide("choice", "turn left\nturn right\nforward")
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +166,24 @@ def test_a_draft_ahead_is_scored_before_its_round(server: FakeVllm) -> None:
         assert session.verdict().tokens == right[3:6]
 
 
+@pytest.mark.parametrize("method", ["probes", "one_request"])
+def test_a_guide_limits_the_answer_to_what_the_model_prefers_of_it(
+    server: FakeVllm, method: str
+) -> None:
+    with connected(server, method=method) as client:
+        session = Session(client, server, guide=CHOICE)
+        opened = session.next()
+        assert isinstance(opened, Opened)
+        assert opened.guided
+        answer = session.finish()
+    guide, right = server.reference.guides.open(CHOICE), list[int]()
+    while not (right and right[-1] in server.reference.eos):
+        logits = server.logits((*session.prompt, *right))
+        right.append(int(np.where(guide.allowed(right), logits, -np.inf).argmax()))
+    assert answer == tuple(right)
+    assert any("allowed_token_ids" in body for _, body in server.requests)  # none was likely
+
+
 def refused(server: FakeVllm, **opened: Any) -> Failure:
     with connected(server) as client:
         session = Session(client, server, **opened)
@@ -174,8 +194,8 @@ def refused(server: FakeVllm, **opened: Any) -> Failure:
 def test_what_a_stock_server_cannot_do_is_refused_with_a_remedy(server: FakeVllm) -> None:
     law = refused(server, sampling=SamplingConfig(1.0, law="coupled"))
     assert (law.code, law.field) == ("INVALID_INPUT", "top_k")
-    guide = refused(server, guide=Guide("choice", "left\nright"))
-    assert "answer.guide: none" in guide.remedy
+    guide = refused(server, guide=CHOICE, sampling=SamplingConfig(1.0, top_k=5, law="coupled"))
+    assert guide.field == "answer.guide"
     vocabulary = refused(server, vocabulary="another")
     assert vocabulary.code == "VOCABULARY_MISMATCH"
     images = refused(server, images=(b"picture",))

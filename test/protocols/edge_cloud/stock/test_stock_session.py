@@ -166,10 +166,14 @@ def test_top_log_probabilities_determine_a_law_limited_by_top_k() -> None:
 
 
 def test_a_law_that_likeliest_tokens_do_not_determine_is_refused() -> None:
-    check_law(GREEDY)
-    check_law(SamplingConfig(1.0, top_k=20))
-    with pytest.raises(InvalidInput, match="top_k up to"):
-        check_law(SamplingConfig(1.0, top_p=0.9))
+    check_law(GREEDY, guided=True)
+    check_law(SamplingConfig(1.0, top_k=20), guided=False)
+    for sampling, guided in (
+        (SamplingConfig(1.0, top_p=0.9), False),
+        (SamplingConfig(1.0, top_k=20), True),
+    ):
+        with pytest.raises(InvalidInput):
+            check_law(sampling, guided=guided)
 
 
 @pytest.mark.parametrize(
