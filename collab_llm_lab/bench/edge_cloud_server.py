@@ -82,8 +82,8 @@ def run_server(
         if not isinstance(answer, str)
     ]
     results: dict[str, Any] = {"answers": answers, "gamma": GAMMA, "server": {}}
-    for name, client in _clients(config):
-        with client:
+    for name, opened in _clients(config):
+        with opened as client:
             rows: dict[str, Any] = {"modes": _modes(client, engine, prompts[:answers], right)}
             for count in robots:
                 rows[str(count)] = measure_robots(client, scripts, count, seconds)

@@ -29,7 +29,7 @@ def edge(ros_graph: Any, server: FakeVllm) -> Iterator[Edge]:
         "verifier.tokenizer": MODEL,
         "verifier.link.verdict_deadline_s": 15.0,
     }
-    graph = Edge(ros_graph, 1, bridge, **{"model.path": "text-worker"})
+    graph = Edge(ros_graph, 1, bridge=bridge, **{"model.path": "text-worker"})
     yield graph
     graph.stop()
 

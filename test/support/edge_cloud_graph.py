@@ -55,9 +55,7 @@ class Edge:
         bridge, draft_vlm: further parameters of these nodes.
     """
 
-    def __init__(
-        self, graph: Any, port: int, bridge: dict[str, Any] | None = None, **draft_vlm: Any
-    ) -> None:
+    def __init__(self, graph: Any, port: int, *, bridge: Any = None, **draft_vlm: Any) -> None:
         self.graph = graph
         self.bridge = self._start(
             CloudVerifierBridge,

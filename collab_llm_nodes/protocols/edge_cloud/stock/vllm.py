@@ -320,10 +320,11 @@ class VllmServer:
         plain = self._reference.encode(Prompt(PROBE, raw=True))
         chat = self._reference.encode(Prompt(PROBE, turns=_EARLIER))
         messages = [*({"role": t.role, "content": t.content} for t in _EARLIER), _PROBE_TURN]
-        for name, ours, body in (
+        asked: tuple[tuple[str, tuple[int, ...], dict[str, Any]], ...] = (
             ("tokenizer", plain, {"prompt": PROBE}),
             ("chat template", chat, {"messages": messages}),
-        ):
+        )
+        for name, ours, body in asked:
             answer = await self._http.post(
                 "/tokenize", {"model": self._model, **body}, ignore_bytes
             )

@@ -300,7 +300,7 @@ def test_a_prompt_that_the_server_reads_otherwise_is_refused(server: FakeVllm) -
         assert "other tokens" in session.failure().message
 
 
-def error_report(status: int, **headers: str) -> Callable[..., Reply]:
+def error_report(status: int, **headers: Any) -> Callable[..., Reply]:
     body = json.dumps({"error": {"message": "engine is busy", "code": status}}).encode()
     return lambda path, sent, honest: Reply(status, body, **headers)
 
@@ -469,9 +469,9 @@ def test_wrong_settings_name_their_field_and_no_secret(
 
 
 def test_a_remote_host_needs_leave_to_be_asked_without_encryption() -> None:
-    known = {"kind": "vllm", "model": "m", "tokenizer": "t", "url": "http://example.com:8000"}
-    assert TargetLinkConfig(**known, unencrypted=True).url
-    assert TargetLinkConfig(**{**known, "url": "https://example.com"}).url
+    known: dict[str, Any] = {"kind": "vllm", "model": "m", "tokenizer": "t"}
+    assert TargetLinkConfig(**known, url="http://example.com:8000", unencrypted=True).url
+    assert TargetLinkConfig(**known, url="https://example.com").url
 
 
 def test_no_session_is_opened_on_a_closed_client(server: FakeVllm) -> None:

@@ -35,6 +35,13 @@ def own_token(prefix: tuple[int, ...]) -> int:
     return ANSWER[len(prefix)] if right else 2 + (sum(prefix) + len(prefix)) % (SIZE - 2)
 
 
+def score_of(actions: list[Action]) -> Score:
+    """Return the only action, which asks for scores."""
+    (action,) = actions
+    assert isinstance(action, Score)
+    return action
+
+
 def answer(machine: StockSession, score: Score, seconds: float = 0.1) -> list[Action]:
     prefixes = [(*score.prefix, *score.tokens[:n]) for n in range(len(score.tokens) + 1)]
     laws = [certain(own_token(prefix), SIZE) for prefix in prefixes]
@@ -43,15 +50,15 @@ def answer(machine: StockSession, score: Score, seconds: float = 0.1) -> list[Ac
 
 def test_a_draft_asks_for_its_scores_and_they_make_the_verdict() -> None:
     machine = session()
-    (score,) = machine.on_draft(Draft(0, 0, (5, 6, 9)))
+    score = score_of(machine.on_draft(Draft(0, 0, (5, 6, 9))))
     assert score == Score((), (5, 6, 9))
     assert answer(machine, score) == [Verdict(0, (5, 6, 7), 2, False, 0.1)]
 
 
 def test_a_draft_that_was_scored_ahead_is_judged_as_soon_as_its_round_comes() -> None:
     machine = session()
-    (now,) = machine.on_draft(Draft(0, 0, (5, 6)))
-    (ahead,) = machine.on_draft(Draft(1, 3, (8, 9), after=(5, 6, 7)))
+    now = score_of(machine.on_draft(Draft(0, 0, (5, 6))))
+    ahead = score_of(machine.on_draft(Draft(1, 3, (8, 9), after=(5, 6, 7))))
     assert ahead == Score((5, 6, 7), (8, 9))
     assert answer(machine, ahead) == []
     verdicts = answer(machine, now)
@@ -68,7 +75,7 @@ def test_no_more_drafts_are_scored_ahead_than_allowed() -> None:
 
 def test_a_draft_ahead_that_waited_for_a_place_is_scored_after_a_void_one() -> None:
     machine = session(ahead=1)
-    (now,) = machine.on_draft(Draft(0, 0, (5, 9)))
+    now = score_of(machine.on_draft(Draft(0, 0, (5, 9))))
     machine.on_draft(Draft(1, 3, (8, 9), after=(5, 9, 4)))  # void: 9 is not accepted
     machine.on_draft(Draft(1, 2, (7, 8), after=(5, 6)))
     assert answer(machine, now) == [Verdict(0, (5, 6), 1, False, 0.1), Score((5, 6), (7, 8))]
@@ -76,8 +83,8 @@ def test_a_draft_ahead_that_waited_for_a_place_is_scored_after_a_void_one() -> N
 
 def test_scores_of_void_drafts_change_nothing() -> None:
     machine = session()
-    (now,) = machine.on_draft(Draft(0, 0, (5, 9)))
-    (void,) = machine.on_draft(Draft(1, 3, (8, 9), after=(5, 9, 4)))
+    now = score_of(machine.on_draft(Draft(0, 0, (5, 9))))
+    void = score_of(machine.on_draft(Draft(1, 3, (8, 9), after=(5, 9, 4))))
     answer(machine, now)
     assert answer(machine, void) == []
     assert machine.on_draft(Draft(1, 2, (7,))) == [Score((5, 6), (7,))]
@@ -85,8 +92,8 @@ def test_scores_of_void_drafts_change_nothing() -> None:
 
 def test_a_lost_request_matters_only_if_its_round_has_come() -> None:
     machine = session()
-    (now,) = machine.on_draft(Draft(0, 0, (5, 6)))
-    (ahead,) = machine.on_draft(Draft(1, 3, (8, 9), after=(5, 6, 7)))
+    now = score_of(machine.on_draft(Draft(0, 0, (5, 6))))
+    ahead = score_of(machine.on_draft(Draft(1, 3, (8, 9), after=(5, 6, 7))))
     assert machine.on_lost(now)
     assert not machine.on_lost(ahead)
     assert answer(machine, now)[-1] == ahead  # asked again
@@ -106,7 +113,7 @@ def test_a_server_that_decodes_alone_streams() -> None:
 
 def test_a_sampled_answer_is_not_left_to_the_random_numbers_of_the_server() -> None:
     machine = session(replace(OPEN, sampling=SamplingConfig(1.0, top_k=4)))
-    (score,) = machine.on_draft(Draft(0, 0, (), (), autoregressive_rounds=23))
+    score = score_of(machine.on_draft(Draft(0, 0, (), (), autoregressive_rounds=23)))
     assert score == Score((), ())
     verdict, following = answer(machine, score)
     assert isinstance(verdict, Verdict)
@@ -115,7 +122,7 @@ def test_a_sampled_answer_is_not_left_to_the_random_numbers_of_the_server() -> N
 
 def test_a_replayed_session_continues_after_its_tokens() -> None:
     machine = session(replace(OPEN, replay=(5, 6, 7), round=1))
-    (score,) = machine.on_draft(Draft(1, 3, (8,)))
+    score = score_of(machine.on_draft(Draft(1, 3, (8,))))
     assert answer(machine, score) == [Verdict(1, (8, 9), 1, False, 0.1)]
 
 
