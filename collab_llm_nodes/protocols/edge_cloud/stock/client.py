@@ -12,12 +12,13 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from collab_llm_nodes.decoding.sampling import Distribution, SamplingConfig
-from collab_llm_nodes.errors import CollabError, ModelError, ProtocolError, Unavailable
+from collab_llm_nodes.errors import CollabError, ModelError, Unavailable
 from collab_llm_nodes.models.vocabulary import check_same
 from collab_llm_nodes.protocols.edge_cloud.messages import (
     Draft,
@@ -77,6 +78,17 @@ class Served:
     facts: Facts
 
 
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Turn errors of reading an answer into ProtocolError: the server may send anything."""
+    try:
+        yield
+    except (CollabError, asyncio.TimeoutError):
+        raise
+    except Exception as error:
+        raise wrong_answer(f"{type(error).__name__} while it was read") from error
+
+
 class StockClient(SessionClient[Served]):
     """A connection to one stock server; see ``SessionClient`` for the other arguments.
 
@@ -113,7 +125,8 @@ class StockClient(SessionClient[Served]):
         else:
             server = SglangServer(http, config.model, self.reference)
         try:
-            facts = await within(server.check(), config.link.verdict_deadline_s)
+            with _readable():
+                facts = await within(server.check(), config.link.verdict_deadline_s)
             for _ in range(_PINGS):
                 await self._ping(server)
         except asyncio.TimeoutError:
@@ -169,7 +182,8 @@ class _StockStream(SessionHandle):
         stock, reference = self.client, self.client.reference
         check_same(opened.vocabulary, reference.vocabulary, draft="model", target=stock.model)
         guide = reference.guides.open(opened.guide) if opened.guide is not None else None
-        prompt = await served.server.read(opened, self.count)
+        with _readable():
+            prompt = await served.server.read(opened, self.count)
         session = StockSession(
             opened,
             eos=reference.eos,
@@ -262,12 +276,10 @@ class _Stream:
     async def _guarded(self, request: Callable[[A], Awaitable[None]], action: A) -> None:
         """End the stream if ``request`` fails."""
         try:
-            await request(action)
+            with _readable():
+                await request(action)
         except CollabError as error:
             self._fail(error)
-        except Exception as error:  # the other sessions go on
-            log.exception("a request to the stock server failed")
-            self._fail(ProtocolError(f"internal error: {type(error).__name__}"))
 
     def _fail(self, error: CollabError) -> None:
         self._error = self._error or error

@@ -16,16 +16,22 @@ import asyncio
 import base64
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from collab_llm_nodes.decoding.draft_length import Trials
-from collab_llm_nodes.errors import InvalidInput, NotFound, Unauthenticated, VocabularyMismatch
+from collab_llm_nodes.errors import (
+    InvalidInput,
+    NotFound,
+    ProtocolError,
+    Unauthenticated,
+    VocabularyMismatch,
+)
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.edge_cloud.messages import Open
 from collab_llm_nodes.protocols.edge_cloud.stock.http import Count, StockHttp, ignore_bytes
+from collab_llm_nodes.protocols.edge_cloud.stock.methods import PROBES, MethodChoice
 from collab_llm_nodes.protocols.edge_cloud.stock.reference import PROBE, Reference
 from collab_llm_nodes.protocols.edge_cloud.stock.server import (
     Facts,
@@ -35,15 +41,21 @@ from collab_llm_nodes.protocols.edge_cloud.stock.server import (
     wrong_answer,
 )
 from collab_llm_nodes.protocols.edge_cloud.stock.session import Score
-from collab_llm_nodes.protocols.means import Mean
+from collab_llm_nodes.protocols.edge_cloud.stock.vllm_answers import (
+    choices_of,
+    row_of_chat,
+    row_of_completion,
+    row_of_generation,
+    rows_of_prompt,
+    streamed_tokens,
+    token_of,
+    tokens_of,
+)
 
 COMPLETIONS = "/v1/completions"
 GENERATE = "/inference/v1/generate"
 CHAT = "/v1/chat/completions"
-PROBES, ONE_REQUEST = "probes", "one_request"
 _REVISION_TOKENS = 8
-_LONGEST_ID = 9  # digits
-_TRIAL_SHARE, _TRIAL_EVERY = 0.02, 16  # of the time, and rounds, for the method that seems slower
 
 _LAW = {
     "top_p": 1.0,
@@ -90,7 +102,7 @@ class VllmServer:
         body = self._completion([ids], max_tokens=_REVISION_TOKENS, ignore_eos=True)
         answer = await self._http.post(COMPLETIONS, body, ignore_bytes)
         self.generates = await self._has_generate(ids)
-        revision = tuple(_token(t) for t in _tokens_of(_choices(answer, 1)[0]))
+        revision = tuple(token_of(t) for t in tokens_of(choices_of(answer, 1)[0]))
         return Facts(context, revision)
 
     async def read(self, opened: Open, count: Count) -> ServedPrompt:
@@ -101,7 +113,7 @@ class VllmServer:
         if pictures is None:
             body = self._completion([ids], return_token_ids=True)
             answer = await self._http.post(COMPLETIONS, body, count)
-            self._check_ids(_choices(answer, 1)[0].get("prompt_token_ids"), ids)
+            self._check_ids(choices_of(answer, 1)[0].get("prompt_token_ids"), ids)
             return served
         if self.generates:
             body = self._generation(served, ids, pictures.whole, return_token_ids=True)
@@ -132,7 +144,7 @@ class VllmServer:
         else:
             path, body = self._continuation(prompt, prefix, sampling)
             answer = await self._http.post(path, body, count)
-        (token,) = _row_of_generation(_choices(answer, 1)[0], 0)
+        (token,) = row_of_generation(choices_of(answer, 1)[0], 0)
         return token
 
     async def stream(
@@ -143,7 +155,7 @@ class VllmServer:
             path, body = self._continuation(prompt, prefix, {"max_tokens": most}, whole=whole)
             try:
                 async for event in self._http.events(path, body | {"stream": True}, count):
-                    for token in _streamed_tokens(event):
+                    for token in streamed_tokens(event):
                         sent += 1
                         yield token
                 return
@@ -183,7 +195,7 @@ class VllmServer:
             body = self._completion(prefixes, top)
             answer = await self._http.post(COMPLETIONS, body, count)
             self._check_count(answer, sum(map(len, prefixes)))
-            return [_row_of_completion(c, top) for c in _choices(answer, len(prefixes))]
+            return [row_of_completion(c, top) for c in choices_of(answer, len(prefixes))]
         rows = [self._generated_row(prompt, prefix, top, count) for prefix in prefixes]
         return await asyncio.gather(*rows)
 
@@ -193,7 +205,7 @@ class VllmServer:
         sampling = {"detokenize": False, "logprobs": max(1, top), **_law(top)}
         answer = await self._generate(prompt, ids, sampling, count)
         self._check_count(answer, prompt.length + len(ids) - len(prompt.ids))
-        return _row_of_generation(_choices(answer, 1)[0], top)
+        return row_of_generation(choices_of(answer, 1)[0], top)
 
     async def _score_at_once(
         self, prompt: ServedPrompt, score: Score, top: int, count: Count
@@ -203,14 +215,14 @@ class VllmServer:
             body = self._completion([ids], top, prompt_logprobs=max(1, top))
             answer = await self._http.post(COMPLETIONS, body, count)
             self._check_count(answer, len(ids))
-            choice = _choices(answer, 1)[0]
-            last = _row_of_completion(choice, top)
-            return [*_rows_of_prompt(choice.get("prompt_logprobs"), score.tokens, top), last]
+            choice = choices_of(answer, 1)[0]
+            last = row_of_completion(choice, top)
+            return [*rows_of_prompt(choice.get("prompt_logprobs"), score.tokens, top), last]
         sampling = {"prompt_logprobs": max(1, top), "logprobs": max(1, top), **_law(top)}
         answer = await self._generate(prompt, ids, sampling, count)
         self._check_count(answer, prompt.length + len(ids) - len(prompt.ids))
-        last = _row_of_generation(_choices(answer, 1)[0], top)
-        return [*_rows_of_prompt(answer.get("prompt_logprobs"), score.tokens, top), last]
+        last = row_of_generation(choices_of(answer, 1)[0], top)
+        return [*rows_of_prompt(answer.get("prompt_logprobs"), score.tokens, top), last]
 
     async def _score_chat(
         self, prompt: ServedPrompt, score: Score, top: int, count: Count
@@ -225,9 +237,13 @@ class VllmServer:
             **_law(top),
         }
         answer = await self._http.post(CHAT, self._chat(prompt, answer_so_far, fields), count)
-        self._check_ids(answer.get("prompt_token_ids"), (*prompt.ids, *answer_so_far))
-        last = _row_of_chat(_choices(answer, 1)[0], top)
-        return [*_rows_of_prompt(answer.get("prompt_logprobs"), score.tokens, top), last]
+        try:
+            self._check_ids(answer.get("prompt_token_ids"), (*prompt.ids, *answer_so_far))
+        except ProtocolError as error:
+            error.remedy = "start vLLM with --enable-scale-out: as text, tokens may become others"
+            raise
+        last = row_of_chat(choices_of(answer, 1)[0], top)
+        return [*rows_of_prompt(answer.get("prompt_logprobs"), score.tokens, top), last]
 
     async def _generate(
         self,
@@ -359,28 +375,6 @@ class VllmServer:
             raise wrong_answer(f"it has not read {sent} tokens")
 
 
-class MethodChoice:
-    """The faster of the two methods, and now and then the other, to see."""
-
-    def __init__(self, method: str) -> None:
-        self.only = method if method != "auto" else ""
-        self._seconds = {PROBES: Mean(), ONE_REQUEST: Mean()}
-        self._trials = Trials[str](_TRIAL_SHARE, _TRIAL_EVERY)
-
-    def next(self) -> str:
-        if self.only:
-            return self.only
-        unknown = [name for name, mean in self._seconds.items() if mean.count < 2]
-        if unknown:
-            return unknown[0]
-        best, other = sorted(self._seconds, key=lambda name: self._seconds[name].value)
-        best_s, other_s = self._seconds[best].value, self._seconds[other].value
-        return self._trials.choose(best, best_s, [(other, other_s - best_s)])
-
-    def learn(self, method: str, seconds: float) -> None:
-        self._seconds[method].add(seconds)
-
-
 _EARLIER = (Turn("user", "Where is the chair?"), Turn("assistant", "On the left."))
 _PROBE_TURN = {"role": "user", "content": PROBE}
 
@@ -388,102 +382,3 @@ _PROBE_TURN = {"role": "user", "content": PROBE}
 def _law(top: int) -> dict[str, float]:
     """Return the temperature: greedy, or the law that the log-probabilities are of."""
     return {"temperature": 1.0 if top else 0.0}
-
-
-def _choices(answer: Mapping[str, Any], number: int) -> list[dict[str, Any]]:
-    """Return the choices of ``answer``, in the order of the prompts."""
-    found = answer.get("choices")
-    choices = [c for c in found if isinstance(c, dict)] if isinstance(found, list) else []
-    choices.sort(key=lambda choice: choice.get("index") or 0)
-    if [choice.get("index") for choice in choices] != list(range(number)):
-        raise wrong_answer(f"it has not {number} choices")
-    return choices
-
-
-def _streamed_tokens(event: Mapping[str, Any]) -> Iterator[int]:
-    for choice in event.get("choices") or ():
-        for token in choice.get("token_ids") or ():
-            yield _token(token)
-
-
-def _token(name: object) -> int:
-    """Return the token id of ``7`` or ``token_id:7``."""
-    if isinstance(name, int) and not isinstance(name, bool) and name >= 0:
-        return name
-    number = name.removeprefix("token_id:") if isinstance(name, str) else ""
-    if not number.isdecimal() or len(number) > _LONGEST_ID:
-        raise wrong_answer("a token without id")
-    return int(number)
-
-
-def _number(value: object) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or value != value:
-        raise wrong_answer("a log-probability that is no number")
-    return float(value)
-
-
-def _tokens_of(choice: Mapping[str, Any]) -> list[object]:
-    logprobs = choice.get("logprobs")
-    tokens = logprobs.get("tokens") if isinstance(logprobs, dict) else None
-    if not isinstance(tokens, list) or not tokens:
-        raise wrong_answer("a choice without tokens")
-    return tokens
-
-
-def _likeliest(row: Mapping[int, float], top: int) -> Row:
-    """Return the ``top`` likeliest tokens: a server adds the one that was drawn."""
-    return dict(sorted(row.items(), key=lambda entry: -entry[1])[:top])
-
-
-def _row_of_completion(choice: Mapping[str, Any], top: int) -> Row:
-    (drawn, *more) = _tokens_of(choice)
-    if more:
-        raise wrong_answer("more than one token")
-    if not top:
-        return {_token(drawn): 0.0}
-    listed = choice["logprobs"].get("top_logprobs")
-    if not isinstance(listed, list) or len(listed) != 1 or not isinstance(listed[0], dict):
-        raise wrong_answer("no log-probabilities")
-    return _likeliest({_token(t): _number(p) for t, p in listed[0].items()}, top)
-
-
-def _row_of_generation(choice: Mapping[str, Any], top: int) -> Row:
-    tokens = choice.get("token_ids")
-    if not isinstance(tokens, list) or len(tokens) != 1:
-        raise wrong_answer("not one token")
-    return {_token(tokens[0]): 0.0} if not top else _listed(choice, "token_id", top)
-
-
-def _row_of_chat(choice: Mapping[str, Any], top: int) -> Row:
-    return _row_of_generation(choice, 0) if not top else _listed(choice, "token", top)
-
-
-def _listed(choice: Mapping[str, Any], name: str, top: int) -> Row:
-    """Return the top log-probabilities of a choice's only token."""
-    try:
-        (content,) = choice["logprobs"]["content"]
-        row = {_token(each[name]): _number(each["logprob"]) for each in content["top_logprobs"]}
-    except (KeyError, TypeError, ValueError):
-        raise wrong_answer("no log-probabilities") from None
-    return _likeliest(row, top)
-
-
-def _rows_of_prompt(listed: object, tokens: tuple[int, ...], top: int) -> list[Row]:
-    """Return the rows at the end of a prompt's log-probabilities, those of the draft ``tokens``."""
-    if not tokens:
-        return []
-    ends = listed[-len(tokens) :] if isinstance(listed, list) else []
-    if len(ends) != len(tokens):
-        raise wrong_answer("no log-probabilities of the prompt")
-    return [_row_of_prompt(entry, token, top) for entry, token in zip(ends, tokens, strict=True)]
-
-
-def _row_of_prompt(entry: object, token: int, top: int) -> Row:
-    if not isinstance(entry, dict) or str(token) not in entry:
-        raise wrong_answer("log-probabilities of other tokens")
-    try:
-        if not top:  # of equal ones, the one that the server would choose has rank 1
-            return {_token(min(entry, key=lambda t: entry[t]["rank"])): 0.0}
-        return _likeliest({_token(t): _number(p["logprob"]) for t, p in entry.items()}, top)
-    except (KeyError, TypeError):
-        raise wrong_answer("log-probabilities without values") from None

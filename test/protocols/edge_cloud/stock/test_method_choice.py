@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collab_llm_nodes.protocols.edge_cloud.stock.vllm import ONE_REQUEST, PROBES, MethodChoice
+from collab_llm_nodes.protocols.edge_cloud.stock.methods import ONE_REQUEST, PROBES, MethodChoice
 
 
 def used(choice: MethodChoice, rounds: int, seconds: dict[str, float]) -> list[str]:

@@ -213,6 +213,21 @@ def test_a_server_with_another_tokenizer_is_refused(server: FakeVllm) -> None:
         assert "tokenizer" in client.status.error_msg
 
 
+def test_a_server_whose_check_cannot_be_read_is_asked_again(server: FakeVllm) -> None:
+    broken = threading.Event()
+    broken.set()
+
+    def nonsense(path: str, body: dict[str, Any], honest: dict[str, Any]) -> Any:
+        mixed = {"choices": [{"index": 0}, {"index": "a"}]}
+        return mixed if broken.is_set() and path == "/v1/completions" else None
+
+    server.fault = nonsense
+    with connected(server) as client:
+        assert Session(client, server).failure().code == "PROTOCOL_ERROR"
+        broken.clear()
+        wait_for(lambda: client.status.state == "UP")
+
+
 def test_a_server_that_does_not_list_the_model_is_refused(server: FakeVllm) -> None:
     with connected(server, model="another") as client:
         assert Session(client, server).failure().code == "NOT_FOUND"
@@ -240,6 +255,10 @@ def beyond_the_vocabulary(path: str, body: dict[str, Any], honest: dict[str, Any
     return {**honest, "choices": named}
 
 
+def mixed_indices(path: str, body: dict[str, Any], honest: dict[str, Any]) -> Any:
+    return {**honest, "choices": [{**honest["choices"][0], "index": "a"}, *honest["choices"][1:]]}
+
+
 def a_web_page(path: str, body: dict[str, Any], honest: dict[str, Any]) -> Reply:
     return Reply(body=b"<html>Welcome</html>")
 
@@ -260,6 +279,7 @@ def a_redirection(path: str, body: dict[str, Any], honest: dict[str, Any]) -> Re
         drop_log_probs,
         forget_ids,
         beyond_the_vocabulary,
+        mixed_indices,
         a_web_page,
         a_list,
         a_redirection,
