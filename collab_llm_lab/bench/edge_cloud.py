@@ -228,7 +228,9 @@ def _link(point: Point, exit_queue: str = "priority") -> Iterator[VerifierClient
     with (
         tempfile.TemporaryDirectory(prefix="collab_llm_") as folder,
         verifier_process(
-            address, compute_s=point.t_q, config=_write(Path(folder) / "verifier.yaml", settings)
+            address,
+            compute_s=point.t_q,
+            config=write_settings(Path(folder) / "verifier.yaml", settings),
         ) as process,
         LinkProxy(address, LinkProfile(delay_s=point.t_c)) as link,
         VerifierClient(ClientLinkConfig(address=link.address)) as client,
@@ -237,7 +239,8 @@ def _link(point: Point, exit_queue: str = "priority") -> Iterator[VerifierClient
         yield client
 
 
-def _write(file: Path, settings: Any) -> Path:
+def write_settings(file: Path, settings: Any) -> Path:
+    """Write ``settings`` as YAML; return ``file``."""
     file.write_text(yaml.safe_dump(settings), encoding="utf-8")
     return file
 

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
 
-from collab_llm_lab.bench.edge_cloud import MODES, Point, Row
+from collab_llm_lab.bench.edge_cloud import MODES, Point, Row, write_settings
 from collab_llm_lab.bench.lossless.server import (
     DEADLINE_S,
     MAX_TOKENS,
@@ -27,6 +30,7 @@ from collab_llm_lab.bench.lossless.server import (
     server_prompts,
 )
 from collab_llm_lab.bench.rendering import show_rows
+from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.loading import ModelConfig, load
@@ -109,10 +113,17 @@ def _clients(
 
 @contextlib.contextmanager
 def _ours(model: str) -> Iterator[SessionClient[Any]]:
-    """Run our verifier with ``model``."""
+    """Run our verifier with ``model``, and without limits for this machine's robots."""
     address = f"127.0.0.1:{free_port()}"
+    settings = yaml.safe_load(config_file("verifier_embedded.yaml").read_text(encoding="utf-8"))
+    settings["model"] |= {"path": model}
+    settings["shares"] = {"connection": 1.0, "address": 1.0, "sessions_per_s": 1e6}
+    settings["shares"]["bytes_per_s"] = 1e9
     with (
-        verifier_process(address, model=model) as process,
+        tempfile.TemporaryDirectory(prefix="collab_llm_") as folder,
+        verifier_process(
+            address, config=write_settings(Path(folder) / "verifier.yaml", settings)
+        ) as process,
         VerifierClient(ClientLinkConfig(address=address)) as client,
     ):
         wait_for_verifier(client, process)
