@@ -56,6 +56,7 @@ from collab_llm_nodes.protocols.edge_cloud.stock.settings import TargetLinkConfi
 from collab_llm_nodes.protocols.edge_cloud.stock.sglang import SglangServer
 from collab_llm_nodes.protocols.edge_cloud.stock.vllm import VllmServer
 from collab_llm_nodes.transport.background import within
+from collab_llm_nodes.transport.credentials import read_token
 from collab_llm_nodes.transport.heartbeat import HeartbeatConfig
 
 if TYPE_CHECKING:  # llguidance is loaded where guides are used
@@ -93,7 +94,7 @@ class StockClient(SessionClient[Served]):
     """A connection to one stock server; see ``SessionClient`` for the other arguments.
 
     Raises:
-        ConfigError: a certificate or the token's file cannot be read.
+        ConfigError: the token's file cannot be read.
         ModelError: the files of ``config.tokenizer`` cannot be read.
     """
 
@@ -105,6 +106,7 @@ class StockClient(SessionClient[Served]):
         on_state: Callable[[LinkStatus], None] = lambda status: None,
         heartbeat: HeartbeatConfig | None = None,
     ) -> None:
+        read_token(config.token, config.token_file)  # a missing file is no fault of the server
         self.reference = Reference.load(config.tokenizer)
         super().__init__(config, on_state, heartbeat)
 
