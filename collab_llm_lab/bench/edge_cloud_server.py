@@ -39,6 +39,7 @@ from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.processes import free_port
 from collab_llm_nodes.protocols.edge_cloud.messages import (
     Draft,
+    EarlyExit,
     Open,
     Opened,
     ServerMessage,
@@ -241,7 +242,7 @@ class Replay:
         self._session.send(self._script.drafts[self._round])
 
     def _receive(self, message: ServerMessage) -> None:
-        if isinstance(message, Opened):
+        if isinstance(message, Opened | EarlyExit):
             return
         right = isinstance(message, Verdict) and message.tokens == self._verdict
         if not isinstance(message, Verdict) or not right:
