@@ -47,11 +47,16 @@ PYTHON
     touch "$home/ready"
 fi
 
-# vLLM loads every *.safetensors beside config.json: leave our early exits out.
+# vLLM loads every *.safetensors beside config.json: leave early exits and heads out.
 folder="$home/$model"
+rm -rf "$folder"
 mkdir -p "$folder"
 for file in "models/$model"/*; do
-    case "${file##*/}" in adapters.*) ;; *) [ -f "$file" ] && cp "$file" "$folder/" ;; esac
+    case "${file##*/}" in
+        model*.safetensors) cp "$file" "$folder/" ;;
+        *.safetensors) ;;
+        *) if [ -f "$file" ]; then cp "$file" "$folder/"; fi ;;
+    esac
 done
 flock -u 9
 exec 9>&-
