@@ -49,6 +49,11 @@ def reference() -> Reference:
     return Reference.load("text-target")
 
 
+@pytest.fixture(autouse=True)
+def _read_once(reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reference, "load", lambda path: reference)
+
+
 @pytest.fixture
 def server(reference: Reference) -> Iterator[FakeVllm]:
     with FakeVllm(reference) as serving:
@@ -433,6 +438,28 @@ def test_a_silent_server_is_given_up_at_the_deadline(server: FakeVllm) -> None:
         failure = session.failure()
         release.set()
     assert failure.code in ("DEADLINE_EXCEEDED", "UNAVAILABLE")
+
+
+def test_a_server_that_becomes_slow_gives_the_same_answer(server: FakeVllm) -> None:
+    slow = threading.Event()  # never set
+
+    with connected(server) as client:
+        session = Session(client, server)
+        session.send()
+        session.verdict()
+        server.fault = lambda path, body, honest: slow.wait(0.1) or None
+        assert session.finish() == server.greedy(session.prompt, MOST)
+        assert session.handle.reconnects == 0
+
+
+def test_proxies_of_the_environment_are_ignored(
+    server: FakeVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with connected(server) as client:
+        session = Session(client, server)
+        assert session.finish() == server.greedy(session.prompt, MOST)
 
 
 def test_silence_shows_in_the_state_of_the_link(server: FakeVllm) -> None:
