@@ -102,7 +102,7 @@ def own_answer(config: TargetLinkConfig, prompt: Prompt) -> tuple[int, ...] | st
     }
     try:
         response = httpx2.post(
-            f"{config.url.rstrip('/')}/v1/chat/completions",
+            f"{config.base_url}/v1/chat/completions",
             json=body,
             headers={"Authorization": f"Bearer {token}"} if token else None,
             timeout=DEADLINE_S,

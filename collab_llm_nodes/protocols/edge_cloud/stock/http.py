@@ -64,7 +64,7 @@ class StockHttp:
         if token:
             headers["Authorization"] = f"Bearer {token}"
         self._token = token
-        self._url = config.url.rstrip("/")
+        self._url = config.base_url
         self._answer_s = config.link.verdict_deadline_s
         timeout = httpx2.Timeout(self._answer_s, connect=config.link.connect_deadline_s)
         self._client = httpx2.AsyncClient(headers=headers, timeout=timeout, **options)

@@ -25,7 +25,7 @@ class TargetLinkConfig(ClientLinkConfig):
         read_only=True,
     )
     url: str = setting(
-        "", "Base URL of a stock server, such as https://host:8000, without /v1.", read_only=True
+        "", "URL of a stock server, such as https://host:8000, with or without /v1.", read_only=True
     )
     model: str = setting("", "Name of the model, as the stock server knows it.", read_only=True)
     tokenizer: str = setting(
@@ -80,6 +80,11 @@ class TargetLinkConfig(ClientLinkConfig):
             tls_ca=self.tls_ca,
             example="https://host:8000",
         )
+
+    @property
+    def base_url(self) -> str:
+        """``url`` without ``/v1``: some paths of stock servers are beside it."""
+        return self.url.rstrip("/").removesuffix("/v1")
 
     @property
     def server(self) -> str:

@@ -518,7 +518,9 @@ def test_wrong_settings_name_their_field_and_no_secret(
 def test_a_remote_host_needs_leave_to_be_asked_without_encryption() -> None:
     known: dict[str, Any] = {"kind": "vllm", "model": "m", "tokenizer": "t"}
     assert TargetLinkConfig(**known, url="http://example.com:8000", unencrypted=True).url
-    assert TargetLinkConfig(**known, url="https://example.com").url
+    assert (
+        TargetLinkConfig(**known, url="https://example.com/v1/").base_url == "https://example.com"
+    )
 
 
 def test_no_session_is_opened_on_a_closed_client(server: FakeVllm) -> None:
