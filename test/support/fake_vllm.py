@@ -106,8 +106,8 @@ class FakeVllm:
         answer: list[int] = []
         while len(answer) < most and not (answer and answer[-1] in self.reference.eos):
             logits = self.logits([*ids, *answer])
-            best = logits.argmax() if allowed is None else allowed[logits[list(allowed)].argmax()]
-            answer.append(int(best))
+            possible = range(len(logits)) if allowed is None else list(allowed)
+            answer.append(possible[int(logits[possible].argmax())])
         return tuple(answer)
 
     def respond(self, handler: BaseHTTPRequestHandler, body: Answer) -> None:

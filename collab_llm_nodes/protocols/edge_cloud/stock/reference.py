@@ -24,6 +24,7 @@ from collab_llm_nodes.models.prompt import (
     refuse_control_tokens,
     takes_system,
 )
+from collab_llm_nodes.models.tokenizer import token_id
 from collab_llm_nodes.models.vocabulary import (
     control_tokens,
     end_tokens,
@@ -90,7 +91,7 @@ class Reference:
         """The guides of this model's answers; raises ModelError if its tokenizer cannot be used."""
         from collab_llm_nodes.models.guided_text import Guides  # llguidance: loaded where used
 
-        control = self.tokenizer.convert_tokens_to_ids(list(self.control_tokens))
+        control = [token_id(self.tokenizer, token) for token in self.control_tokens]
         return Guides(self.tokenizer, self.vocab_size, self.eos, control)
 
     @cached_property

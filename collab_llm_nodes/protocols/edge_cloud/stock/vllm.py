@@ -325,7 +325,9 @@ class VllmServer:
             {"type": "image_url", "image_url": {"url": url}, "uuid": name}
             for url, name in zip(urls, names, strict=True)
         ]
-        turns = [{"role": turn.role, "content": turn.content} for turn in prompt.turns]
+        turns: list[dict[str, Any]] = [
+            {"role": turn.role, "content": turn.content} for turn in prompt.turns
+        ]
         turns.append({"role": "user", "content": [*shown, {"type": "text", "text": prompt.text}]})
         return _Pictures(tuple(turns), tuple(whole), tuple(named))
 
@@ -341,9 +343,7 @@ class VllmServer:
             ("chat template", chat, {"messages": messages}),
         )
         for name, ours, body in asked:
-            answer = await self._http.post(
-                "/tokenize", {"model": self._model, **body}, ignore_bytes
-            )
+            answer = await self._http.post("/tokenize", body | {"model": self._model}, ignore_bytes)
             if answer.get("tokens") != list(ours):
                 raise VocabularyMismatch(
                     f"the server's {name} is another one than that of the model in tokenizer",

@@ -441,13 +441,16 @@ def test_a_silent_server_is_given_up_at_the_deadline(server: FakeVllm) -> None:
 
 
 def test_a_server_that_becomes_slow_gives_the_same_answer(server: FakeVllm) -> None:
-    slow = threading.Event()  # never set
+    never = threading.Event()
+
+    def slow(path: str, body: dict[str, Any], honest: dict[str, Any]) -> None:
+        never.wait(0.1)
 
     with connected(server) as client:
         session = Session(client, server)
         session.send()
         session.verdict()
-        server.fault = lambda path, body, honest: slow.wait(0.1) or None
+        server.fault = slow
         assert session.finish() == server.greedy(session.prompt, MOST)
         assert session.handle.reconnects == 0
 
