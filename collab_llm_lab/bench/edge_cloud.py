@@ -48,6 +48,7 @@ from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.protocols.edge_cloud.process import verifier_process, wait_for_verifier
 from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.protocols.edge_cloud.runner import Generation
+from collab_llm_nodes.protocols.edge_cloud.sessions import SessionClient
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
 
 GAMMA = 4
@@ -227,7 +228,9 @@ def _link(point: Point, exit_queue: str = "priority") -> Iterator[VerifierClient
     with (
         tempfile.TemporaryDirectory(prefix="collab_llm_") as folder,
         verifier_process(
-            address, compute_s=point.t_q, config=_write(Path(folder) / "verifier.yaml", settings)
+            address,
+            compute_s=point.t_q,
+            config=write_settings(Path(folder) / "verifier.yaml", settings),
         ) as process,
         LinkProxy(address, LinkProfile(delay_s=point.t_c)) as link,
         VerifierClient(ClientLinkConfig(address=link.address)) as client,
@@ -236,7 +239,8 @@ def _link(point: Point, exit_queue: str = "priority") -> Iterator[VerifierClient
         yield client
 
 
-def _write(file: Path, settings: Any) -> Path:
+def write_settings(file: Path, settings: Any) -> Path:
+    """Write ``settings`` as YAML; return ``file``."""
     file.write_text(yaml.safe_dump(settings), encoding="utf-8")
     return file
 
@@ -260,7 +264,7 @@ def measure_modes(
         By mode, its row in what :func:`run_edge_cloud` returns.
     """
     with _link(point, exit_queue) as client:
-        rows = {name: _Row(setup, point, drafts, client) for name, setup in modes.items()}
+        rows = {name: Row(setup, point, drafts, client) for name, setup in modes.items()}
         for prompt in prompts[:TRIALS]:
             for row in rows.values():
                 row.warm_up(prompt)
@@ -275,11 +279,11 @@ def measure_modes(
     return results
 
 
-class _Row:
+class Row:
     """Figures of a decoding mode; rates leave out the first round, which opens the session."""
 
     def __init__(
-        self, setup: Setup, point: Point, drafts: Sequence[Engine], client: VerifierClient
+        self, setup: Setup, point: Point, drafts: Sequence[Engine], client: SessionClient[Any]
     ) -> None:
         self._setup, self._point = setup, point
         t_p = point.t_p / setup.drafts if setup.side_by_side else point.t_p
@@ -305,14 +309,14 @@ class _Row:
         answer, _ = _generate(self._runner, prompt)
         self._trials_ms.append(1e3 * answer.metrics.total_s / answer.metrics.tokens)
 
-    def measure(self, prompt: Prompt, right: tuple[int, ...]) -> None:
-        """Decode an answer that counts, and compare it with ``right``."""
+    def measure(self, prompt: Prompt, right: tuple[int, ...] | None) -> None:
+        """Decode an answer that counts, and compare it with ``right``, if that is known."""
         begun, stolen = time.monotonic(), stolen_s()
         answer, first = _generate(self._runner, prompt)
         self._seconds += time.monotonic() - begun
         self._stolen += stolen_s() - stolen
         metrics = answer.metrics
-        self._mismatches += answer.tokens != right
+        self._mismatches += right is not None and answer.tokens != right
         assert answer.mode is not None
         self._modes.add(answer.mode.name)
         self._predicted_s += (metrics.rounds - 1) * _predicted(

@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-from collab_llm_lab.bench.options import measure
+from collab_llm_lab.bench.options import (
+    DraftOption,
+    KeyOption,
+    KindOption,
+    SecondsOption,
+    ServedAsOption,
+    ServerOption,
+    TargetOption,
+    measure,
+    numbers,
+    stock_target,
+)
 from collab_llm_nodes.cli.options import JsonOption, PlotOption, SeedOption
 
 
@@ -16,10 +27,37 @@ def bench_edge_cloud(
     ablations: Annotated[
         bool, typer.Option(help="Also gamma, workers and queues (paper 003, Figure 4, Table 7).")
     ] = True,
+    server: ServerOption = None,
+    kind: KindOption = "vllm",
+    target: TargetOption = "nav-target",
+    served_as: ServedAsOption = None,
+    draft: DraftOption = "nav-draft",
+    api_key_file: KeyOption = "",
+    robots: Annotated[
+        str, typer.Option(help="With --server: numbers of robots, separated by commas.")
+    ] = "1,8,16",
+    seconds: SecondsOption = 10.0,
     json_file: JsonOption = None,
     plot: PlotOption = None,
 ) -> None:
-    """Every decoding mode at four operating points, emulated; predicted beside measured."""
+    """Every decoding mode at four operating points, emulated; predicted beside measured.
+
+    With --server: a stock server beside our verifier instead, nothing emulated.
+    """
+    if server is not None:
+        from collab_llm_lab.bench.edge_cloud_server import run_server
+
+        measure(
+            run_server,
+            json_file,
+            lambda results: results["output_mismatches"] == 0,
+            config=stock_target(server, kind, target, served_as, api_key_file),
+            draft=draft,
+            answers=answers,
+            robots=numbers(robots, "--robots", 1),
+            seconds=seconds,
+            seed=seed,
+        )
     from collab_llm_lab.bench.edge_cloud import run_edge_cloud
 
     measure(

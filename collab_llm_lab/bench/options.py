@@ -8,14 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from collab_llm_lab.bench.harness import on_this_machine
 from collab_llm_nodes.cli.output import console, read_json, write_json
 
+if TYPE_CHECKING:  # it loads gRPC
+    from collab_llm_nodes.protocols.edge_cloud.stock.settings import TargetLinkConfig
+
+ServerOption = Annotated[
+    str | None,
+    typer.Option("--server", help="URL of a stock server to use as the target, such as a vLLM's."),
+]
+KindOption = Annotated[str, typer.Option(help="Of the stock server: vllm or sglang.")]
+TargetOption = Annotated[
+    str,
+    typer.Option(
+        help="Model of the stock server, by folder, hub id or shipped name; its last part is the"
+        " name that the server knows, unless --served-as names another."
+    ),
+]
+ServedAsOption = Annotated[
+    str | None, typer.Option("--served-as", help="Name of the model at the stock server.")
+]
+DraftOption = Annotated[str, typer.Option(help="Draft model, by folder, hub id or shipped name.")]
+KeyOption = Annotated[
+    str, typer.Option("--api-key-file", help="File that holds the stock server's API key.")
+]
 SecondsOption = Annotated[float, typer.Option(help="Length of each measurement.", min=1.0)]
+STOCK_DEADLINE_S = 120.0
+"""Of a round at a stock server: one on a few cores may be slow at first."""
 Results = dict[str, Any]
 KeepResults = Callable[..., None]
 """Write the results so far; with ``done=True``, say so and draw them."""
@@ -24,6 +48,23 @@ KeepResults = Callable[..., None]
 def part_option(parts: Sequence[str]) -> Any:
     """Return the option ``--part`` of a benchmark with these parts."""
     return typer.Option(help=f"Only this part; repeat. Parts: {', '.join(parts)}.")
+
+
+def stock_target(
+    url: str, kind: str, target: str, served_as: str | None, key_file: str
+) -> TargetLinkConfig:
+    """Return the settings of the link to a stock server; raises ConfigError."""
+    from collab_llm_nodes.protocols.edge_cloud.link import LinkConfig
+    from collab_llm_nodes.protocols.edge_cloud.stock.settings import TargetLinkConfig
+
+    return TargetLinkConfig(
+        kind=kind,
+        url=url,
+        model=served_as or Path(target).name,
+        tokenizer=target,
+        token_file=key_file,
+        link=LinkConfig(verdict_deadline_s=STOCK_DEADLINE_S),
+    )
 
 
 def given(**options: Any) -> dict[str, Any]:

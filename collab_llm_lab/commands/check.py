@@ -6,6 +6,15 @@ from typing import Annotated
 
 import typer
 
+from collab_llm_lab.bench.options import (
+    DraftOption,
+    KeyOption,
+    KindOption,
+    ServedAsOption,
+    ServerOption,
+    TargetOption,
+    stock_target,
+)
 from collab_llm_nodes.cli.options import JsonOption, SeedOption
 from collab_llm_nodes.cli.output import console, write_json
 
@@ -35,15 +44,28 @@ def check_lossless(
             callback=_enough,
         ),
     ] = 200,
+    server: ServerOption = None,
+    kind: KindOption = "vllm",
+    target: TargetOption = "nav-target",
+    served_as: ServedAsOption = None,
+    draft: DraftOption = "nav-draft",
+    api_key_file: KeyOption = "",
     json_file: JsonOption = None,
 ) -> None:
     """Compare the edge-cloud path with ``transformers`` generate on the target alone.
 
     Greedy and seeded sampling, on generated scenes with the embedded pair and on random models of
     every supported architecture. Exits with 0 only without mismatches; near ties are counted.
+    With --server: greedy answers of that server, against those that it gives alone.
     """
-    from collab_llm_lab.bench.lossless.run import check
+    if server is not None:
+        from collab_llm_lab.bench.lossless.server import check_server
 
-    results = check(seed=seed, prompts=prompts, samples=samples, console=console)
+        config = stock_target(server, kind, target, served_as, api_key_file)
+        results = check_server(config, draft=draft, prompts=prompts, seed=seed, console=console)
+    else:
+        from collab_llm_lab.bench.lossless.run import check
+
+        results = check(seed=seed, prompts=prompts, samples=samples, console=console)
     write_json(json_file, results)
     raise typer.Exit(0 if results["mismatches"] == 0 else 1)

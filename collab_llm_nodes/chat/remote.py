@@ -15,14 +15,11 @@ import math
 import os
 import random
 import re
-import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 import openai
@@ -62,13 +59,13 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.models.turns import MAX_TURNS, check_texts, fold_system
 from collab_llm_nodes.transport.background import within
-from collab_llm_nodes.transport.credentials import (
-    check_certificates,
-    check_paired,
-    check_proxy,
-    is_local,
-    read_file,
-    read_token,
+from collab_llm_nodes.transport.credentials import check_paired, check_proxy, read_token
+from collab_llm_nodes.transport.http import (
+    TooLarge,
+    check_url,
+    client_options,
+    is_local_url,
+    is_transient,
 )
 
 log = logging.getLogger(__name__)
@@ -83,9 +80,6 @@ _SEEDS = 1 << 31
 """Servers read signed 32-bit seeds; several refuse longer ones."""
 _ITS_OWN = "x-stainless-raw-response"
 """Header that the library itself reads."""
-_RETRIED = frozenset({408, 409, 425, 429})
-"""Statuses below 500 that are retried; server errors are retried as well."""
-_PERMANENT = frozenset({501, 505})
 _TRANSIENT_KIND = re.compile(
     r"overload|rate.?limit|unavailable|time.?out|timed.out|server.?error|internal|exhausted|busy"
 )
@@ -190,32 +184,18 @@ class RemoteConfig:
                 field="token_variable",
                 remedy="give one of token, token_file and token_variable",
             )
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
-            raise ConfigError(
-                f"{quoted(self.url)} is no base URL",
-                field="url",
-                remedy="such as https://host:8000/v1",
-            )
-        if parts.username or parts.password:
-            raise ConfigError("holds a password", field="url", remedy="use token_file")
+        check_url(
+            self.url,
+            unencrypted=self.unencrypted,
+            tls_ca=self.tls_ca,
+            example="https://host:8000/v1",
+        )
         check_proxy(self.proxy)
-        encrypted = parts.scheme == "https"
-        if not (encrypted or self.unencrypted or self.local):
-            raise ConfigError(
-                "leaves this machine unencrypted",
-                field="url",
-                remedy="use https://, or set unencrypted: true where the network is trusted",
-            )
-        if self.tls_ca and not encrypted:
-            raise ConfigError(
-                "a certificate authority needs https://", field="tls_ca", remedy="leave it out"
-            )
 
     @property
     def local(self) -> bool:
         """True if the server is on this machine."""
-        return is_local(f"{urlsplit(self.url).hostname}:0")
+        return is_local_url(self.url)
 
 
 class RemoteChat:
@@ -307,11 +287,13 @@ class RemoteChat:
 
     def _new_client(self) -> openai.AsyncOpenAI:
         config = self._config
-        verify = httpx2.create_ssl_context()
-        if config.tls_ca:
-            read_file(config.tls_ca, "tls_ca")
-            check_certificates("", "", "tls_ca", config.tls_ca)
-            verify = ssl.create_default_context(cafile=Path(config.tls_ca).expanduser())
+        options = client_options(
+            config.url,
+            tls_ca=config.tls_ca,
+            proxy=config.proxy,
+            connections=config.parallel,
+            max_bytes=_MAX_REPLY_BYTES,
+        )
 
         async def strip_headers(request: httpx2.Request) -> None:
             # The library adds facts about this machine and about its user.
@@ -320,24 +302,8 @@ class RemoteChat:
                     del request.headers[name]
             request.headers["user-agent"] = "collab_llm"
 
-        async def bound(response: httpx2.Response) -> None:
-            assert isinstance(response.stream, httpx2.AsyncByteStream)
-            if response.headers.get("content-encoding", "identity") != "identity":
-                raise ProtocolError(
-                    "the server compresses its response, though it was asked not to",
-                    field="url",
-                    remedy="switch compression off, there or in the proxy before it",
-                )
-            response.stream = _Bounded(response.stream, _MAX_REPLY_BYTES)
-
-        http_client = openai.DefaultAsyncHttpxClient(
-            verify=verify,
-            trust_env=False,  # a proxy of the environment could read texts and key
-            proxy=None if config.local else config.proxy or None,
-            follow_redirects=False,
-            event_hooks={"request": [strip_headers], "response": [bound]},
-            limits=httpx2.Limits(max_connections=config.parallel),
-        )
+        options["event_hooks"]["request"].append(strip_headers)
+        http_client = openai.DefaultAsyncHttpxClient(**options)
         return openai.AsyncOpenAI(
             base_url=config.url,
             api_key=self._token or "none",  # required by the library
@@ -415,7 +381,7 @@ class RemoteChat:
             return self._refused(status_of(error.body), error.body, response.headers)
         except ProtocolError as error:
             return _Failure(error, transient=isinstance(error, BrokenOff))
-        except _TooLarge:
+        except TooLarge:
             return _Failure(
                 ProtocolError(
                     f"the server's response has more than {_MAX_REPLY_BYTES} bytes",
@@ -460,8 +426,7 @@ class RemoteChat:
                 )
             )
         asked_s = asked_pause_s(headers, time.time())
-        transient = status in _RETRIED or (status >= 500 and status not in _PERMANENT)
-        if transient or (not status and _TRANSIENT_KIND.search(kind)):
+        if is_transient(status) or (not status and _TRANSIENT_KIND.search(kind)):
             asks = f" (asks for a pause of {asked_s:g} s)" if asked_s else ""
             return _Failure(
                 Unavailable(
@@ -604,28 +569,6 @@ class _Failure:
     transient: bool = False
     asked_s: float = 0.0
     report: _Report | None = None
-
-
-class _TooLarge(Exception):
-    """A response has too many bytes."""
-
-
-class _Bounded(httpx2.AsyncByteStream):
-    """The bytes of a response, up to a limit."""
-
-    def __init__(self, stream: httpx2.AsyncByteStream, limit: int) -> None:
-        self._stream = stream
-        self._left = limit
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for part in self._stream:
-            self._left -= len(part)
-            if self._left < 0:
-                raise _TooLarge
-            yield part
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
 
 
 def _api_key(config: RemoteConfig) -> str:

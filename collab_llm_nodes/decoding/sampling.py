@@ -198,7 +198,7 @@ def _of_row(x: NDArray[np.floating[Any]], config: SamplingConfig) -> Distributio
     size = len(x)
     if config.greedy:
         likeliest = int(x.argmax())  # of NaN, where there is one
-        return _certain(likeliest, size) if math.isfinite(x[likeliest]) else None
+        return certain(likeliest, size) if math.isfinite(x[likeliest]) else None
     if 0 < config.top_k < size:
         counts = [config.top_k]
     elif config.top_p < 1:
@@ -314,7 +314,8 @@ def _all_ids(size: int) -> NDArray[np.integer[Any]]:
 
 
 @lru_cache(maxsize=4096)
-def _certain(token: int, size: int) -> Distribution:
+def certain(token: int, size: int) -> Distribution:
+    """Return the distribution of a ``token`` that is the only possible one."""
     return Distribution(np.array([token]), np.ones(1), size)
 
 
@@ -366,7 +367,7 @@ def _of_packed(row: NDArray[np.int32], config: SamplingConfig, size: int) -> Dis
     if not math.isfinite(top):
         return None
     if config.greedy:
-        return _certain(int(row[1]), size)
+        return certain(int(row[1]), size)
     if not _cuts(config, size):
         return None
     total, (values, ids) = float(row[3:4].view(np.float32)[0]), np.split(row[4:], 2)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 from PIL import Image
@@ -53,6 +53,19 @@ class Prompt:
     decoded: tuple[Picture, ...] = ()
     turns: tuple[Turn, ...] = ()
     raw: bool = False
+
+
+class ChatForm(Protocol):
+    """What the form of a model's prompts depends on, besides its pictures."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase: ...
+    @property
+    def sees(self) -> bool: ...
+    @property
+    def takes_system(self) -> bool: ...
+    @property
+    def control_tokens(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -145,7 +158,7 @@ def encode(
     """
     limits = limits or PromptLimits()
     check_prompt(prompt, limits)
-    _refuse_control_tokens(prompt, loaded)
+    refuse_control_tokens(prompt, loaded)
     if len(prompt.images) > (limits.max_images if loaded.sees else 0):
         raise InvalidInput(
             f"{len(prompt.images)} images",
@@ -308,11 +321,12 @@ def check_prompt(prompt: Prompt, limits: PromptLimits, field: str = "text") -> N
         )
 
 
-def _refuse_control_tokens(prompt: Prompt, loaded: LoadedModel) -> None:
+def refuse_control_tokens(prompt: Prompt, model: ChatForm) -> None:
+    """Raise InvalidInput if a text contains a control token."""
     # In a text, these would end a turn, begin another one, or pose as image features. The tags of a
     # thought do none of that, and an earlier answer may mention them.
     answers = {f"turns[{i}].content" for i, t in enumerate(prompt.turns) if t.role == "assistant"}
-    for token in loaded.control_tokens:
+    for token in model.control_tokens:
         for field, text in texts(prompt.text, prompt.turns):
             if token in text and not (field in answers and is_thought_tag(token)):
                 raise InvalidInput(
@@ -390,19 +404,28 @@ def _qwen_fetch_image() -> Callable[[dict[str, Any], int], Image.Image] | None:
     return found
 
 
-def _ids(prompt: Prompt, grid: Tensor | None, loaded: LoadedModel) -> tuple[int, ...]:
-    tokenizer = loaded.tokenizer
+def encode_text(prompt: Prompt, model: ChatForm) -> tuple[int, ...]:
+    """Return the ids of ``prompt`` with one placeholder for each image.
+
+    Raises:
+        InvalidInput: as :func:`encode`, for text and turns.
+    """
     # With a template, special tokens are its business, so the tokenizer adds none.
-    text = prompt.text if prompt.raw else _chat(prompt, loaded)
+    text = prompt.text if prompt.raw else _chat(prompt, model)
     with translate_errors(
         InvalidInput,
         "the tokenizer cannot encode it",
         field="text",
         remedy="leave out characters that this model does not read",
     ):
-        ids: list[int] = tokenizer(text, add_special_tokens=prompt.raw)["input_ids"]
+        ids: list[int] = model.tokenizer(text, add_special_tokens=prompt.raw)["input_ids"]
+    return tuple(ids)
+
+
+def _ids(prompt: Prompt, grid: Tensor | None, loaded: LoadedModel) -> tuple[int, ...]:
+    ids = encode_text(prompt, loaded)
     if prompt.raw or loaded.image_processor is None:
-        return tuple(ids)
+        return ids
     placeholder = loaded.model.config.image_token_id
     if ids.count(placeholder) != len(prompt.images):
         raise ModelError(
@@ -411,7 +434,7 @@ def _ids(prompt: Prompt, grid: Tensor | None, loaded: LoadedModel) -> tuple[int,
             remedy="use the chat template that came with the model",
         )
     if grid is None:
-        return tuple(ids)
+        return ids
     features = iter(_features(grid, loaded.image_processor.merge_size))
     return tuple(x for i in ids for x in [i] * (next(features) if i == placeholder else 1))
 
@@ -421,34 +444,34 @@ def _features(grid: Tensor, merge: int) -> list[int]:
     return [math.prod(row) // merge**2 for row in grid.tolist()]
 
 
-def _chat(prompt: Prompt, loaded: LoadedModel) -> str:
-    """Return the turns and the question in the chat form of ``loaded``."""
-    if not loaded.tokenizer.chat_template:
+def _chat(prompt: Prompt, model: ChatForm) -> str:
+    """Return the turns and the question in the chat form of ``model``."""
+    if not model.tokenizer.chat_template:
         raise InvalidInput(
             "this model has no chat template",
             field="raw",
             remedy="ask with raw text, or use an instruction-tuned model",
         )
     turns = (*prompt.turns, Turn("user", prompt.text))
-    if turns[0].role == "system" and not loaded.takes_system:
+    if turns[0].role == "system" and not model.takes_system:
         turns = fold_system(turns)
-    return _rendered(turns, loaded, len(prompt.images))
+    return _rendered(turns, model, len(prompt.images))
 
 
-def takes_system(loaded: LoadedModel) -> bool:
+def takes_system(model: ChatForm) -> bool:
     """Return True if the chat template keeps system turns; many refuse or drop them."""
     try:
-        chat = _rendered((Turn("system", _MARK), Turn("user", _SAMPLE)), loaded)
+        chat = _rendered((Turn("system", _MARK), Turn("user", _SAMPLE)), model)
     except InvalidInput:
         return False
     return _MARK in chat
 
 
-def _rendered(turns: Sequence[Turn], loaded: LoadedModel, images: int = 0) -> str:
-    """Return ``turns`` in the chat form of ``loaded``; the images stand before the last one."""
+def _rendered(turns: Sequence[Turn], model: ChatForm, images: int = 0) -> str:
+    """Return ``turns`` in the chat form of ``model``; the images stand before the last one."""
 
     def content(text: str, images: int) -> Any:
-        if not loaded.sees:
+        if not model.sees:
             return text
         return [{"type": "image"}] * images + [{"type": "text", "text": text}]
 
@@ -457,7 +480,7 @@ def _rendered(turns: Sequence[Turn], loaded: LoadedModel, images: int = 0) -> st
         {"role": turn.role, "content": content(turn.content, count)}
         for turn, count in zip(turns, shown, strict=True)
     ]
-    return render(loaded.tokenizer, chat)
+    return render(model.tokenizer, chat)
 
 
 def render(

@@ -1,7 +1,7 @@
-"""The bridge between the ROS graph and the verifier in the cloud.
+"""The bridge between the ROS graph and the verifier in the cloud, or a stock server in its place.
 
-One gRPC stream per session: drafts go up, early exits and verdicts come down. ``SessionLink`` in
-the client handles deadlines, reconnection and replay; this node translates messages.
+One stream per session: drafts go up, early exits and verdicts come down. ``SessionLink`` in the
+client handles deadlines, reconnection and replay; this node translates messages.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from collab_llm_nodes.errors import (
 )
 from collab_llm_nodes.protocols.edge_cloud import messages
 from collab_llm_nodes.protocols.edge_cloud.client import EdgeClientConfig
-from collab_llm_nodes.protocols.edge_cloud.verifier_client import (
-    ClientLinkConfig,
+from collab_llm_nodes.protocols.edge_cloud.sessions import (
     LinkStatus,
+    SessionClient,
     SessionHandle,
-    VerifierClient,
 )
+from collab_llm_nodes.protocols.edge_cloud.stock.opening import open_client
+from collab_llm_nodes.protocols.edge_cloud.stock.settings import TargetLinkConfig
 from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.convert import (
     deadline_from,
@@ -68,7 +69,7 @@ _NO_FAULTS = (Cancelled.code, Inactive.code)
 class BridgeConfig:
     """Parameters of the node."""
 
-    verifier: ClientLinkConfig = field(default_factory=ClientLinkConfig)
+    verifier: TargetLinkConfig = field(default_factory=TargetLinkConfig)
     heartbeat: HeartbeatConfig = field(default_factory=HeartbeatConfig)
     health: LinkLimits = field(default_factory=LinkLimits)
 
@@ -87,7 +88,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
 
     def __init__(self, **node_arguments: Any) -> None:
         super().__init__("cloud_verifier_bridge", BridgeConfig, **node_arguments)
-        self._client: VerifierClient | None = None
+        self._client: SessionClient[Any] | None = None
         self._sessions: dict[str, _Session] = {}
         self._health = LinkHealth(time.monotonic())
         self._logged_state = ""  # of the link
@@ -97,7 +98,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
         self._verdicts = self.create_publisher(Verdict, "verdict", RESULT)
         self._link_states = self.create_publisher(LinkState, "link_state", STATE)
         # After the publishers: its first report may come at once, from its own thread.
-        self._client = VerifierClient(
+        self._client = open_client(
             self.config.verifier,
             on_state=lambda state: self.post(self._publish_link),
             heartbeat=self.config.heartbeat,
@@ -139,7 +140,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
         limits, recent = self.config.health, self.common.diagnostics.recent
         status = self._health.status(link.state, link.rtt_s, error, limits, now, recent)
         status.values.update(
-            verifier=self.config.verifier.address,
+            verifier=self.config.verifier.server,
             model=link.model,
             reconnects=link.reconnects,
             bytes_up=link.bytes_up,
@@ -257,10 +258,10 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
         self._health.on_state(link.state, time.monotonic())
         if link.state != self._logged_state:
             self._logged_state = link.state
-            self.get_logger().debug(f"link to {self._client.config.address}: {link.state}")
+            self.get_logger().debug(f"link to {self.config.verifier.server}: {link.state}")
         msg = LinkState(
             state=getattr(LinkState, link.state),
-            verifier=self._client.config.address,
+            verifier=self.config.verifier.server,
             rtt_s=link.rtt_s,
             bytes_up=link.bytes_up,
             bytes_down=link.bytes_down,

@@ -48,15 +48,21 @@ def verifier(target: Engine) -> Iterator[ServerHandle]:
 
 
 class Edge:
-    """The three nodes and a client of theirs."""
+    """The three nodes and a client of theirs.
 
-    def __init__(self, graph: Any, port: int, **draft_vlm: Any) -> None:
+    Args:
+        port: of the verifier.
+        bridge, draft_vlm: further parameters of these nodes.
+    """
+
+    def __init__(self, graph: Any, port: int, *, bridge: Any = None, **draft_vlm: Any) -> None:
         self.graph = graph
         self.bridge = self._start(
             CloudVerifierBridge,
             {
                 "verifier.address": f"127.0.0.1:{port}",
                 "verifier.link.verdict_deadline_s": 3.0,
+                **(bridge or {}),
             },
         )
         folder = tiny_folder(ARCHITECTURE, 0)

@@ -1,18 +1,18 @@
 """The carrier that a host provides for the messages to the verifier.
 
-It is gRPC in the same process (:class:`VerifierCarrier`), or ROS topics through the nodes
+It is a client in the same process (:class:`VerifierCarrier`), or ROS topics through the nodes
 ``cloud_verifier_bridge`` and ``predraft_cache`` (``nodes/draft_vlm.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from collab_llm_nodes.protocols.base import Request
 from collab_llm_nodes.protocols.edge_cloud.loop import Event
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Open
-from collab_llm_nodes.protocols.edge_cloud.verifier_client import VerifierClient
+from collab_llm_nodes.protocols.edge_cloud.sessions import SessionClient
 
 
 class Session(Protocol):
@@ -50,11 +50,11 @@ class Carrier(Protocol):
 
 
 class VerifierCarrier:
-    """Carries messages over gRPC from this process; the caller closes ``client``."""
+    """Carries messages from this process to a verifier; the caller closes ``client``."""
 
     queues_exits = False
 
-    def __init__(self, client: VerifierClient) -> None:
+    def __init__(self, client: SessionClient[Any]) -> None:
         self._client = client
 
     def open(

@@ -1,6 +1,6 @@
 """Edge-cloud speculation over a real link but without ROS, for benchmarks and checks.
 
-It runs the protocol like its server, with gRPC as the carrier and without nodes.
+It runs the protocol like its server, with a client in this process as the carrier.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.interface import DecodingEngine
@@ -24,7 +24,7 @@ from collab_llm_nodes.protocols.edge_cloud.planner import Planner, PlannerConfig
 from collab_llm_nodes.protocols.edge_cloud.predraft import PreDraftConfig
 from collab_llm_nodes.protocols.edge_cloud.runner import Generation
 from collab_llm_nodes.protocols.edge_cloud.running import EdgeCloud, EdgeCloudConfig
-from collab_llm_nodes.protocols.edge_cloud.verifier_client import VerifierClient
+from collab_llm_nodes.protocols.edge_cloud.sessions import SessionClient
 from collab_llm_nodes.protocols.guides import AnswerConfig
 
 
@@ -45,7 +45,7 @@ class RemoteRunner:
     def __init__(
         self,
         draft: DecodingEngine,
-        verifier: VerifierClient,
+        verifier: SessionClient[Any],
         *,
         gamma: int = 4,
         predraft: PreDraftConfig | None = None,

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from collab_llm_nodes.config import MAX_TOKENS, check_ranges, setting
 from collab_llm_nodes.decoding.rejection import verify_chain
@@ -49,7 +48,9 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     Verdict,
 )
 
-if TYPE_CHECKING:  # llguidance is loaded where guides are used
+if TYPE_CHECKING:  # llguidance is loaded where guides are used, torch where a model runs
+    from torch import Tensor
+
     from collab_llm_nodes.models.guided_text import GuidedText
 
 
@@ -196,6 +197,16 @@ class VerifierSession:
         """True if a draft waits for :meth:`begin`."""
         return self._draft is None and self._next is not None
 
+    @property
+    def ahead(self) -> tuple[Draft, ...]:
+        """Drafts for later rounds, in order of arrival."""
+        return tuple(self._ahead)
+
+    @property
+    def autoregressive_rounds(self) -> int:
+        """Rounds to decode alone after the draft under verification."""
+        return 0 if self._draft is None else self._draft.autoregressive_rounds
+
     def begin(self) -> tuple[int, ...] | None:
         """Start verifying this round's draft; return its ids, or None if there is no draft.
 
@@ -248,7 +259,7 @@ class VerifierSession:
             VocabularyMismatch: the client does not know a token of the outcome.
         """
         laws, sure = seen or previews_of([self.limited(logits)], [self.sampling])[0]
-        draft, tokens, accepted, finished = self._judge(logits, laws)
+        draft, tokens, accepted, finished = self._judge(laws)
         sure = sure[: len(tokens)]
         confidence = math.prod(sure) if self._exits.confidence == "joint" else max(sure)
         return EarlyExit(draft.round, layer, tokens, accepted, finished, confidence)
@@ -274,7 +285,17 @@ class VerifierSession:
             ModelError: the logits are not finite.
             VocabularyMismatch: the client does not know a token of the outcome.
         """
-        draft, tokens, accepted, self.finished = self._judge(logits, laws)
+        if laws is None:
+            laws = distributions(self.limited(logits), self.sampling)
+        return self.decide(laws, compute_s, queue_s)
+
+    def decide(self, laws: Laws, compute_s: float, queue_s: float = 0.0) -> Verdict:
+        """Return the verdict by the target's distributions [gamma + 1].
+
+        Raises:
+            ModelError: there are none, as the logits were not finite.
+        """
+        draft, tokens, accepted, self.finished = self._judge(laws)
         self._draft = None
         self.generated += tokens
         self.round += 1
@@ -282,14 +303,12 @@ class VerifierSession:
             self._next = self._ahead.next(draft, self.round, self.generated)
         return Verdict(draft.round, tokens, accepted, self.finished, compute_s, queue_s)
 
-    def _judge(self, logits: Tensor, laws: Laws | None) -> tuple[Draft, tuple[int, ...], int, bool]:
+    def _judge(self, laws: Laws) -> tuple[Draft, tuple[int, ...], int, bool]:
         """Return the draft, its outcome's tokens, how many are accepted, and whether it ends."""
         draft, sampling = self._draft, self.sampling
         if draft is None:
             raise ProtocolError("no draft is under verification", field="round")
-        if laws is None:
-            laws = distributions(self.limited(logits), sampling)
-        elif isinstance(laws, ModelError):
+        if isinstance(laws, ModelError):
             raise laws
         outcome = verify_chain(
             laws, draft.tokens, draft.probs, sampling, len(self.generated), self._eos

@@ -123,7 +123,7 @@ def test_what_is_left_on_a_lost_connection_goes_on_with_the_next() -> None:
         def on_tokens(tokens: tuple[int, ...]) -> None:
             rounds.append(tokens)
             if len(rounds) == 1:
-                (session,) = bed.client._sessions
+                (session,) = bed.client.sessions
                 assert session._task is not None
                 bed.client._loop.call_soon_threadsafe(session._task.cancel)
 

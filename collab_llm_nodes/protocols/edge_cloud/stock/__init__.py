@@ -1,0 +1,1 @@
+"""Stock servers (vLLM, SGLang) in the verifier's place: docs/stock-servers.md."""
