@@ -27,10 +27,12 @@ from collab_llm_lab.bench.link import LinkProfile, LinkProxy
 from collab_llm_lab.bench.lossless.check import transformers_generate
 from collab_llm_lab.bench.rendering import Draw, draw_bars, draw_panels, label_axes, show_rows
 from collab_llm_lab.bench.scenes import scene_prompts
+from collab_llm_lab.bench.vocabulary import widen
+from collab_llm_lab.training.pair.shortened import write_checkpoint
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.loading import ModelConfig, load, model_folder
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.processes import free_port
@@ -59,8 +61,16 @@ MORE = 2
 """So many times more answers at the fast points; half as many in the ablations."""
 BLUR = 1.15
 """Noise on the draft model's head that lowers tau of the embedded pair to about 2.9."""
+_CANDIDATES = 64
+"""Tokens that exits after the first one are scored over, with a large vocabulary."""
 ABLATION_SCALE = 0.1
 """Ablations run with all times of their point divided by ten."""
+
+
+DRAFT_THERE = 0.25
+"""Time of the draft model's pass at the verifier, over that on the robot: an assumption."""
+PAPER_MISSES = 0.556
+"""Share of the verdicts that nothing had foreseen on the Go2 of paper 003 (Table 8)."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,11 @@ class Point:
     t_q: float
     t_c: float
 
+    @property
+    def t_d(self) -> float:
+        """A pass of the draft model at the verifier, by assumption."""
+        return DRAFT_THERE * self.t_p
+
     def scaled(self, factor: float) -> Point:
         """Return the point with all times multiplied."""
         return Point(factor * self.t_p, factor * self.t_q, factor * self.t_c)
@@ -78,10 +93,13 @@ class Point:
 
 POINTS = {
     "go2": Point(0.288 / 4, 0.620, 0.120),  # paper 003, Table 8
+    "go2_17ms": Point(0.017, 0.620, 0.120),  # the same with the draft model of an Orin Nano today
     "jetson": Point(0.334 / 4, 0.497, 0.095),  # Table 5, Vicuna-68M / 7B
     "fast_server": Point(0.012, 0.025, 0.020),
     "lan": Point(0.012, 0.025, 0.002),
 }
+SLOW = ("go2", "go2_17ms", "jetson")
+"""Points that mostly sleep, so that they share the machine."""
 PAIRS = {"points": BLUR, "embedded_pair": 0.0}
 """Results by acceptance process: tuned to tau = 2.9 (``points``), and the embedded pair's own."""
 
@@ -96,6 +114,7 @@ class Setup:
     planned: bool = False
     drafts: int = 1
     """Draft models; several vote on each token (``drafts:`` of the draft node)."""
+    drafted_by: str = "robot"
     side_by_side: bool = False
     """The passes of all drafts take T_p together, as if each had a processor of its own."""
 
@@ -114,6 +133,7 @@ MODES = {
     "sd": Setup(),
     "fsd": fsd(),
     "push_ahead": Setup(GAMMA, PreDraftConfig(), AheadConfig()),
+    "co_located": Setup(drafted_by="verifier"),
     "planner": Setup(GAMMA, PreDraftConfig(), AheadConfig(), planned=True),
 }
 
@@ -129,9 +149,18 @@ VOTES = {"1": Setup()} | {
 
 
 def run_edge_cloud(
-    *, answers: int, seed: int, ablations: bool, plot: Path | None, console: Console
+    *,
+    answers: int,
+    seed: int,
+    ablations: bool,
+    vocabulary: int,
+    plot: Path | None,
+    console: Console,
 ) -> dict[str, Any]:
     """Decode ``answers`` answers per point, pair and mode.
+
+    Args:
+        vocabulary: tokens of both models (``vocabulary.py``); 0: their own 441.
 
     Returns:
         ``points.<point>.<mode>`` (tau about 2.9) and ``embedded_pair.<point>.<mode>`` with
@@ -142,11 +171,42 @@ def run_edge_cloud(
         (paper 003, Table 1); ``votes`` (see ``VOTES``; paper 002's vote in this protocol);
         ``ablations`` (Figure 4 and Table 7).
     """
-    set_threads(ModelConfig(path="nav-draft"), ModelConfig(path="nav-target"))
+    with tempfile.TemporaryDirectory(prefix="collab_llm_") as folder:
+        models = _models(vocabulary, Path(folder))
+        return _run(models, answers, seed, ablations, plot, console) | {"vocabulary": vocabulary}
+
+
+@dataclass(frozen=True)
+class Models:
+    """Paths of the pair, and how many candidates its exits are scored over."""
+
+    draft: str = "nav-draft"
+    target: str = "nav-target"
+    exit_candidates: int = 0
+
+
+def _models(vocabulary: int, folder: Path) -> Models:
+    """Return the embedded pair, with a ``vocabulary`` of that size if it is not zero."""
+    if not vocabulary:
+        return Models()
+    draft = widen("nav-draft", vocabulary, folder / "draft")
+    target = widen("nav-target", vocabulary, folder / "target", exits="beside")
+    return Models(str(draft), str(target), _CANDIDATES)
+
+
+def _run(
+    models: Models,
+    answers: int,
+    seed: int,
+    ablations: bool,
+    plot: Path | None,
+    console: Console,
+) -> dict[str, Any]:
+    set_threads(ModelConfig(path=models.draft), ModelConfig(path=models.target))
     prompts = scene_prompts(MORE * answers, seed)
-    target = Engine(load(ModelConfig(path="nav-target")))
+    target = Engine(load(ModelConfig(path=models.target)))
     right = [_alone(target, prompt) for prompt in prompts]
-    drafts = {pair: [_draft(noise)] for pair, noise in PAIRS.items()}
+    drafts = {pair: [_draft(models, noise)] for pair, noise in PAIRS.items()}
     results: dict[str, Any] = {
         "emulated": "model passes padded, link delayed; see points_ms",
         "points_ms": {
@@ -160,12 +220,19 @@ def run_edge_cloud(
 
     def measure(pair: str, name: str, n: int) -> None:
         rows = measure_modes(
-            POINTS[name], drafts[pair], prompts[:n], right[:n], MODES, console, f"{pair} {name}"
+            POINTS[name],
+            drafts[pair],
+            prompts[:n],
+            right[:n],
+            MODES,
+            console,
+            f"{pair} {name}",
+            models=models,
         )
         results[pair][name] = rows
 
-    # The slow points mostly sleep, so they share the machine; the fast ones have it alone.
-    slow = [(pair, name, answers) for pair in PAIRS for name in ("go2", "jetson")]
+    # The fast points have the machine alone.
+    slow = [(pair, name, answers) for pair in PAIRS for name in SLOW]
     threads = [threading.Thread(target=measure, args=args, daemon=True) for args in slow]
     for thread in threads:
         thread.start()
@@ -176,7 +243,7 @@ def run_edge_cloud(
         for name in ("fast_server", "lan"):
             measure(pair, name, MORE * answers)
     results["as_is"] = measure_modes(
-        Point(0.0, 0.0, 0.0), drafts["embedded_pair"], prompts, right, MODES, console, "as it is"
+        Point(0.0, 0.0, 0.0), [_draft(Models(), 0.0)], prompts, right, MODES, console, "as it is"
     )
     started = time.perf_counter()
     tokens = sum(len(_alone(target, prompt)) for prompt in prompts)
@@ -196,14 +263,14 @@ def run_edge_cloud(
     results["votes"] = votes(prompts[:answers], right[:answers], console)
     if ablations:
         n = MORE * answers // 2
-        results["ablations"] = _ablations(drafts["points"], prompts[:n], right[:n], console)
+        results["ablations"] = _ablations(prompts[:n], right[:n], console)
     _print(results, console)
     _plot(results, plot)
     return results
 
 
-def _draft(noise: float, seed: int = 0) -> Engine:
-    loaded = load(ModelConfig(path="nav-draft"))
+def _draft(models: Models, noise: float, seed: int = 0) -> Engine:
+    loaded = load(ModelConfig(path=models.draft))
     if noise:
         blur(loaded, noise, seed)
     return Engine(loaded)
@@ -213,21 +280,24 @@ def votes(
     prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]], console: Console
 ) -> dict[str, dict[str, Any]]:
     """Return the rows of ``VOTES`` at the point of the paper's robot, all times divided by ten."""
-    drafts = [_draft(BLUR, seed) for seed in range(3)]
+    drafts = [_draft(Models(), BLUR, seed) for seed in range(3)]
     point = POINTS["go2"].scaled(ABLATION_SCALE)
     return measure_modes(point, drafts, prompts, answers, VOTES, console, "votes")
 
 
 @contextmanager
-def _link(point: Point, exit_queue: str = "priority") -> Iterator[VerifierClient]:
-    """Run a verifier as slow as the point's, over its link."""
+def _link(point: Point, models: Models, draft: Engine, exit_queue: str) -> Iterator[VerifierClient]:
+    """Run a verifier as slow as the point's, over its link, with a copy of ``draft``."""
     address = f"127.0.0.1:{free_port()}"
     settings = yaml.safe_load(config_file("verifier_embedded.yaml").read_text(encoding="utf-8"))
     settings["exits"] = {"queue": exit_queue}
+    settings["model"]["path"] = models.target
+    settings["exit_candidates"] = models.exit_candidates
+    settings["emulated_draft_s"] = point.t_d
     with (
         tempfile.TemporaryDirectory(prefix="collab_llm_") as folder,
         verifier_process(
-            address, compute_s=point.t_q, config=_write(Path(folder) / "verifier.yaml", settings)
+            address, compute_s=point.t_q, config=_write(Path(folder), settings, draft)
         ) as process,
         LinkProxy(address, LinkProfile(delay_s=point.t_c)) as link,
         VerifierClient(ClientLinkConfig(address=link.address)) as client,
@@ -236,7 +306,13 @@ def _link(point: Point, exit_queue: str = "priority") -> Iterator[VerifierClient
         yield client
 
 
-def _write(file: Path, settings: Any) -> Path:
+def _write(folder: Path, settings: dict[str, Any], draft: Engine) -> Path:
+    """Write the draft model and the verifier's configuration; return the latter."""
+    settings["draft"] = {"path": str(folder / "draft"), "dtype": "float32", "device": "cpu"}
+    source = model_folder(draft.loaded.config)
+    draft.loaded.model.config.tie_word_embeddings = False  # the blurred head is its own
+    write_checkpoint(draft.loaded.model, source, folder / "draft")
+    file = folder / "verifier.yaml"
     file.write_text(yaml.safe_dump(settings), encoding="utf-8")
     return file
 
@@ -250,16 +326,17 @@ def measure_modes(
     console: Console,
     title: str,
     exit_queue: str = "priority",
+    models: Models = Models(),
 ) -> dict[str, dict[str, Any]]:
     """Decode ``prompts`` in each mode at ``point``; ``answers`` are the target's own.
 
     Args:
-        drafts: of which a mode takes the first ``Setup.drafts``.
+        drafts: of which a mode takes the first ``Setup.drafts``; the verifier has the first.
 
     Returns:
         By mode, its row in what :func:`run_edge_cloud` returns.
     """
-    with _link(point, exit_queue) as client:
+    with _link(point, models, drafts[0], exit_queue) as client:
         rows = {name: _Row(setup, point, drafts, client) for name, setup in modes.items()}
         for prompt in prompts[:TRIALS]:
             for row in rows.values():
@@ -292,12 +369,14 @@ class _Row:
             predraft=setup.predraft,
             ahead=setup.ahead,
             planner=PlannerConfig(enabled=setup.planned),
+            drafted_by=setup.drafted_by,
         )
         self._total = EdgeCloudMetrics()
         self._later_s, self._later_tokens, self._predicted_s = 0.0, 0, 0.0
         self._mismatches = 0
         self._modes: set[str] = set()
         self._trials_ms: list[float] = []
+        self._answers_ms: list[float] = []
         self._seconds, self._stolen = 0.0, 0.0
 
     def warm_up(self, prompt: Prompt) -> None:
@@ -319,14 +398,17 @@ class _Row:
             self._setup, self._point, self._runner.planner, answer.mode, metrics
         )
         self._total.add(metrics)
-        self._later_s += metrics.total_s - metrics.time_to_first_token_s
-        self._later_tokens += metrics.tokens - first
+        later_s, later = metrics.total_s - metrics.time_to_first_token_s, metrics.tokens - first
+        self._answers_ms.append(1e3 * later_s / max(1, later))
+        self._later_s += later_s
+        self._later_tokens += later
 
     def result(self) -> dict[str, Any]:
         """Return the figures of one mode at one point, in the form of :func:`run_edge_cloud`."""
         total = self._total
         return {
             "ms_per_token": 1e3 * self._later_s / self._later_tokens,
+            "spread_ms_per_token": [min(self._answers_ms), max(self._answers_ms)],
             "predicted_ms_per_token": 1e3 * self._predicted_s / self._later_tokens,
             "output_mismatches": self._mismatches,
             "modes": sorted(self._modes),
@@ -367,7 +449,7 @@ def _predicted(
     profile = planner.profile
     if point.t_c:  # else nothing is emulated
         profile = replace(profile, rtt=Mean(2 * point.t_c))
-    if setup.ahead.push_window:
+    if setup.ahead.push_window or mode.co_located:
         return round_seconds(profile, mode, setup.ahead.push_depth)
     plain = round_seconds(profile, Mode(setup.gamma), 1)
     if not setup.predraft.max_predrafts:
@@ -394,25 +476,25 @@ def _alone(target: Engine, prompt: Prompt) -> tuple[int, ...]:
 
 def _speedups(rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     ms = {mode: row["ms_per_token"] for mode, row in rows.items()}
-    best = min(ms[mode] for mode in ("ar", "sd", "fsd", "push_ahead"))
+    best = min(ms[mode] for mode in ms if mode != "planner")
     return {
         "ar_to_sd": ms["ar"] / ms["sd"],
         "sd_to_fsd": ms["sd"] / ms["fsd"],
         "sd_to_push_ahead": ms["sd"] / ms["push_ahead"],
         "ar_to_push_ahead": ms["ar"] / ms["push_ahead"],
+        "co_located_to_push_ahead": ms["co_located"] / ms["push_ahead"],
         "planner_over_best_fixed": ms["planner"] / best,
         "planner_over_ar": ms["planner"] / ms["ar"],
     }
 
 
 def _ablations(
-    drafts: Sequence[Engine],
     prompts: Sequence[Prompt],
     answers: Sequence[tuple[int, ...]],
     console: Console,
 ) -> dict[str, Any]:
     """Figure 4 and Table 7 of paper 003 at the Jetson point, all times divided by ten."""
-    point = POINTS["jetson"].scaled(ABLATION_SCALE)
+    point, drafts = POINTS["jetson"].scaled(ABLATION_SCALE), [_draft(Models(), BLUR)]
     gammas, workers = (1, 2, 3, 4, 5, 6, 8, 10), (1, 2, 3, 4, 6, 10)
     modes = {"ar": Setup(gamma=0)}
     modes |= {f"sd {g}": Setup(gamma=g) for g in gammas}

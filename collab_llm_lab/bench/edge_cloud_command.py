@@ -16,6 +16,9 @@ def bench_edge_cloud(
     ablations: Annotated[
         bool, typer.Option(help="Also gamma, workers and queues (paper 003, Figure 4, Table 7).")
     ] = True,
+    vocabulary: Annotated[
+        int, typer.Option(help="Tokens of both models; 0: their own 441.", min=0)
+    ] = 151_936,
     json_file: JsonOption = None,
     plot: PlotOption = None,
 ) -> None:
@@ -29,5 +32,6 @@ def bench_edge_cloud(
         answers=answers,
         seed=seed,
         ablations=ablations,
+        vocabulary=vocabulary,
         plot=plot,
     )

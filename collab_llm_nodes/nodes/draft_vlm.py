@@ -79,6 +79,7 @@ class DraftVlm(ProtocolServer[DraftVlmConfig]):
     """See the module docstring."""
 
     queues_exits = True  # predraft_cache does
+    verifier_drafts = False  # open_session has no field for it
 
     def __init__(self, **node_arguments: Any) -> None:
         super().__init__(

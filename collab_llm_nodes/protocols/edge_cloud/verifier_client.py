@@ -290,6 +290,7 @@ class VerifierClient(Client):
         self.bytes_down = 0
         self.reconnects = 0
         self._model = self._vocabulary = ""
+        self.draft = ""  # the verifier's own draft model, by name
         self._on_state = on_state
         self._sessions: set[SessionHandle] = set()
         super().__init__(config, heartbeat)
@@ -340,7 +341,7 @@ class VerifierClient(Client):
 
     async def check_server(self, channel: grpc.aio.Channel, deadline_s: float) -> None:
         info = codec.decode_info(await self.call(channel, codec.DESCRIBE, b"", deadline_s))
-        self._model, self._vocabulary = info.model, info.vocabulary
+        self._model, self._vocabulary, self.draft = info.model, info.vocabulary, info.draft
 
     def on_change(self) -> None:
         try:
