@@ -40,7 +40,7 @@ Deliver = Callable[[Proposal], None]
 class OwnDrafts:
     """The draft model's side of one session, which the drafting thread works for.
 
-    Any thread may call :meth:`want` and :meth:`close`, the rest belongs to the drafting thread.
+    Its first three methods are for any thread, the rest for the drafting thread.
     """
 
     def __init__(
@@ -70,6 +70,10 @@ class OwnDrafts:
     def close(self) -> None:
         """Free the cache. A draft that is still wanted is delivered without tokens."""
         self._thread.post(partial(self._thread.end, self))
+
+    def encode_images(self) -> None:
+        """Encode the prompt's images, so that no pass need do it."""
+        self._kv.encode_images()
 
     # Everything below runs in the drafting thread.
 

@@ -132,6 +132,8 @@ class TargetSession:
     def encode_images(self) -> None:
         """Encode the prompt's images, in any thread, so that :meth:`read_on` need not."""
         self._kv.encode_images()
+        if self._drafts is not None:
+            self._drafts.encode_images()
 
     def begin(self, on_exit: OnExit | None = None) -> Feed | None:
         """Start verifying the draft that is due; ``on_exit`` as in ``session.Feed``."""

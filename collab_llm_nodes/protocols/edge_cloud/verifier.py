@@ -241,11 +241,15 @@ class Verifier(StreamService[Reply]):
         return target
 
     def _own_drafts(self, client: Client, asked: Prompt, opened: Open) -> OwnDrafts | None:
-        """Return the own draft model's session, if one is wanted."""
+        """Return the own draft model's session, if one is wanted and can be had."""
         if self._draft is None or self._drafting is None or not opened.co_located:
             return None
         _, encode = self._draft
-        return self._drafting.open(encode(asked), opened, partial(self._compute.submit, client))
+        try:
+            return self._drafting.open(encode(asked), opened, partial(self._compute.submit, client))
+        except CollabError as error:  # such as a prompt that is too long for this model alone
+            log.warning("session %s: the target decodes alone: %s", client.id[:8], error)
+            return None
 
     async def _take_drafts(self, client: Client) -> None:
         while (data := await self.read(client)) is not None:

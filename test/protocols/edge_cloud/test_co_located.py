@@ -13,20 +13,22 @@ import torch
 import verifier_bed
 from fake_models import PROMPT_IDS, VOCAB, VOCABULARY, FakeEngine, FakeSession, as_engine, encode
 from guided_models import spelling_engine, spelt
+from tiny_models import scene
 from verifier_bed import GREEDY, OPEN, PROMPT, WAIT_S, Connect, Gate, Serve
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
+from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.interface import Feed
 from collab_llm_nodes.errors import ModelError, VocabularyMismatch
 from collab_llm_nodes.models.guide import Guide
-from collab_llm_nodes.models.loading import ModelConfig, TargetConfig
+from collab_llm_nodes.models.loading import ModelConfig, TargetConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
 from collab_llm_nodes.protocols.edge_cloud.co_located import DraftingThread
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft
 from collab_llm_nodes.protocols.edge_cloud.planner import Mode, Planner, PlannerConfig
 from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.protocols.edge_cloud.server import Proposal, VerifierSession, Wanted
-from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, load_draft
+from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, load_draft, start_server
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import VerifierClient
 from collab_llm_nodes.protocols.means import Mean
 
@@ -88,6 +90,28 @@ def test_a_guide_limits_drafts_and_answer(serve: Serve, connect: Connect) -> Non
     for sampling in (GREEDY, SENDING):
         answer = robot.generate(PROMPT, sampling, 24, guide=Guide("choice", "\n".join(choices)))
         assert spelt(answer.tokens) in choices
+
+
+@pytest.mark.parametrize("sampling", LAWS)
+def test_the_shipped_pair_with_a_picture(connect: Connect, sampling: SamplingConfig) -> None:
+    models = VerifierConfig(
+        address="127.0.0.1:0", model=TargetConfig("nav-target"), draft=ModelConfig("nav-draft")
+    )
+    robot, prompt = Engine(load(ModelConfig("nav-draft"))), Prompt("find the red ball", (scene(3),))
+    server = start_server(models)
+    try:
+        client = connect(server.port)
+        assert client.describe(WAIT_S).draft == "nav-draft"
+        alone = RemoteRunner(robot, client, gamma=0).generate(prompt, sampling, 24)
+        run = RemoteRunner(robot, client, gamma=4, drafted_by="verifier")
+        answer = run.generate(prompt, sampling, 24)
+    finally:
+        server.stop()
+    assert answer.tokens == alone.tokens
+    assert answer.metrics.rounds < alone.metrics.rounds
+    profile = run.planner.profile
+    assert profile.t_d.value > 0
+    assert profile.tau(4, co_located=True) > 1
 
 
 def test_a_proposal_is_judged_like_the_same_draft_of_a_robot() -> None:
