@@ -25,6 +25,7 @@ from collab_llm_nodes.decoding.sampling import (
 )
 from collab_llm_nodes.decoding.vote import proposal
 from collab_llm_nodes.engine.interface import Feed, ServingEngine
+from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.contexts import common_length
 from collab_llm_nodes.protocols.edge_cloud.drafter import MAX_SUPPORT
@@ -32,7 +33,6 @@ from collab_llm_nodes.protocols.edge_cloud.messages import Open
 from collab_llm_nodes.protocols.edge_cloud.server import Proposal, Wanted
 
 log = logging.getLogger(__name__)
-
 
 Deliver = Callable[[Proposal], None]
 
@@ -264,15 +264,25 @@ class DraftingThread:
         """Return the distribution of each session's next token, or its error."""
         try:
             results = self.engine.run([drafts.feed() for drafts in batch])
-            sound = [(d, r) for d, r in zip(batch, results, strict=True) if isinstance(r, Tensor)]
-            limited = [drafts.limited(logits) for drafts, logits in sound]
-            laws = iter(distributions_of(limited, [drafts.sampling for drafts, _ in sound]))
+            limited = [_limited(*each) for each in zip(batch, results, strict=True)]
+            sound = [(d, r) for d, r in zip(batch, limited, strict=True) if isinstance(r, Tensor)]
+            laws = iter(distributions_of([r for _, r in sound], [d.sampling for d, _ in sound]))
         except Exception as error:  # noqa: BLE001  such as no memory: it ends these drafts only
             return [error] * len(batch)
-        found = [next(laws) if isinstance(r, Tensor) else r for r in results]
+        found = [next(laws) if isinstance(each, Tensor) else each for each in limited]
         return [law[0] if isinstance(law, list) else law for law in found]
 
     def _give_up(self, drafts: OwnDrafts, error: Exception) -> None:
         log.warning("the target decodes a round alone: %s", error)
         self._drafting.pop(drafts, None)
         drafts.deliver(whole=False)
+
+
+def _limited(drafts: OwnDrafts, result: Tensor | Exception) -> Tensor | Exception:
+    """Return the logits over what the session's guide allows, or the error."""
+    if isinstance(result, Exception):
+        return result
+    try:
+        return drafts.limited(result)
+    except CollabError as error:  # the guide takes too much work
+        return error
