@@ -173,7 +173,8 @@ def run_edge_cloud(
     """
     with tempfile.TemporaryDirectory(prefix="collab_llm_") as folder:
         models = _models(vocabulary, Path(folder))
-        return _run(models, answers, seed, ablations, plot, console) | {"vocabulary": vocabulary}
+        found = _run(models, Path(folder), answers, seed, ablations, plot, console)
+    return found | {"vocabulary": vocabulary}
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,7 @@ def _models(vocabulary: int, folder: Path) -> Models:
 
 def _run(
     models: Models,
+    folder: Path,
     answers: int,
     seed: int,
     ablations: bool,
@@ -206,7 +208,7 @@ def _run(
     prompts = scene_prompts(MORE * answers, seed)
     target = Engine(load(ModelConfig(path=models.target)))
     right = [_alone(target, prompt) for prompt in prompts]
-    drafts = {pair: [_draft(models, noise)] for pair, noise in PAIRS.items()}
+    drafts = {pair: [_draft(models, noise, folder / pair)] for pair, noise in PAIRS.items()}
     results: dict[str, Any] = {
         "emulated": "model passes padded, link delayed; see points_ms",
         "points_ms": {
@@ -243,7 +245,13 @@ def _run(
         for name in ("fast_server", "lan"):
             measure(pair, name, MORE * answers)
     results["as_is"] = measure_modes(
-        Point(0.0, 0.0, 0.0), [_draft(Models(), 0.0)], prompts, right, MODES, console, "as it is"
+        Point(0.0, 0.0, 0.0),
+        [_draft(Models(), 0.0, folder)],
+        prompts,
+        right,
+        MODES,
+        console,
+        "as it is",
     )
     started = time.perf_counter()
     tokens = sum(len(_alone(target, prompt)) for prompt in prompts)
@@ -260,44 +268,51 @@ def _run(
         "tau_of_the_paper": {p.pair: api_cost(p, GAMMA, 2.5) for p in PROVIDERS},
         "tau_measured": {p.pair: api_cost(p, GAMMA, tau) for p in PROVIDERS},
     }
-    results["votes"] = votes(prompts[:answers], right[:answers], console)
+    results["votes"] = votes(folder, prompts[:answers], right[:answers], console)
     if ablations:
         n = MORE * answers // 2
-        results["ablations"] = _ablations(prompts[:n], right[:n], console)
+        results["ablations"] = _ablations(folder, prompts[:n], right[:n], console)
     _print(results, console)
     _plot(results, plot)
     return results
 
 
-def _draft(models: Models, noise: float, seed: int = 0) -> Engine:
+def _draft(models: Models, noise: float, folder: Path, seed: int = 0) -> Engine:
+    """Return the draft model with noise on its head, written to ``folder`` for verifiers."""
     loaded = load(ModelConfig(path=models.draft))
-    if noise:
-        blur(loaded, noise, seed)
-    return Engine(loaded)
+    if not noise:
+        return Engine(loaded)
+    blur(loaded, noise, seed)
+    config = loaded.model.config
+    config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
+    written = folder / f"blurred-{seed}"
+    write_checkpoint(loaded.model, model_folder(loaded.config), written)
+    return Engine(load(ModelConfig(path=str(written))))
 
 
 def votes(
-    prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]], console: Console
+    folder: Path, prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]], console: Console
 ) -> dict[str, dict[str, Any]]:
     """Return the rows of ``VOTES`` at the point of the paper's robot, all times divided by ten."""
-    drafts = [_draft(Models(), BLUR, seed) for seed in range(3)]
+    drafts = [_draft(Models(), BLUR, folder, seed) for seed in range(3)]
     point = POINTS["go2"].scaled(ABLATION_SCALE)
     return measure_modes(point, drafts, prompts, answers, VOTES, console, "votes")
 
 
 @contextmanager
-def _link(point: Point, models: Models, draft: Engine, exit_queue: str) -> Iterator[VerifierClient]:
-    """Run a verifier as slow as the point's, over its link, with a copy of ``draft``."""
+def _link(point: Point, models: Models, draft: str, exit_queue: str) -> Iterator[VerifierClient]:
+    """Run a verifier as slow as the point's, over its link, with the draft model ``draft``."""
     address = f"127.0.0.1:{free_port()}"
     settings = yaml.safe_load(config_file("verifier_embedded.yaml").read_text(encoding="utf-8"))
     settings["exits"] = {"queue": exit_queue}
     settings["model"]["path"] = models.target
     settings["exit_candidates"] = models.exit_candidates
+    settings["draft"] = {"path": draft, "dtype": "float32", "device": "cpu"}
     settings["emulated_draft_s"] = point.t_d
     with (
         tempfile.TemporaryDirectory(prefix="collab_llm_") as folder,
         verifier_process(
-            address, compute_s=point.t_q, config=_write(Path(folder), settings, draft)
+            address, compute_s=point.t_q, config=_write(Path(folder) / "verifier.yaml", settings)
         ) as process,
         LinkProxy(address, LinkProfile(delay_s=point.t_c)) as link,
         VerifierClient(ClientLinkConfig(address=link.address)) as client,
@@ -306,13 +321,7 @@ def _link(point: Point, models: Models, draft: Engine, exit_queue: str) -> Itera
         yield client
 
 
-def _write(folder: Path, settings: dict[str, Any], draft: Engine) -> Path:
-    """Write the draft model and the verifier's configuration; return the latter."""
-    settings["draft"] = {"path": str(folder / "draft"), "dtype": "float32", "device": "cpu"}
-    source = model_folder(draft.loaded.config)
-    draft.loaded.model.config.tie_word_embeddings = False  # the blurred head is its own
-    write_checkpoint(draft.loaded.model, source, folder / "draft")
-    file = folder / "verifier.yaml"
+def _write(file: Path, settings: dict[str, Any]) -> Path:
     file.write_text(yaml.safe_dump(settings), encoding="utf-8")
     return file
 
@@ -336,7 +345,7 @@ def measure_modes(
     Returns:
         By mode, its row in what :func:`run_edge_cloud` returns.
     """
-    with _link(point, models, drafts[0], exit_queue) as client:
+    with _link(point, models, drafts[0].loaded.config.path, exit_queue) as client:
         rows = {name: _Row(setup, point, drafts, client) for name, setup in modes.items()}
         for prompt in prompts[:TRIALS]:
             for row in rows.values():
@@ -489,12 +498,13 @@ def _speedups(rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def _ablations(
+    folder: Path,
     prompts: Sequence[Prompt],
     answers: Sequence[tuple[int, ...]],
     console: Console,
 ) -> dict[str, Any]:
     """Figure 4 and Table 7 of paper 003 at the Jetson point, all times divided by ten."""
-    point, drafts = POINTS["jetson"].scaled(ABLATION_SCALE), [_draft(Models(), BLUR)]
+    point, drafts = POINTS["jetson"].scaled(ABLATION_SCALE), [_draft(Models(), BLUR, folder)]
     gammas, workers = (1, 2, 3, 4, 5, 6, 8, 10), (1, 2, 3, 4, 6, 10)
     modes = {"ar": Setup(gamma=0)}
     modes |= {f"sd {g}": Setup(gamma=g) for g in gammas}
