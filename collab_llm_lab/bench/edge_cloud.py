@@ -164,10 +164,11 @@ def run_edge_cloud(
 
     Returns:
         ``points.<point>.<mode>`` (tau about 2.9) and ``embedded_pair.<point>.<mode>`` with
-        ``ms_per_token, predicted_ms_per_token, tau, hit_rate, miss_rate, mean_exit_layer, rounds,
-        pushed, bytes, output_mismatches, drafting_ms_per_round`` (with the verifier idle),
+        ``ms_per_token, spread_ms_per_token`` (of the answers, least and most),
+        ``predicted_ms_per_token, tau, hit_rate, miss_rate, mean_exit_layer, rounds, pushed, bytes, output_mismatches, drafting_ms_per_round`` (with the verifier idle),
         ``profile`` (see ``_profile``) and ``stolen`` (processors that other virtual machines took
-        meanwhile); ``as_is.<mode>`` and ``transformers_ms_per_token``; ``speedups``; ``api_cost``
+        meanwhile), and with push-ahead ``with_paper_misses_ms_per_token`` (predicted, were as many
+        verdicts unforeseen as in paper 003); ``as_is.<mode>`` and ``transformers_ms_per_token``; ``speedups``; ``api_cost``
         (paper 003, Table 1); ``votes`` (see ``VOTES``; paper 002's vote in this protocol);
         ``ablations`` (Figure 4 and Table 7).
     """
@@ -415,7 +416,7 @@ class _Row:
     def result(self) -> dict[str, Any]:
         """Return the figures of one mode at one point, in the form of :func:`run_edge_cloud`."""
         total = self._total
-        return {
+        found = {
             "ms_per_token": 1e3 * self._later_s / self._later_tokens,
             "spread_ms_per_token": [min(self._answers_ms), max(self._answers_ms)],
             "predicted_ms_per_token": 1e3 * self._predicted_s / self._later_tokens,
@@ -433,6 +434,15 @@ class _Row:
             "profile": _profile(self._runner.planner.profile),
             "stolen": self._stolen / self._seconds,
         }
+        if self._setup.ahead.push_window:
+            found["with_paper_misses_ms_per_token"] = 1e3 * self._with_paper_misses() / total.tau
+        return found
+
+    def _with_paper_misses(self) -> float:
+        """Seconds of a round of push-ahead, were as many verdicts unforeseen as in paper 003."""
+        profile = self._runner.planner.profile
+        missing = replace(profile, unexpected=Mean(PAPER_MISSES), by_exit=Mean(0.0))
+        return round_seconds(missing, Mode(self._setup.gamma, ahead=True), AheadConfig().push_depth)
 
 
 def _generate(runner: RemoteRunner, prompt: Prompt) -> tuple[Generation, int]:
