@@ -165,12 +165,13 @@ def run_edge_cloud(
     Returns:
         ``points.<point>.<mode>`` (tau about 2.9) and ``embedded_pair.<point>.<mode>`` with
         ``ms_per_token, spread_ms_per_token`` (of the answers, least and most),
-        ``predicted_ms_per_token, tau, hit_rate, miss_rate, mean_exit_layer, rounds, pushed, bytes, output_mismatches, drafting_ms_per_round`` (with the verifier idle),
-        ``profile`` (see ``_profile``) and ``stolen`` (processors that other virtual machines took
-        meanwhile), and with push-ahead ``with_paper_misses_ms_per_token`` (predicted, were as many
-        verdicts unforeseen as in paper 003); ``as_is.<mode>`` and ``transformers_ms_per_token``; ``speedups``; ``api_cost``
-        (paper 003, Table 1); ``votes`` (see ``VOTES``; paper 002's vote in this protocol);
-        ``ablations`` (Figure 4 and Table 7).
+        ``predicted_ms_per_token, tau, hit_rate, miss_rate, mean_exit_layer, rounds, pushed, bytes,
+        output_mismatches, drafting_ms_per_round`` (with the verifier idle), ``profile`` (see
+        ``_profile``) and ``stolen`` (processors that other virtual machines took meanwhile), and
+        with push-ahead ``with_paper_misses_ms_per_token`` (predicted, were as many verdicts
+        unforeseen as in paper 003); ``as_is.<mode>`` and ``transformers_ms_per_token``;
+        ``speedups``; ``api_cost`` (paper 003, Table 1); ``votes`` (see ``VOTES``; paper 002's vote
+        in this protocol); ``ablations`` (Figure 4 and Table 7).
     """
     with tempfile.TemporaryDirectory(prefix="collab_llm_") as folder:
         models = _models(vocabulary, Path(folder))
