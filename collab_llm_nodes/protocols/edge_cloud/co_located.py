@@ -178,6 +178,7 @@ class DraftingThread:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._drafting: dict[OwnDrafts, None] = {}  # in order of arrival
         self._stopping = False
+        self._failed = False
         self._thread = threading.Thread(target=self._run, name="verifier-drafting", daemon=True)
         self._thread.start()
 
@@ -217,8 +218,8 @@ class DraftingThread:
         except Exception as error:  # noqa: BLE001  it must not end the other sessions
             self._give_up(drafts, error)
             return
-        if drafts.complete:
-            drafts.deliver()
+        if drafts.complete or self._failed:
+            drafts.deliver(whole=not self._failed)
         else:
             self._drafting[drafts] = None
 
@@ -229,7 +230,18 @@ class DraftingThread:
         drafts.free()
 
     def _run(self) -> None:
-        self.engine.warm_up(lambda layer, logits: None)
+        try:
+            self.engine.warm_up(lambda layer, logits: None)
+            self._serve()
+        except Exception:
+            # A fault of this code or of the device: the target decodes alone from now on.
+            log.exception("the verifier drafts no more")
+            self._failed = True
+            for drafts in [*self._drafting]:
+                self.end(drafts)
+            self._serve()
+
+    def _serve(self) -> None:
         while not self._stopping:
             self._take_in()
             if self._drafting and not self._stopping:

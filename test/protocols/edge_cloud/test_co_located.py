@@ -18,7 +18,7 @@ from verifier_bed import GREEDY, OPEN, PROMPT, WAIT_S, Connect, Gate, Serve
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig, SparseDistribution
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.engine.interface import Feed
+from collab_llm_nodes.engine.interface import Feed, OnExit
 from collab_llm_nodes.errors import ModelError, VocabularyMismatch
 from collab_llm_nodes.models.guide import Guide
 from collab_llm_nodes.models.loading import ModelConfig, TargetConfig, load
@@ -151,9 +151,19 @@ class BrokenEngine(FakeEngine):
         raise ModelError("out of memory", field="device", remedy="none")
 
 
-def test_a_draft_model_that_fails_costs_no_answer(serve: Serve, connect: Connect) -> None:
+class UnreadyEngine(FakeEngine):
+    """A draft model whose device fails at once."""
+
+    def warm_up(self, on_exit: OnExit) -> None:
+        raise RuntimeError("no device")
+
+
+@pytest.mark.parametrize("kind", [BrokenEngine, UnreadyEngine])
+def test_a_draft_model_that_fails_costs_no_answer(
+    serve: Serve, connect: Connect, kind: type[FakeEngine]
+) -> None:
     target = FakeEngine(1)
-    run = drafted(connect(serve(target, **beside(BrokenEngine(1))).port))
+    run = drafted(connect(serve(target, **beside(kind(1))).port))
     answer = run.generate(PROMPT, GREEDY, 24)
     assert answer.tokens == target.answer(encode(PROMPT), GREEDY, 24)
     assert answer.metrics.rounds == answer.metrics.tokens
