@@ -53,6 +53,8 @@ from collab_llm_nodes.transport.wire import Failure
 if TYPE_CHECKING:  # llguidance is loaded where guides are used
     from collab_llm_nodes.models.guided_text import GuidedText
 
+_DRAFTING = {"client.gamma", "client.drafted_by"}
+"""Options of a request that leave the planner no choice."""
 _WATCH_S = 0.05
 """Period of checks of the verifier's silence, and of deadlines while an answer is paused [s]."""
 
@@ -233,12 +235,12 @@ class EdgeCloud:
         return encode(prompt, self._engine.loaded, limits)
 
     def _choose(self, request: Request) -> Mode:
-        """Return the planner's choice, or the fixed mode if the request sets ``client.gamma``."""
+        """Return the planner's choice, or the fixed mode if the request sets how to draft."""
         config: EdgeCloudConfig = request.config
         gamma, drafts = config.client.gamma, self._carrier.verifier_drafts
         asked = config.client.drafted_by == "verifier" and gamma > 0 and drafts
         fixed = Mode(gamma, co_located=True) if asked else Mode(gamma, ahead=True)
-        if "client.gamma" in request.options or not config.planner.enabled:
+        if not config.planner.enabled or request.options & _DRAFTING:
             return fixed
         self.planner.configure(config.planner, gamma, config.ahead.push_depth)  # may have changed
         return self.planner.choose(co_located=drafts)
