@@ -325,7 +325,8 @@ async def _waves(
         await asyncio.gather(*(answer.open(tally) for own in everybodys for answer in own))
         # The verifier may wait for sessions that were opened last: not what is to be measured.
         untimed = Tally()
-        await asyncio.gather(*(own[0].decode(untimed, 1) for own in everybodys))
+        if not load.co_located:  # that would start streams
+            await asyncio.gather(*(own[0].decode(untimed, 1) for own in everybodys))
         tally.mismatches += untimed.mismatches
         rounds = min(sum(answer.left for answer in own) for own in everybodys)
         begun = time.perf_counter()
@@ -474,11 +475,13 @@ class Streamed(Answer):
         self._call = await self.stream(codec.SESSION, message.SerializeToString())
 
     async def round(self, number: int, tally: Tally) -> float:
-        """Receive the next verdict; the first time, let the verifier begin."""
+        """Receive the next verdict; the stream begins with the second, when the clock may run."""
         sent = time.perf_counter()
-        if not number:
-            alone = Draft(0, 0, (), autoregressive_rounds=MAX_TOKENS - 1)
-            await self._call.write(codec.encode_client(alone))
+        if number < 2:
+            start = sum(map(len, self._recording.verdicts[:number]))
+            rounds = MAX_TOKENS - start - 1 if number else 0
+            draft = Draft(number, start, (), autoregressive_rounds=rounds)
+            await self._call.write(codec.encode_client(draft))
         return await self._verdict(number, tally, sent)
 
 
