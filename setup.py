@@ -20,7 +20,7 @@ def requirements(name: str) -> list[str]:
 
 def shared() -> list[tuple[str, list[str]]]:
     """Configurations and shipped models, where ``collab_llm_nodes.assets`` looks for them."""
-    folders = [ROOT / "config", *(f for f in (ROOT / "models").iterdir() if f.is_dir())]
+    folders = [ROOT / "config", *(f for f in (ROOT / "models").rglob("*") if f.is_dir())]
     return [
         (
             str(Path("share/collab_llm") / folder.relative_to(ROOT)),

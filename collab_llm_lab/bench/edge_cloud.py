@@ -27,10 +27,12 @@ from collab_llm_lab.bench.link import LinkProfile, LinkProxy
 from collab_llm_lab.bench.lossless.check import transformers_generate
 from collab_llm_lab.bench.rendering import Draw, draw_bars, draw_panels, label_axes, show_rows
 from collab_llm_lab.bench.scenes import scene_prompts
+from collab_llm_lab.bench.vocabulary import widen
+from collab_llm_lab.training.pair.shortened import write_checkpoint
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.loading import ModelConfig, load, model_folder
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.processes import free_port
@@ -60,8 +62,16 @@ MORE = 2
 """So many times more answers at the fast points; half as many in the ablations."""
 BLUR = 1.15
 """Noise on the draft model's head that lowers tau of the embedded pair to about 2.9."""
+_CANDIDATES = 64
+"""Tokens that exits after the first one are scored over, with a large vocabulary."""
 ABLATION_SCALE = 0.1
 """Ablations run with all times of their point divided by ten."""
+
+
+DRAFT_THERE = 0.25
+"""Time of the draft model's pass at the verifier, over that on the robot: an assumption."""
+PAPER_MISSES = 0.556
+"""Share of the verdicts that nothing had foreseen on the Go2 of paper 003 (Table 8)."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,11 @@ class Point:
     t_q: float
     t_c: float
 
+    @property
+    def t_d(self) -> float:
+        """A pass of the draft model at the verifier, by assumption."""
+        return DRAFT_THERE * self.t_p
+
     def scaled(self, factor: float) -> Point:
         """Return the point with all times multiplied."""
         return Point(factor * self.t_p, factor * self.t_q, factor * self.t_c)
@@ -79,10 +94,13 @@ class Point:
 
 POINTS = {
     "go2": Point(0.288 / 4, 0.620, 0.120),  # paper 003, Table 8
+    "go2_17ms": Point(0.017, 0.620, 0.120),  # the same with the draft model of an Orin Nano today
     "jetson": Point(0.334 / 4, 0.497, 0.095),  # Table 5, Vicuna-68M / 7B
     "fast_server": Point(0.012, 0.025, 0.020),
     "lan": Point(0.012, 0.025, 0.002),
 }
+SLOW = ("go2", "go2_17ms", "jetson")
+"""Points that mostly sleep, so that they share the machine."""
 PAIRS = {"points": BLUR, "embedded_pair": 0.0}
 """Results by acceptance process: tuned to tau = 2.9 (``points``), and the embedded pair's own."""
 
@@ -97,6 +115,7 @@ class Setup:
     planned: bool = False
     drafts: int = 1
     """Draft models; several vote on each token (``drafts:`` of the draft node)."""
+    drafted_by: str = "robot"
     side_by_side: bool = False
     """The passes of all drafts take T_p together, as if each had a processor of its own."""
 
@@ -115,6 +134,7 @@ MODES = {
     "sd": Setup(),
     "fsd": fsd(),
     "push_ahead": Setup(GAMMA, PreDraftConfig(), AheadConfig()),
+    "co_located": Setup(drafted_by="verifier"),
     "planner": Setup(GAMMA, PreDraftConfig(), AheadConfig(), planned=True),
 }
 
@@ -130,24 +150,68 @@ VOTES = {"1": Setup()} | {
 
 
 def run_edge_cloud(
-    *, answers: int, seed: int, ablations: bool, plot: Path | None, console: Console
+    *,
+    answers: int,
+    seed: int,
+    ablations: bool,
+    vocabulary: int,
+    plot: Path | None,
+    console: Console,
 ) -> dict[str, Any]:
     """Decode ``answers`` answers per point, pair and mode.
 
+    Args:
+        vocabulary: tokens of both models (``vocabulary.py``); 0: their own 441.
+
     Returns:
         ``points.<point>.<mode>`` (tau about 2.9) and ``embedded_pair.<point>.<mode>`` with
-        ``ms_per_token, predicted_ms_per_token, tau, hit_rate, miss_rate, mean_exit_layer, rounds,
-        pushed, bytes, output_mismatches, drafting_ms_per_round`` (with the verifier idle),
-        ``profile`` (see ``_profile``) and ``stolen`` (processors that other virtual machines took
-        meanwhile); ``as_is.<mode>`` and ``transformers_ms_per_token``; ``speedups``; ``api_cost``
-        (paper 003, Table 1); ``votes`` (see ``VOTES``; paper 002's vote in this protocol);
-        ``ablations`` (Figure 4 and Table 7).
+        ``ms_per_token, spread_ms_per_token`` (of the answers, least and most),
+        ``predicted_ms_per_token, tau, hit_rate, miss_rate, mean_exit_layer, rounds, pushed, bytes,
+        output_mismatches, drafting_ms_per_round`` (with the verifier idle), ``profile`` (see
+        ``_profile``) and ``stolen`` (processors that other virtual machines took meanwhile), and
+        with push-ahead ``with_paper_misses_ms_per_token`` (predicted, were as many verdicts
+        unforeseen as in paper 003); ``as_is.<mode>`` and ``transformers_ms_per_token``;
+        ``speedups``; ``api_cost`` (paper 003, Table 1); ``votes`` (see ``VOTES``; paper 002's vote
+        in this protocol); ``ablations`` (Figure 4 and Table 7).
     """
-    set_threads(ModelConfig(path="nav-draft"), ModelConfig(path="nav-target"))
+    with tempfile.TemporaryDirectory(prefix="collab_llm_") as folder:
+        models = _models(vocabulary, Path(folder))
+        found = _run(models, Path(folder), answers, seed, ablations, plot, console)
+    return found | {"vocabulary": vocabulary}
+
+
+@dataclass(frozen=True)
+class Models:
+    """Paths of the pair, and how many candidates its exits are scored over."""
+
+    draft: str = "nav-draft"
+    target: str = "nav-target"
+    exit_candidates: int = 0
+
+
+def _models(vocabulary: int, folder: Path) -> Models:
+    """Return the embedded pair, with a ``vocabulary`` of that size if it is not zero."""
+    if not vocabulary:
+        return Models()
+    draft = widen("nav-draft", vocabulary, folder / "draft")
+    target = widen("nav-target", vocabulary, folder / "target", exits="beside")
+    return Models(str(draft), str(target), _CANDIDATES)
+
+
+def _run(
+    models: Models,
+    folder: Path,
+    answers: int,
+    seed: int,
+    ablations: bool,
+    plot: Path | None,
+    console: Console,
+) -> dict[str, Any]:
+    set_threads(ModelConfig(path=models.draft), ModelConfig(path=models.target))
     prompts = scene_prompts(MORE * answers, seed)
-    target = Engine(load(ModelConfig(path="nav-target")))
+    target = Engine(load(ModelConfig(path=models.target)))
     right = [_alone(target, prompt) for prompt in prompts]
-    drafts = {pair: [_draft(noise)] for pair, noise in PAIRS.items()}
+    drafts = {pair: [_draft(models, noise, folder / pair)] for pair, noise in PAIRS.items()}
     results: dict[str, Any] = {
         "emulated": "model passes padded, link delayed; see points_ms",
         "points_ms": {
@@ -161,12 +225,19 @@ def run_edge_cloud(
 
     def measure(pair: str, name: str, n: int) -> None:
         rows = measure_modes(
-            POINTS[name], drafts[pair], prompts[:n], right[:n], MODES, console, f"{pair} {name}"
+            POINTS[name],
+            drafts[pair],
+            prompts[:n],
+            right[:n],
+            MODES,
+            console,
+            f"{pair} {name}",
+            models=models,
         )
         results[pair][name] = rows
 
-    # The slow points mostly sleep, so they share the machine; the fast ones have it alone.
-    slow = [(pair, name, answers) for pair in PAIRS for name in ("go2", "jetson")]
+    # The fast points have the machine alone.
+    slow = [(pair, name, answers) for pair in PAIRS for name in SLOW]
     threads = [threading.Thread(target=measure, args=args, daemon=True) for args in slow]
     for thread in threads:
         thread.start()
@@ -177,7 +248,13 @@ def run_edge_cloud(
         for name in ("fast_server", "lan"):
             measure(pair, name, MORE * answers)
     results["as_is"] = measure_modes(
-        Point(0.0, 0.0, 0.0), drafts["embedded_pair"], prompts, right, MODES, console, "as it is"
+        Point(0.0, 0.0, 0.0),
+        [_draft(Models(), 0.0, folder)],
+        prompts,
+        right,
+        MODES,
+        console,
+        "as it is",
     )
     started = time.perf_counter()
     tokens = sum(len(_alone(target, prompt)) for prompt in prompts)
@@ -194,37 +271,47 @@ def run_edge_cloud(
         "tau_of_the_paper": {p.pair: api_cost(p, GAMMA, 2.5) for p in PROVIDERS},
         "tau_measured": {p.pair: api_cost(p, GAMMA, tau) for p in PROVIDERS},
     }
-    results["votes"] = votes(prompts[:answers], right[:answers], console)
+    results["votes"] = votes(folder, prompts[:answers], right[:answers], console)
     if ablations:
         n = MORE * answers // 2
-        results["ablations"] = _ablations(drafts["points"], prompts[:n], right[:n], console)
+        results["ablations"] = _ablations(folder, prompts[:n], right[:n], console)
     _print(results, console)
     _plot(results, plot)
     return results
 
 
-def _draft(noise: float, seed: int = 0) -> Engine:
-    loaded = load(ModelConfig(path="nav-draft"))
-    if noise:
-        blur(loaded, noise, seed)
-    return Engine(loaded)
+def _draft(models: Models, noise: float, folder: Path, seed: int = 0) -> Engine:
+    """Return the draft model with noise on its head, written to ``folder`` for verifiers."""
+    loaded = load(ModelConfig(path=models.draft))
+    if not noise:
+        return Engine(loaded)
+    blur(loaded, noise, seed)
+    config = loaded.model.config
+    config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
+    written = folder / f"blurred-{seed}"
+    write_checkpoint(loaded.model, model_folder(loaded.config), written)
+    return Engine(load(ModelConfig(path=str(written))))
 
 
 def votes(
-    prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]], console: Console
+    folder: Path, prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]], console: Console
 ) -> dict[str, dict[str, Any]]:
     """Return the rows of ``VOTES`` at the point of the paper's robot, all times divided by ten."""
-    drafts = [_draft(BLUR, seed) for seed in range(3)]
+    drafts = [_draft(Models(), BLUR, folder, seed) for seed in range(3)]
     point = POINTS["go2"].scaled(ABLATION_SCALE)
     return measure_modes(point, drafts, prompts, answers, VOTES, console, "votes")
 
 
 @contextmanager
-def _link(point: Point, exit_queue: str = "priority") -> Iterator[VerifierClient]:
-    """Run a verifier as slow as the point's, over its link."""
+def _link(point: Point, models: Models, draft: str, exit_queue: str) -> Iterator[VerifierClient]:
+    """Run a verifier as slow as the point's, over its link, with the draft model ``draft``."""
     address = f"127.0.0.1:{free_port()}"
     settings = yaml.safe_load(config_file("verifier_embedded.yaml").read_text(encoding="utf-8"))
     settings["exits"] = {"queue": exit_queue}
+    settings["model"]["path"] = models.target
+    settings["exit_candidates"] = models.exit_candidates
+    settings["draft"] = {"path": draft, "dtype": "float32", "device": "cpu"}
+    settings["emulated_draft_s"] = point.t_d
     with (
         tempfile.TemporaryDirectory(prefix="collab_llm_") as folder,
         verifier_process(
@@ -254,16 +341,17 @@ def measure_modes(
     console: Console,
     title: str,
     exit_queue: str = "priority",
+    models: Models = Models(),
 ) -> dict[str, dict[str, Any]]:
     """Decode ``prompts`` in each mode at ``point``; ``answers`` are the target's own.
 
     Args:
-        drafts: of which a mode takes the first ``Setup.drafts``.
+        drafts: of which a mode takes the first ``Setup.drafts``; the verifier has the first.
 
     Returns:
         By mode, its row in what :func:`run_edge_cloud` returns.
     """
-    with _link(point, exit_queue) as client:
+    with _link(point, models, drafts[0].loaded.config.path, exit_queue) as client:
         rows = {name: Row(setup, point, drafts, client) for name, setup in modes.items()}
         for prompt in prompts[:TRIALS]:
             for row in rows.values():
@@ -296,12 +384,14 @@ class Row:
             predraft=setup.predraft,
             ahead=setup.ahead,
             planner=PlannerConfig(enabled=setup.planned),
+            drafted_by=setup.drafted_by,
         )
         self._total = EdgeCloudMetrics()
         self._later_s, self._later_tokens, self._predicted_s = 0.0, 0, 0.0
         self._mismatches = 0
         self._modes: set[str] = set()
         self._trials_ms: list[float] = []
+        self._answers_ms: list[float] = []
         self._seconds, self._stolen = 0.0, 0.0
 
     def warm_up(self, prompt: Prompt) -> None:
@@ -323,14 +413,17 @@ class Row:
             self._setup, self._point, self._runner.planner, answer.mode, metrics
         )
         self._total.add(metrics)
-        self._later_s += metrics.total_s - metrics.time_to_first_token_s
-        self._later_tokens += metrics.tokens - first
+        later_s, later = metrics.total_s - metrics.time_to_first_token_s, metrics.tokens - first
+        self._answers_ms.append(1e3 * later_s / max(1, later))
+        self._later_s += later_s
+        self._later_tokens += later
 
     def result(self) -> dict[str, Any]:
         """Return the figures of one mode at one point, in the form of :func:`run_edge_cloud`."""
         total = self._total
-        return {
+        found = {
             "ms_per_token": 1e3 * self._later_s / self._later_tokens,
+            "spread_ms_per_token": [min(self._answers_ms), max(self._answers_ms)],
             "predicted_ms_per_token": 1e3 * self._predicted_s / self._later_tokens,
             "output_mismatches": self._mismatches,
             "modes": sorted(self._modes),
@@ -346,6 +439,15 @@ class Row:
             "profile": _profile(self._runner.planner.profile),
             "stolen": self._stolen / self._seconds,
         }
+        if self._setup.ahead.push_window:
+            found["with_paper_misses_ms_per_token"] = 1e3 * self._with_paper_misses() / total.tau
+        return found
+
+    def _with_paper_misses(self) -> float:
+        """Seconds of a round of push-ahead, were as many verdicts unforeseen as in paper 003."""
+        profile = self._runner.planner.profile
+        missing = replace(profile, unexpected=Mean(PAPER_MISSES), by_exit=Mean(0.0))
+        return round_seconds(missing, Mode(self._setup.gamma, ahead=True), AheadConfig().push_depth)
 
 
 def _generate(runner: RemoteRunner, prompt: Prompt) -> tuple[Generation, int]:
@@ -371,7 +473,7 @@ def _predicted(
     profile = planner.profile
     if point.t_c:  # else nothing is emulated
         profile = replace(profile, rtt=Mean(2 * point.t_c))
-    if setup.ahead.push_window:
+    if setup.ahead.push_window or mode.co_located:
         return round_seconds(profile, mode, setup.ahead.push_depth)
     plain = round_seconds(profile, Mode(setup.gamma), 1)
     if not setup.predraft.max_predrafts:
@@ -398,25 +500,26 @@ def _alone(target: Engine, prompt: Prompt) -> tuple[int, ...]:
 
 def _speedups(rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     ms = {mode: row["ms_per_token"] for mode, row in rows.items()}
-    best = min(ms[mode] for mode in ("ar", "sd", "fsd", "push_ahead"))
+    best = min(ms[mode] for mode in ms if mode != "planner")
     return {
         "ar_to_sd": ms["ar"] / ms["sd"],
         "sd_to_fsd": ms["sd"] / ms["fsd"],
         "sd_to_push_ahead": ms["sd"] / ms["push_ahead"],
         "ar_to_push_ahead": ms["ar"] / ms["push_ahead"],
+        "co_located_to_push_ahead": ms["co_located"] / ms["push_ahead"],
         "planner_over_best_fixed": ms["planner"] / best,
         "planner_over_ar": ms["planner"] / ms["ar"],
     }
 
 
 def _ablations(
-    drafts: Sequence[Engine],
+    folder: Path,
     prompts: Sequence[Prompt],
     answers: Sequence[tuple[int, ...]],
     console: Console,
 ) -> dict[str, Any]:
     """Figure 4 and Table 7 of paper 003 at the Jetson point, all times divided by ten."""
-    point = POINTS["jetson"].scaled(ABLATION_SCALE)
+    point, drafts = POINTS["jetson"].scaled(ABLATION_SCALE), [_draft(Models(), BLUR, folder)]
     gammas, workers = (1, 2, 3, 4, 5, 6, 8, 10), (1, 2, 3, 4, 6, 10)
     modes = {"ar": Setup(gamma=0)}
     modes |= {f"sd {g}": Setup(gamma=g) for g in gammas}

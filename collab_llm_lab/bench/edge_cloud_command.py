@@ -37,6 +37,9 @@ def bench_edge_cloud(
         str, typer.Option(help="With --server: numbers of robots, separated by commas.")
     ] = "1,8,16",
     seconds: SecondsOption = 10.0,
+    vocabulary: Annotated[
+        int, typer.Option(help="Tokens of both models; 0: their own 441.", min=0)
+    ] = 151_936,
     json_file: JsonOption = None,
     plot: PlotOption = None,
 ) -> None:
@@ -67,5 +70,6 @@ def bench_edge_cloud(
         answers=answers,
         seed=seed,
         ablations=ablations,
+        vocabulary=vocabulary,
         plot=plot,
     )

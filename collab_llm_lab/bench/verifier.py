@@ -4,47 +4,53 @@ The verifier is a process of its own with the embedded target. The robots are co
 process, each with a connection of its own (``wire.py``); they replay drafts that the embedded pair
 really proposed, recorded beforehand, so that no draft model competes for the cores.
 
-Four loads. ``clients``: verification alone, by robots that take as long for each draft as the
+Six loads. ``clients``: verification alone, by robots that take as long for each draft as the
 embedded draft model took when it was recorded; every robot opens some sessions, then the clock runs
 while it decodes in one after another, all robots equally many rounds, so that all of them are busy
 all the time; and so on, wave after wave. ``saturated``: the same without any time between a verdict
 and the next draft, which is the verifier's capacity, but nothing that robots do. ``answers``: whole
 answers, each a new session whose picture and prompt must be read first, which batching hardly makes
 cheaper, and no time between them either. ``emulated_robots``: whole answers at the pace of larger
-draft models and of links that take time.
+draft models and of links that take time. ``robots_draft`` and ``verifier_drafts`` show what draft
+models on the robots save the server: as ``saturated``, with the verifier on a single core, which in
+the latter drafts as well (co-located speculation).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import selectors
 import statistics
+import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from google.protobuf.message import Message
 from rich.console import Console
 
 from collab_llm_lab.bench.rendering import Draw, draw_panels, label_axes, show_rows
 from collab_llm_lab.bench.scenes import scene_prompts
 from collab_llm_lab.bench.wire import Call, Connection, connect
+from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt, encode
 from collab_llm_nodes.models.threads import set_threads
-from collab_llm_nodes.processes import free_port
+from collab_llm_nodes.processes import Process, free_port
 from collab_llm_nodes.protocols.edge_cloud import codec
 from collab_llm_nodes.protocols.edge_cloud import verifier_pb2 as pb
 from collab_llm_nodes.protocols.edge_cloud.client import EdgeClient, EdgeClientConfig
 from collab_llm_nodes.protocols.edge_cloud.drafter import Drafter
-from collab_llm_nodes.protocols.edge_cloud.messages import Open
+from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Open
 from collab_llm_nodes.protocols.edge_cloud.process import verifier_process, wait_for_verifier
 from collab_llm_nodes.protocols.edge_cloud.target import TargetSession
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
@@ -88,11 +94,15 @@ class Load:
             answer after answer at its own time.
         draft_token_s, link_s: what a robot and its link take (emulated) [s]; ``draft_token_s``
             None: what the drafts took when they were recorded.
+        co_located: the verifier drafts, and streams.
+        one_core: the verifier has a single core, as drafting and verification share one device.
     """
 
     waves: bool = False
     draft_token_s: float | None = 0.0
     link_s: float = 0.0
+    co_located: bool = False
+    one_core: bool = False
 
 
 LOADS = {
@@ -100,6 +110,8 @@ LOADS = {
     "saturated": Load(waves=True),
     "answers": Load(),
     "emulated_robots": Load(draft_token_s=T_P_S, link_s=T_C_S),
+    "robots_draft": Load(waves=True, one_core=True),
+    "verifier_drafts": Load(waves=True, one_core=True, co_located=True),
 }
 
 
@@ -115,6 +127,7 @@ class Tally:
     first_s: list[float] = field(default_factory=list)
     queue_s: list[float] = field(default_factory=list)
     compute_s: list[float] = field(default_factory=list)
+    draft_s: list[float] = field(default_factory=list)
 
 
 def run_verifier(
@@ -133,7 +146,9 @@ def run_verifier(
         ``tokens_per_s``, ``p50_ms``, ``p99_ms`` (from a draft's sending to its verdict, rounds
         after the first), ``first_p50_ms``, ``first_p99_ms`` (the first round: opening, picture and
         prompt included), ``queue_ms``, ``compute_ms`` (medians, as the verifier reports),
-        ``answers`` (decoded to the end), ``rounds``, ``speedup`` over one robot; and
+        ``drafting_ms`` (of the verifier), ``answers`` (decoded to the end), ``rounds``, ``speedup``
+        over one robot; ``capacity.<n>``: ``measured``, the tokens/s of ``robots_draft`` over those
+        of ``verifier_drafts``, and ``predicted``, 1 + gamma t_d / t_v with one robot's times; and
         ``output_mismatches``: verdicts that differ from those of a session alone.
     """
     set_threads(ModelConfig(path="nav-draft"), ModelConfig(path="nav-target"))
@@ -160,9 +175,25 @@ def run_verifier(
         one = results[name].get("1")
         for row in results[name].values():
             row["speedup"] = row["tokens_per_s"] / one["tokens_per_s"] if one else None
+    results["capacity"] = _capacity(results["robots_draft"], results["verifier_drafts"])
     _print(results, console)
     _plot(results, plot)
     return results
+
+
+def _capacity(
+    robots: Mapping[str, Mapping[str, float]], verifier: Mapping[str, Mapping[str, float]]
+) -> dict[str, dict[str, float]]:
+    """Return how many times as many robots a server has time for if they draft themselves."""
+    one = next(iter(verifier.values()))
+    predicted = 1.0 + one["drafting_ms"] / one["compute_ms"]
+    return {
+        count: {
+            "measured": row["tokens_per_s"] / verifier[count]["tokens_per_s"],
+            "predicted": predicted,
+        }
+        for count, row in robots.items()
+    }
 
 
 def record(prompts: Sequence[Prompt]) -> list[Recording]:
@@ -198,12 +229,32 @@ def _record(draft: Engine, target: Engine, prompt: Prompt) -> Recording:
 def _measure(recordings: Sequence[Recording], count: int, seconds: float, load: Load) -> Tally:
     """Run ``count`` robots against a fresh verifier."""
     address = f"127.0.0.1:{free_port()}"
-    with verifier_process(address) as process:
+    with _verifier(address, load) as process:
         with VerifierClient(ClientLinkConfig(address=address)) as client:
             wait_for_verifier(client, process)
         tally = run_with_select(drive_robots(address, recordings, count, seconds, load))
         process.check()
     return tally
+
+
+@contextlib.contextmanager
+def _verifier(address: str, load: Load) -> Iterator[Process]:
+    """Run a verifier, on a single core and with a draft model if ``load`` says so."""
+    settings = yaml.safe_load(config_file("verifier_embedded.yaml").read_text(encoding="utf-8"))
+    if load.co_located:
+        settings["draft"] = {"path": "nav-draft", "dtype": "float32", "device": "cpu"}
+    cores = os.sched_getaffinity(0)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="collab_llm_"))
+        config = Path(folder) / "verifier.yaml"
+        config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+        try:
+            if load.one_core:
+                os.sched_setaffinity(0, {min(cores)})  # the process inherits it
+            process = stack.enter_context(verifier_process(address, config=config))
+        finally:
+            os.sched_setaffinity(0, cores)
+        yield process
 
 
 def run_with_select(job: Coroutine[Any, Any, T]) -> T:
@@ -261,11 +312,12 @@ async def _waves(
             rounds -= await answer.decode(tally, rounds)
             answer.close()
 
+    answer = Streamed if load.co_located else Answer
     wave = 0
     while tally.seconds < seconds:
         everybodys = [
             [
-                Answer(robot, recordings[(wave + i + 7 * n) % len(recordings)], load)
+                answer(robot, recordings[(wave + i + 7 * n) % len(recordings)], load)
                 for n in range(SESSIONS)
             ]
             for i, robot in enumerate(robots)
@@ -273,7 +325,8 @@ async def _waves(
         await asyncio.gather(*(answer.open(tally) for own in everybodys for answer in own))
         # The verifier may wait for sessions that were opened last: not what is to be measured.
         untimed = Tally()
-        await asyncio.gather(*(own[0].decode(untimed, 1) for own in everybodys))
+        if not load.co_located:  # that would start streams
+            await asyncio.gather(*(own[0].decode(untimed, 1) for own in everybodys))
         tally.mismatches += untimed.mismatches
         rounds = min(sum(answer.left for answer in own) for own in everybodys)
         begun = time.perf_counter()
@@ -396,6 +449,9 @@ class Answer(Replay):
         if self._load.link_s:
             await asyncio.sleep(self._load.link_s)
         await self._call.write(draft)
+        return await self._verdict(number, tally, sent)
+
+    async def _verdict(self, number: int, tally: Tally, sent: float) -> float:
         verdict = await self.reply(pb.ServerMessage, "verdict")
         if self._load.link_s:
             await asyncio.sleep(self._load.link_s)
@@ -403,9 +459,30 @@ class Answer(Replay):
         tally.mismatches += tuple(verdict.tokens) != self._recording.verdicts[number]
         tally.queue_s.append(verdict.queue_s)
         tally.compute_s.append(verdict.compute_s)
+        tally.draft_s.append(verdict.draft_s)
         if number or not self._load.waves:  # waves are not timed while sessions open
             tally.tokens += len(verdict.tokens)
         return took_s
+
+
+class Streamed(Answer):
+    """A robot's answer that the verifier drafts and streams; a round is a verdict."""
+
+    async def begin(self) -> None:
+        """Open the session."""
+        message = pb.ClientMessage.FromString(self._recording.opened)
+        message.open.co_located = GAMMA
+        self._call = await self.stream(codec.SESSION, message.SerializeToString())
+
+    async def round(self, number: int, tally: Tally) -> float:
+        """Receive the next verdict; the stream begins with the second, when the clock may run."""
+        sent = time.perf_counter()
+        if number < 2:
+            start = sum(map(len, self._recording.verdicts[:number]))
+            rounds = MAX_TOKENS - start - 1 if number else 0
+            draft = Draft(number, start, (), autoregressive_rounds=rounds)
+            await self._call.write(codec.encode_client(draft))
+        return await self._verdict(number, tally, sent)
 
 
 def _row(tally: Tally) -> dict[str, Any]:
@@ -418,6 +495,7 @@ def _row(tally: Tally) -> dict[str, Any]:
         "first_p99_ms": first[98],
         "queue_ms": 1e3 * statistics.median(tally.queue_s),
         "compute_ms": 1e3 * statistics.median(tally.compute_s),
+        "drafting_ms": 1e3 * statistics.median(tally.draft_s),
         "answers": tally.answers,
         "rounds": len(tally.rounds_s),
     }
@@ -433,6 +511,8 @@ def _print(results: dict[str, Any], console: Console) -> None:
         "clients": f"verification, drafts take {results['drafting_ms']:.1f} ms",
         "saturated": "verification, no think time",
         "answers": "whole answers, no think time",
+        "robots_draft": "verification on one core, no think time",
+        "verifier_drafts": "drafting and verification on one core (co-located)",
         "emulated_robots": f"whole answers, robots and links emulated (T_p {1e3 * T_P_S:g} ms per"
         f" token, T_c {1e3 * T_C_S:g} ms)",
     }
@@ -457,6 +537,11 @@ def _print(results: dict[str, Any], console: Console) -> None:
             for count, row in results[name].items()
         }
         show_rows(console, f"{title} [ms]", ["robots"], rows, columns)
+    for count, found in results["capacity"].items():
+        console.print(
+            f"{count} robots that draft: {found['measured']:.2f} times the tokens/s of a verifier"
+            f" that drafts; predicted {found['predicted']:.2f}"
+        )
     console.print(f"{results['output_mismatches']} verdicts differ from the recorded ones")
 
 
@@ -466,6 +551,8 @@ def _plot(results: dict[str, Any], file: Path | None) -> None:
         "saturated": "no think time",
         "answers": "whole answers",
         "emulated_robots": "robots and links emulated",
+        "robots_draft": "one core, robots draft",
+        "verifier_drafts": "one core, co-located",
     }
 
     def draw(axis: Any, what: str, **styles: str) -> None:

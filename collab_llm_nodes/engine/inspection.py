@@ -52,6 +52,7 @@ from collab_llm_nodes.models.partial import empty_model
 from collab_llm_nodes.models.processor import load_processor
 from collab_llm_nodes.models.prompt import Prompt, encode, try_prompts
 from collab_llm_nodes.models.quantised import quantization_package, quantized_bytes
+from collab_llm_nodes.models.trained import holds_trained
 from collab_llm_nodes.models.vocabulary import check_rows, shared_sizes, vocabulary_size
 
 PICTURE = (640, 480)
@@ -323,11 +324,13 @@ class _Inspector:
 
         Exits are known by their model's head, which is read for this, if it is here.
         """
-        config, beside = self._config, self._folder / f"{ADAPTERS}.json"
+        config = self._config
         named, layers = (
             (config.exits, config.exit_layers) if isinstance(config, TargetConfig) else (None, ())
         )
-        if self._side != "target" or (named is None and not beside.is_file()):
+        if self._side != "target":
+            return
+        if named is None and not holds_trained(self._folder, ADAPTERS, "exits"):
             return
         if self._found.quantised or not self._found.stored:
             self._found.notes.append("whether its early exits fit shows when it is loaded")

@@ -47,7 +47,7 @@ class ExitAdapters(nn.Module):
         return corrected
 
     def save(self, folder: str | Path) -> None:
-        """Write ``adapters.safetensors`` and ``adapters.json`` to ``folder``."""
+        """Write ``adapters.safetensors`` and ``adapters.json`` to the subfolder of ``folder``."""
         facts = {
             "hidden_size": self.hidden_size,
             "layers": self.layers,

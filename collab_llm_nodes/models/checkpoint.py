@@ -47,7 +47,7 @@ def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of the model in ``folder``, as transformers chooses them.
 
     These are ``model.safetensors``, or else those that the index names. Others in the folder, such
-    as adapters or a second, consolidated copy, are no part of the model.
+    as a second, consolidated copy, are no part of the model.
 
     Raises:
         ModelError: the index cannot be read.

@@ -16,7 +16,12 @@ from torch import Tensor, nn
 
 from collab_llm_nodes.errors import ModelError, translate_errors
 from collab_llm_nodes.models.architectures import DecoderParts
-from collab_llm_nodes.models.trained import read_trained, write_trained
+from collab_llm_nodes.models.trained import (
+    holds_trained,
+    read_trained,
+    trained_files,
+    write_trained,
+)
 
 NAME = "medusa"
 """Name of the files that ``save`` writes."""
@@ -73,7 +78,7 @@ class MedusaHeads(nn.Module):
         return self.logits(hidden, head).argmax(-1)
 
     def save(self, folder: str | Path) -> None:
-        """Write ``medusa.safetensors`` (float16) and ``medusa.json`` to ``folder``."""
+        """Write ``medusa.safetensors`` (float16) and its JSON to the subfolder of ``folder``."""
         facts = {
             "hidden_size": self.hidden_size,
             "heads": self.heads,
@@ -117,8 +122,12 @@ def head_fingerprint(parts: DecoderParts) -> str:
 
 
 def holds_heads(folder: Path) -> bool:
-    """Return True if ``folder`` holds heads that can be read, ours or published ones."""
-    return any((folder / f"{name}.safetensors").is_file() for name in (NAME, PUBLISHED))
+    """Return True if ``folder`` holds heads that can be read, ours or published ones.
+
+    Raises:
+        ModelError: ours are not in the subfolder.
+    """
+    return holds_trained(folder, NAME, "heads") or (folder / f"{PUBLISHED}.safetensors").is_file()
 
 
 def count_heads(folder: Path) -> int:
@@ -136,7 +145,7 @@ def count_heads(folder: Path) -> int:
         if (published := _published(folder)) is not None:
             # Not config.json, which names 2 of the 5 heads of medusa-vicuna-7b-v1.3.
             return _count_published(_shapes(published))
-        return int(json.loads((folder / f"{NAME}.json").read_text("utf-8"))["heads"])
+        return int(json.loads(trained_files(folder, NAME)[1].read_text("utf-8"))["heads"])
 
 
 def count_head_weights(folder: Path) -> int:
@@ -145,7 +154,7 @@ def count_head_weights(folder: Path) -> int:
     Raises:
         ModelError: it cannot be read.
     """
-    file = _published(folder) or folder / f"{NAME}.safetensors"
+    file = _published(folder) or trained_files(folder, NAME)[0]
     with translate_errors(
         ModelError, f"cannot read {file}", field="heads", remedy="do without the heads"
     ):
@@ -168,7 +177,7 @@ def _published(folder: Path) -> Path | None:
         ModelError: they are pickled.
     """
     file = folder / f"{PUBLISHED}.safetensors"
-    if (folder / f"{NAME}.json").is_file():
+    if trained_files(folder, NAME)[1].is_file():
         return None
     if file.is_file():
         return file

@@ -49,6 +49,7 @@ from collab_llm_nodes.models.quantised import (
     quantized_bytes,
 )
 from collab_llm_nodes.models.tokenizer import token_id
+from collab_llm_nodes.models.trained import SUBFOLDER
 from collab_llm_nodes.models.vocabulary import (
     check_rows,
     control_tokens,
@@ -305,6 +306,9 @@ def model_folder(config: ModelConfig, *, offline: bool = False, weights: bool = 
         field="path",
         remedy="check the id and the network, or copy the checkpoint here and give its folder",
     ):
+        if weights:
+            ours = [f"{SUBFOLDER}/*"]
+            snapshot_download(config.path, allow_patterns=ours, local_files_only=offline)
         return Path(
             snapshot_download(
                 config.path,

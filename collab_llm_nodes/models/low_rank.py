@@ -56,7 +56,7 @@ class LowRank(nn.Module):
             each.weight.copy_(change(each.weight))
 
     def save(self, folder: str | Path, name: str) -> None:
-        """Write ``<name>.safetensors`` (float16) and ``<name>.json`` to ``folder``."""
+        """Write ``<name>.safetensors`` (float16) and its JSON to the subfolder of ``folder``."""
         facts = {
             "hidden_size": self.hidden_size,
             "rank": self.rank,

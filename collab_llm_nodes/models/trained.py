@@ -15,6 +15,9 @@ from collab_llm_nodes.errors import ModelError, translate_errors
 
 M = TypeVar("M", bound=nn.Module)
 
+SUBFOLDER = "collab_llm"
+"""Folder within a checkpoint's, since stock servers load all safetensors beside ``config.json``."""
+
 
 def write_trained(
     folder: str | Path,
@@ -23,14 +26,44 @@ def write_trained(
     facts: Mapping[str, Any],
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write ``<name>.safetensors``, in ``dtype`` if given, and ``<name>.json`` to ``folder``."""
+    """Write ``<name>.safetensors`` and ``<name>.json`` to the subfolder of ``folder``.
+
+    Args:
+        dtype: of the weights in the file; None: their own.
+    """
     tensors = {
         key: value.detach().to("cpu", dtype).contiguous()
         for key, value in module.state_dict().items()
     }
-    save_file(tensors, Path(folder) / f"{name}.safetensors")
-    text = json.dumps(dict(facts), indent=2) + "\n"
-    (Path(folder) / f"{name}.json").write_text(text, encoding="utf-8")
+    weights, description = trained_files(folder, name)
+    weights.parent.mkdir(exist_ok=True)
+    save_file(tensors, weights)
+    description.write_text(json.dumps(dict(facts), indent=2) + "\n", encoding="utf-8")
+
+
+def trained_files(folder: str | Path, name: str) -> tuple[Path, Path]:
+    """Return the places of the weights and the description of ``name``, there or not."""
+    place = Path(folder) / SUBFOLDER
+    return place / f"{name}.safetensors", place / f"{name}.json"
+
+
+def holds_trained(folder: str | Path, name: str, field: str) -> bool:
+    """Return True if ``folder`` holds the weights of ``name``.
+
+    Args:
+        field: of the error.
+
+    Raises:
+        ModelError: they lie beside ``config.json``, where earlier versions wrote them.
+    """
+    weights, _ = trained_files(folder, name)
+    if not weights.is_file() and (Path(folder) / weights.name).is_file():
+        raise ModelError(
+            f"{Path(folder) / weights.name} is not where it is read",
+            field=field,
+            remedy=f"move {name}.safetensors and {name}.json there to {weights.parent}",
+        )
+    return weights.is_file()
 
 
 def read_trained(
@@ -53,18 +86,20 @@ def read_trained(
         fingerprint: that the module must have, as its attribute; empty: it has none.
 
     Raises:
-        ModelError: files absent or unreadable, or made for another model.
+        ModelError: files absent, elsewhere or unreadable, or made for another model.
     """
-    folder, short = Path(folder), kind.split()[-1]
-    weights, description = f"{name}.safetensors", f"{name}.json"
+    short = kind.split()[-1]
+    holds_trained(folder, name, field)
+    weights, description = trained_files(folder, name)
     with translate_errors(
         ModelError,
         f"cannot read the {kind} in {folder}",
         field=field,
-        remedy=f"the folder must hold {weights} and {description}; or load without {field}",
+        remedy=f"the folder must hold {SUBFOLDER}/{weights.name} and {description.name};"
+        f" or load without {field}",
     ):
-        trained = make(json.loads((folder / description).read_text(encoding="utf-8")))
-        trained.load_state_dict(load_file(folder / weights))
+        trained = make(json.loads(description.read_text(encoding="utf-8")))
+        trained.load_state_dict(load_file(weights))
     if trained.hidden_size != width:
         raise ModelError(
             f"{short} of width {trained.hidden_size}, model of width {width}",

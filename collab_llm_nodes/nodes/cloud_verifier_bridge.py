@@ -187,6 +187,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
                 raw=request.raw,
                 for_motion=request.for_motion,
                 guide=guide_in(request),
+                co_located=request.co_located,
             )
             allowed_s = deadline_from(request, _SESSION_S)
             handle = self._client.open(
@@ -195,6 +196,7 @@ class CloudVerifierBridge(ManagedNode[BridgeConfig]):
         except CollabError as error:
             response.status = status_of(error)
             return response
+        response.verifier_draft = self._client.draft
         due = time.monotonic() + allowed_s
         self._sessions[session_id] = _Session(
             handle, request.header, sampling, request.for_motion, due

@@ -88,6 +88,7 @@ class DraftVlm(ProtocolServer[DraftVlmConfig]):
             **node_arguments,
         )
         self._sessions: dict[str, _Session] = {}
+        self.verifier_drafts = False  # as the bridge said when the last session was opened
 
     def resources(self) -> Resources:
         return Resources(carrier=self, log=self.get_logger())
@@ -165,6 +166,7 @@ class DraftVlm(ProtocolServer[DraftVlmConfig]):
             for_motion=opened.for_motion,
             guide_kind=opened.guide.kind if opened.guide else "",
             guide_source=opened.guide.source if opened.guide else "",
+            co_located=opened.co_located,
             deadline_s=max(0.001, due - time.monotonic()),
         )
         self._sessions[request.id] = session  # before its first message can arrive
@@ -186,6 +188,7 @@ class DraftVlm(ProtocolServer[DraftVlmConfig]):
         if response is None:
             raise Unavailable("open_session gave no response", field="cloud_verifier_bridge")
         raise_for(response.status)
+        self.verifier_drafts = response.verifier_draft != ""
 
     def close_session(self, session: _Session) -> None:
         """Drop ``session``, and have the bridge close it unless it has done so already."""

@@ -215,6 +215,7 @@ def verdict_to_msg(verdict: Verdict | Failure, header: Header, session_id: str) 
     msg.accepted = verdict.accepted
     msg.finished = verdict.finished
     msg.compute_s, msg.queue_s = verdict.compute_s, verdict.queue_s
+    msg.draft_s = verdict.draft_s
     return msg
 
 
@@ -223,7 +224,13 @@ def verdict_from_msg(msg: VerdictMsg) -> Verdict | Failure:
     if msg.status.code != Status.OK:
         return Failure.of(error_from(msg.status))
     return Verdict(
-        msg.round, tuple(msg.tokens), msg.accepted, msg.finished, msg.compute_s, msg.queue_s
+        msg.round,
+        tuple(msg.tokens),
+        msg.accepted,
+        msg.finished,
+        msg.compute_s,
+        msg.queue_s,
+        msg.draft_s,
     )
 
 

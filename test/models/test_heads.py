@@ -26,6 +26,7 @@ from collab_llm_nodes.models.heads import (
     count_heads,
     head_fingerprint,
 )
+from collab_llm_nodes.models.trained import trained_files
 from collab_llm_nodes.protocols.jupiter.stage_lanes import guess
 
 
@@ -81,7 +82,7 @@ def test_heads_of_another_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="heads of model") as caught:
         MedusaHeads.load(tmp_path, parts(seed=1))
     assert caught.value.field == "heads"
-    facts = json.loads((tmp_path / f"{NAME}.json").read_text())
+    facts = json.loads(trained_files(tmp_path, NAME)[1].read_text())
     wide = MedusaHeads(facts["hidden_size"] * 2, fingerprint=facts["fingerprint"])
     wide.save(tmp_path)
     with pytest.raises(ModelError, match="width"):
@@ -91,7 +92,9 @@ def test_heads_of_another_model_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "{}", '{"hidden_size": 8, "heads": "x"}', None])
 def test_unreadable_heads_are_a_typed_error(tmp_path: Path, content: str | None) -> None:
     if content is not None:
-        (tmp_path / f"{NAME}.json").write_text(content)
+        _, description = trained_files(tmp_path, NAME)
+        description.parent.mkdir()
+        description.write_text(content)
     with pytest.raises(ModelError, match="cannot read the Medusa heads"):
         MedusaHeads.load(tmp_path, parts())
 

@@ -36,7 +36,7 @@ from collab_llm_nodes.models.loading import ModelConfig, TargetConfig, load, mod
 from collab_llm_nodes.models.partial import read_facts
 from collab_llm_nodes.models.prompt import Prompt, PromptLimits, encode
 from collab_llm_nodes.models.tokenizer import train_tokenizer
-from collab_llm_nodes.models.trained import write_trained
+from collab_llm_nodes.models.trained import trained_files, write_trained
 from collab_llm_nodes.models.vocabulary import (
     check_same,
     shared_size,
@@ -195,7 +195,7 @@ def test_what_is_trained_beside_a_model_is_no_part_of_it(tmp_path: Path) -> None
         write_trained(folder, name, torch.nn.Linear(8, 8), {"hidden_size": 8})
     assert count_weights(folder) == weights
     assert checkpoint_fingerprint(folder) == known
-    (folder / "medusa.json").unlink()
+    trained_files(folder, "medusa")[1].unlink()
     assert count_weights(folder) == weights, "whatever it is"
     assert checkpoint_fingerprint(folder) == known
 
@@ -281,9 +281,22 @@ def test_adapters_that_do_not_fit_are_typed_errors(tmp_path: Path) -> None:
     ExitAdapters(32, (7,)).save(tmp_path)
     with pytest.raises(ModelError, match="1 to 3"):
         ExitAdapters.load(tmp_path, parts)
-    (tmp_path / "adapters.safetensors").write_bytes(b"x")
+    trained_files(tmp_path, "adapters")[0].write_bytes(b"x")
     with pytest.raises(ModelError, match="cannot read"):
         ExitAdapters.load(tmp_path, parts)
+
+
+def test_adapters_beside_the_weights_are_refused_with_the_place_they_belong_to(
+    tmp_path: Path,
+) -> None:
+    folder = shutil.copytree(tiny_folder("qwen2_vl"), tmp_path / "model")
+    ExitAdapters(32, (1, 2)).save(folder)
+    for file in trained_files(folder, "adapters"):  # as earlier versions wrote them
+        file.rename(folder / file.name)
+    with pytest.raises(ModelError, match="is not where it is read") as caught:
+        load(TargetConfig(str(folder), exits="beside"))
+    assert caught.value.field == "exits"
+    assert str(folder / "collab_llm") in caught.value.remedy
 
 
 def test_adapters_know_the_model_they_were_trained_with(tmp_path: Path) -> None:
@@ -293,7 +306,7 @@ def test_adapters_know_the_model_they_were_trained_with(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="adapters of model") as caught:
         ExitAdapters.load(tmp_path, other)
     assert caught.value.field == "exits"
-    description = tmp_path / "adapters.json"
+    _, description = trained_files(tmp_path, "adapters")
     facts = json.loads(description.read_text())
     del facts["fingerprint"]  # as older versions wrote it
     description.write_text(json.dumps(facts))

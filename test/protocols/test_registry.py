@@ -177,6 +177,7 @@ NEUTRAL = {
     *("side.retrieval.method", "side.retrieval.temperature", "side.relevance.update"),
     *("side.relevance.every", "side.relevance.memory", "aggregation.law", "aggregation.gamma"),
     *("aggregation.paper_faithful", "patience.without_cloud", "client.gamma", "link_loss.policy"),
+    "client.drafted_by",
     *("drafter", "outline", "outline_guided", "outline_tokens", "task", "groups"),
     *("answer.guide", "answer.guide_source"),
 }

@@ -19,6 +19,7 @@ from fake_models import (
 from raw_client import RawClient
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
+from collab_llm_nodes.engine.interface import ServingEngine
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.protocols.edge_cloud.link import LinkConfig
 from collab_llm_nodes.protocols.edge_cloud.messages import (
@@ -29,6 +30,7 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
 from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.protocols.edge_cloud.server import ExitConfig
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
+from collab_llm_nodes.protocols.edge_cloud.verifier import Encode
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import (
     ClientLinkConfig,
     LinkStatus,
@@ -115,11 +117,13 @@ def serve() -> Iterator[Serve]:
     """Start verifiers around fakes; they are stopped in the end."""
     running: list[ServerHandle] = []
 
-    def start(engine: FakeEngine, **settings_: Any) -> ServerHandle:
+    def start(
+        engine: FakeEngine, draft: tuple[ServingEngine, Encode] | None = None, **settings_: Any
+    ) -> ServerHandle:
         # The fake's passes take no time: its exits never precede the verdict by much.
         exits = ExitConfig(min_lead_s=0.0)
         config = VerifierConfig(**{"address": "127.0.0.1:0", "exits": exits, **settings_})
-        running.append(start_server(config, as_engine(engine), encode))
+        running.append(start_server(config, as_engine(engine), encode, draft))
         return running[-1]
 
     yield start

@@ -24,6 +24,7 @@ from collab_llm_nodes.models.adapters import NAME
 from collab_llm_nodes.models.guide import Guide
 from collab_llm_nodes.models.loading import ModelConfig, load, with_exits
 from collab_llm_nodes.models.prompt import encode
+from collab_llm_nodes.models.trained import holds_trained
 from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 
 _EXIT_REPORT = ("chosen", "foreseen", "round_ms", "round_ms_without_exits")
@@ -106,7 +107,7 @@ def exit_figures(pair: Pair) -> dict[str, Any]:
     if not report:
         return {}
     agreement: dict[str, float] = {}
-    if (folder / f"{NAME}.json").is_file():
+    if holds_trained(folder, NAME, "exits"):
         loaded = load(with_exits(pair.target, str(folder)))
         pair.data.check_target(Target.of(loaded))
         with closing(Engine(loaded)) as engine:

@@ -32,6 +32,7 @@ from collab_llm_nodes.models.adapters import NAME, ExitAdapters, check_exit_laye
 from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.heads import head_fingerprint
 from collab_llm_nodes.models.loading import LoadedModel
+from collab_llm_nodes.models.trained import trained_files
 
 _RIDGE = 1e-3
 """Weight of small corrections in the least squares, relative to the mean square of a state."""
@@ -209,8 +210,8 @@ class _Training(FrozenTraining):
 
     def _write_adapters(self, layers: Sequence[int]) -> None:
         """Write the exits at ``layers``, in place of those of an earlier call."""
-        for file in self._config.out.glob(f"{NAME}.*"):
-            file.unlink()
+        for file in trained_files(self._config.out, NAME):
+            file.unlink(missing_ok=True)
         if layers:
             self.learner.adapters.restrict(layers).save(self._config.out)
 

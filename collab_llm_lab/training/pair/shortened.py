@@ -20,8 +20,6 @@ from collab_llm_nodes.models.loading import (
 )
 
 _TYPES = {"F16": "float16", "BF16": "bfloat16"}
-_TRAINED = ("adapters.json", "medusa.json")
-"""Descriptions of what was trained beside the target; it does not fit a draft."""
 
 
 def write_shortened(target: str, layers: int, folder: Path) -> None:
@@ -80,5 +78,5 @@ def write_checkpoint(model: Any, source: Path, folder: Path) -> None:
 def _other_files(source: Path) -> Iterator[Path]:
     for file in sorted(source.iterdir()):
         other = file.suffix in (".json", ".jinja", ".txt", ".model")
-        if other and file.name not in _TRAINED and not file.name.endswith(".index.json"):
+        if other and not file.name.endswith(".index.json"):
             yield file

@@ -35,6 +35,10 @@ class Carrier(Protocol):
     def queues_exits(self) -> bool:
         """True if another process ranks early exits, and posts a ``PreDraftRequest`` for each."""
 
+    @property
+    def verifier_drafts(self) -> bool:
+        """True if the verifier is known to have a draft model of its own."""
+
     def open(
         self, request: Request, opened: Open, receive: Callable[[Event], None], due: float
     ) -> Session:
@@ -56,6 +60,11 @@ class VerifierCarrier:
 
     def __init__(self, client: SessionClient[Any]) -> None:
         self._client = client
+
+    @property
+    def verifier_drafts(self) -> bool:
+        """True if the verifier has said so since the connection was made."""
+        return self._client.draft != ""
 
     def open(
         self, request: Request, opened: Open, receive: Callable[[Event], None], due: float

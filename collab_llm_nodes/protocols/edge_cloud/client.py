@@ -55,6 +55,13 @@ class EdgeClientConfig:
         per_request=ANY,
     )
     max_tokens: int = setting(128, "Length limit of an answer [tokens].", low=1, high=MAX_TOKENS)
+    drafted_by: str = setting(
+        "robot",
+        "Who drafts: the robot, or the verifier, if it has a draft model (its setting draft). The"
+        " planner, if enabled, chooses by itself.",
+        choices=("robot", "verifier"),
+        per_request=ANY,
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -66,15 +73,16 @@ class EdgeClient:
     Args:
         draft_room: tokens of the answer that the draft models can read; the verifier decodes later
             ones alone.
-        guided: a guide limits the answer, so verdicts on drafts without tokens may accept some.
+        filled: the verifier puts tokens of its own in place of drafts without tokens: a guide's or
+            its draft model's. Verdicts may accept them.
     """
 
     def __init__(
-        self, config: EdgeClientConfig, draft_room: int = MAX_TOKENS, *, guided: bool = False
+        self, config: EdgeClientConfig, draft_room: int = MAX_TOKENS, *, filled: bool = False
     ) -> None:
         self._config = config
         self._draft_room = draft_room
-        self._guided = guided
+        self._filled = filled
         self.round = 0
         self.generated: list[int] = []
         self.sources: list[Source] = []
@@ -150,7 +158,7 @@ class EdgeClient:
             return ()
         draft, self.in_flight = self.in_flight, None
         tokens, accepted = verdict.tokens, verdict.accepted
-        most = len(draft.tokens) or (MAX_DRAFT if self._guided else 0)
+        most = len(draft.tokens) or (MAX_DRAFT if self._filled else 0)
         if not 0 <= accepted <= most or len(tokens) - accepted not in (0, 1):
             raise ProtocolError(
                 f"verdict: {accepted} accepted, {len(tokens)} tokens, {len(draft.tokens)} drafted",

@@ -53,6 +53,7 @@ def _check_open(m: Any) -> None:
     at_most(len(m.turns), MAX_TURNS, "turns")
     at_most(len(m.replay), MAX_TOKENS, "replay")
     at_most(m.round, MAX_TOKENS, "round")  # each yields a token at least
+    at_most(m.co_located, MAX_DRAFT, "co_located")
     if m.HasField("guide"):
         Guide(m.guide.kind, m.guide.source)  # its error names the field of the user
 

@@ -57,6 +57,7 @@ class ServerInfo:
         version: of this package.
         limits: what it accepts.
         sessions: open now.
+        draft: name of the draft model beside the target; empty: there is none.
     """
 
     model: str
@@ -66,3 +67,4 @@ class ServerInfo:
     version: str
     limits: Limits
     sessions: int
+    draft: str = ""

@@ -90,6 +90,7 @@ class EdgeLoop:
         exits: pre-draft for early exits; False if another node ranks them and posts a
             ``PreDraftRequest`` for each.
         profile: records durations and how often predictions are right.
+        co_located: draft tokens a round that the verifier's own draft model proposes; 0: none.
         preempt: a verdict stops needless work, and a ready draft is sent at once (real time). False
             completes the round's pre-drafts first, as if the draft model were fast enough
             (deterministic, for runs without a clock).
@@ -111,6 +112,7 @@ class EdgeLoop:
         predraft: PreDraftConfig | None = None,
         ahead: AheadConfig | None = None,
         profile: Profile | None = None,
+        co_located: int = 0,
         exits: bool = True,
         preempt: bool = True,
         on_tokens: Callable[[tuple[int, ...]], None] = lambda tokens: None,
@@ -136,6 +138,7 @@ class EdgeLoop:
         drafter.between_pieces = self._between_pieces
         self._passed = False  # the draft model has read something
         self._exits = exits
+        self._co_located = co_located
         self._preempt = preempt
         self._on_tokens = on_tokens
         self._on_under_way = on_under_way
@@ -241,7 +244,11 @@ class EdgeLoop:
         assert isinstance(verdict, Verdict)
         waited = decided.at - self._left_at
         self.client.metrics.wait_s += waited
-        self._profile.on_verdict(draft, verdict, self._forced(draft, verdict))
+        forced = self._forced(draft, verdict)
+        if self._co_located:
+            self._profile.on_co_located(self._co_located, verdict, forced[1])
+            return verdict
+        self._profile.on_verdict(draft, verdict, forced)
         if self._asked:
             self._profile.on_round_trip(waited, verdict)
         if draft.tokens:

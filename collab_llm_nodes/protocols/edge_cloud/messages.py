@@ -39,6 +39,8 @@ class Open:
         raw: no chat template is applied.
         for_motion: the robot is to move by the answer: the session comes first among its client's.
         guide: limit on the answer's text.
+        co_located: draft tokens a round that the verifier's own draft model is to propose in place
+            of drafts without tokens, if it has one; 0: none.
     """
 
     text: str
@@ -52,6 +54,7 @@ class Open:
     raw: bool = False
     for_motion: bool = False
     guide: Guide | None = None
+    co_located: int = 0
 
 
 def open_message(
@@ -62,6 +65,7 @@ def open_message(
     *,
     for_motion: bool = False,
     guide: Guide | None = None,
+    co_located: int = 0,
 ) -> Open:
     """Return the message that opens a session for ``prompt``."""
     return Open(
@@ -74,6 +78,7 @@ def open_message(
         raw=prompt.raw,
         for_motion=for_motion,
         guide=guide,
+        co_located=co_located,
     )
 
 
@@ -140,11 +145,12 @@ class Verdict:
         tokens: the accepted draft tokens, then one recovered or bonus token (none if an end token
             is among the accepted ones). They are included although the client knows its draft, so
             that a listener without the draft can follow the answer.
-        accepted: number of ``tokens`` that are draft tokens, or that the guide forces after a draft
-            without tokens.
+        accepted: number of ``tokens`` that are draft tokens, or that the guide or the verifier's
+            own draft model put in place of a draft without tokens.
         finished: the answer is complete.
         compute_s: the verifier's time for the forward pass, for the planner and the metrics.
         queue_s: wait of the draft for its turn at the verifier.
+        draft_s: time that the verifier's own draft model took.
     """
 
     round: int
@@ -153,6 +159,7 @@ class Verdict:
     finished: bool
     compute_s: float = 0.0
     queue_s: float = 0.0
+    draft_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,24 @@ Letters are those of paper 003, Table 3. Seconds per token, in the steady state:
 
     cloud alone, streaming   T_q(1)
     speculation (SD)         (2 T_c + gamma T_p + T_q) / tau
+    co-located               (T_q + gamma T_d) / tau
     push-ahead               (r + e L + m M) / tau
                              r = max(T_q, (gamma + 1) B, (2 T_c + (gamma + 3/2) B) / depth)
                              L = max(0, X + 2 T_c + (gamma + 1/2) B - r)
                              M = max(0, T_q + 2 T_c + gamma T_p + B/2 - r)
 
-SD is the paper's Table 4. With push-ahead a verification follows the other without a pause, unless
-the draft model is slower: B is the time of a step that looks ahead (a pass over several
-continuations, and what they show), and from one draft to the next there are gamma of them and one
-that shows what may come of the draft. Or unless the link is so slow that drafts would have to be
-further ahead than the configured depth. A share e of the verdicts is expected only thanks to an
-early exit, X after the start of the verification; a share m is unexpected and costs what SD costs.
-Drafting for both begins after the pass that is under way, half of it on average.
+SD is the paper's Table 4. Co-located speculation drafts at the verifier, with its own draft model,
+and streams the verified tokens, so no round waits for the link (arXiv 2606.25091). T_d is the time
+of a draft token there, the waiting for other sessions included, and tau is that of this draft
+model; until both are measured, the robot's own stand for them.
+
+With push-ahead a verification follows the other without a pause, unless the draft model is slower:
+B is the time of a step that looks ahead (a pass over several continuations, and what they show),
+and from one draft to the next there are gamma of them and one that shows what may come of the
+draft. Or unless the link is so slow that drafts would have to be further ahead than the configured
+depth. A share e of the verdicts is expected only thanks to an early exit, X after the start of the
+verification; a share m is unexpected and costs what SD costs. Drafting for both begins after the
+pass that is under way, half of it on average.
 
 Here gamma is the mean length of drafts of up to gamma tokens: some end early, with the answer.
 Tokens that a guide forces count in tau alone, in each mode alike: no model spends a pass on them.
@@ -29,6 +35,7 @@ and lets the verifier stream.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from collab_llm_nodes.config import check_ranges, setting
@@ -44,6 +51,7 @@ _EXPLORE_SHARE = 0.01
 """Share of the time spent on trying what seems slower: link, load and text may have changed."""
 _EVERY = 16  # answers before another mode than the chosen one is tried again, at least
 _SPREAD = 0.5  # standard deviation of the tokens of a round, over their mean: 0.3 to 0.6
+_KINDS = ("ar", "sd", "push_ahead", "co_located")
 _ROUNDS = 256  # latest rounds, at most, that the acceptance is known by
 
 
@@ -54,12 +62,14 @@ class Profile:
     Attributes:
         t_p: a pass of the draft model over one token, and the choice of the next one.
         step: a step that looks ahead: such a pass over several continuations, and all around it.
+        t_d: a draft token of the verifier's own draft model, waiting for other sessions included.
         t_q1, t_q: a pass of the target over one token, and over a draft, waiting for it included.
         drafted: tokens of those drafts.
         ends: whether a drafted token ends the answer, and so the draft.
         rtt: from draft to verdict, less what the verifier took (2 T_c); until a round has shown it,
             the first verdict's, which also waits for the prefill.
-        acceptance: of draft tokens that a model chose.
+        acceptance, acceptance_there: of draft tokens that a model chose: the robot's, or the
+            verifier's own.
         forced: tokens forced by a guide for each token that a model chose; they need no pass.
         unexpected: verdicts that neither the draft model nor an early exit had suggested.
         by_exit: verdicts that only an early exit had suggested.
@@ -71,12 +81,14 @@ class Profile:
 
     t_p: Mean = field(default_factory=Mean)
     step: Mean = field(default_factory=Mean)
+    t_d: Mean = field(default_factory=Mean)
     t_q1: Mean = field(default_factory=Mean)
     t_q: Mean = field(default_factory=Mean)
     drafted: Mean = field(default_factory=Mean)
     ends: Mean = field(default_factory=lambda: Mean(weight=1024))
     rtt: Mean = field(default_factory=Mean)
     acceptance: Acceptance = field(default_factory=Acceptance)
+    acceptance_there: Acceptance = field(default_factory=Acceptance)
     forced: Mean = field(default_factory=Mean)
     unexpected: Mean = field(default_factory=lambda: Mean(weight=256))
     by_exit: Mean = field(default_factory=lambda: Mean(weight=256))
@@ -86,6 +98,7 @@ class Profile:
     speculating: bool = False
     _round: int = -1  # of the last verdict
     _run: int | None = None  # draft tokens accepted since the last rejected one; None: unknown
+    _run_there: int = 0  # the same of the verifier's own
 
     def on_pass(self, tokens: int, seconds: float) -> None:
         """Take in a pass of the draft model over ``tokens``."""
@@ -121,6 +134,25 @@ class Profile:
             self._run = None
         elif self._run is not None:
             self._run += accepted
+
+    def on_co_located(self, gamma: int, verdict: Verdict, forced: int = 0) -> None:
+        """Take in a round with up to ``gamma`` draft tokens of the verifier's own draft model.
+
+        Args:
+            forced: accepted tokens that a guide forced.
+        """
+        accepted = min(verdict.accepted - forced, gamma)
+        self.forced.add(forced / max(1, len(verdict.tokens) - forced))
+        self.t_d.add(verdict.draft_s / gamma)
+        self.t_q.add(verdict.compute_s + verdict.queue_s)
+        self.drafted.add(gamma)
+        self.speculating = True
+        if not verdict.round:
+            self._run_there = 0
+        if not verdict.finished:  # else the draft may have been shorter
+            self.acceptance_there.add(self._run_there, gamma, accepted)
+        self._run_there = 0 if accepted < gamma else self._run_there + accepted
+        self._run = None
 
     def on_draft(self, tokens: int, gamma: int) -> None:
         """Take in that a draft of up to ``gamma`` tokens has ``tokens``.
@@ -171,29 +203,44 @@ class Profile:
         step = math.exp(_LEARNING_RATE * (belief - accepted))
         self.temperature = min(max(self.temperature * step, 0.5), 4.0)
 
-    def tau(self, gamma: int) -> float:
+    def tau(self, gamma: int, *, co_located: bool = False) -> float:
         """Return the tokens per round with drafts of ``gamma``."""
-        return self.acceptance.tokens(gamma, self.ends.value) * (1.0 + self.forced.value)
+        there = co_located and self.t_d.count > 0
+        acceptance = self.acceptance_there if there else self.acceptance
+        return acceptance.tokens(gamma, self.ends.value) * (1.0 + self.forced.value)
 
 
 @dataclass(frozen=True)
 class Mode:
-    """A way of decoding: ``gamma`` = 0 leaves it to the verifier; ``ahead``: with push-ahead."""
+    """A way of decoding.
+
+    Attributes:
+        gamma: longest draft; 0: the verifier decodes alone.
+        ahead: with push-ahead.
+        co_located: the verifier's own draft model drafts.
+    """
 
     gamma: int
     ahead: bool = False
+    co_located: bool = False
 
     @property
     def kind(self) -> str:
-        """``ar``, ``sd`` or ``push_ahead``."""
+        """``ar``, ``sd``, ``push_ahead`` or ``co_located``."""
         if not self.gamma:
             return "ar"
+        if self.co_located:
+            return "co_located"
         return "push_ahead" if self.ahead else "sd"
 
     @property
     def name(self) -> str:
         """``ar``, ``sd(4)`` or ``push_ahead(4)``."""
         return f"{self.kind}({self.gamma})" if self.gamma else self.kind
+
+
+_SPECULATING = (Mode(1), Mode(1, ahead=True), Mode(1, co_located=True))
+"""Kinds of speculation, at one length."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +279,7 @@ class Planner:
         self._trials = Trials[Mode](_EXPLORE_SHARE, _EVERY)
         self.configure(config, gamma, depth)
         self._bias: dict[Mode, Mean] = {}  # of modes that were used: time taken over predicted
-        self._bias_of_kind = {kind: Mean(1.0, weight=16) for kind in ("ar", "sd", "push_ahead")}
+        self._bias_of_kind = {kind: Mean(1.0, weight=16) for kind in _KINDS}
         self.profile = Profile()
 
     def configure(self, config: PlannerConfig, gamma: int, depth: int) -> None:
@@ -254,11 +301,14 @@ class Planner:
             own = self._bias.setdefault(mode, Mean(kind.value, count=1, weight=16))
             own.add(ratio)
 
-    def choose(self) -> Mode:
+    def choose(self, *, co_located: bool = False) -> Mode:
         """Return the mode of the next answer: the fastest, and now and then another, to see.
 
         First the cloud alone and the configured drafts are measured. Speculation has to save
         ``min_gain`` at least, and more than luck may have made of the rounds so far.
+
+        Args:
+            co_located: the verifier has a draft model of its own.
         """
         if not self._config.enabled:
             return self._first
@@ -266,8 +316,10 @@ class Planner:
             return Mode(0)
         if not self.profile.t_q.count:
             return self._first
+        kinds = _SPECULATING if co_located else _SPECULATING[:2]
         gammas = range(1, self._config.max_gamma + 1)
-        best = min((Mode(g, a) for g in gammas for a in (False, True)), key=self.seconds_per_token)
+        modes = (replace(kind, gamma=gamma) for kind in kinds for gamma in gammas)
+        best = min(modes, key=self.seconds_per_token)
         alone = Mode(0)
         gain = max(self._config.min_gain, self._doubt())
         worth = self.seconds_per_token(best) <= (1.0 - gain) * self.seconds_per_token(alone)
@@ -275,7 +327,7 @@ class Planner:
         token_s = self.seconds_per_token(chosen)
         losses = [
             (rival, self.seconds_per_token(rival) - token_s)
-            for rival in self._rivals(chosen, other)
+            for rival in self._rivals(chosen, other, kinds)
         ]
         return self._trials.choose(chosen, token_s, losses)
 
@@ -283,17 +335,18 @@ class Planner:
         """Relative standard error of tau, from the number of rounds that it is known by."""
         return _SPREAD / math.sqrt(max(1, min(self.profile.drafted.count, _ROUNDS)))
 
-    def _rivals(self, chosen: Mode, other: Mode) -> list[Mode]:
-        """Return the modes to try: ``other``, twice and half the length, and the other sending."""
+    def _rivals(self, chosen: Mode, other: Mode, kinds: Sequence[Mode]) -> list[Mode]:
+        """Return the modes to try: ``other``, twice and half the length, and the other kinds."""
         if not chosen.gamma:
             return [other]
         lengths = (2 * chosen.gamma, chosen.gamma // 2)
-        near = [Mode(g, chosen.ahead) for g in lengths if 1 <= g <= self._config.max_gamma]
-        return [other, *near, Mode(chosen.gamma, not chosen.ahead)]
+        near = [replace(chosen, gamma=g) for g in lengths if 1 <= g <= self._config.max_gamma]
+        alike = (replace(kind, gamma=chosen.gamma) for kind in kinds)
+        return [other, *near, *(mode for mode in alike if mode != chosen)]
 
     def seconds_per_token(self, mode: Mode) -> float:
         """Predicted time per token; see the module's docstring."""
-        return self.round_seconds(mode) / self.profile.tau(mode.gamma)
+        return self.round_seconds(mode) / self.profile.tau(mode.gamma, co_located=mode.co_located)
 
     def round_seconds(self, mode: Mode) -> float:
         """Predicted time per round, corrected by how predictions of it, or its kind, came true."""
@@ -317,6 +370,8 @@ def round_seconds(p: Profile, mode: Mode, depth: int) -> float:
     tokens, pass_s = p.tokens(mode.gamma), p.step.value or p.t_p.value
     drafting, verify_s = tokens * p.t_p.value, p.verify_s(tokens)
     rtt = p.rtt.value
+    if mode.co_located:
+        return verify_s + mode.gamma * (p.t_d.value if p.t_d.count else p.t_p.value)
     if not mode.ahead:
         return rtt + drafting + verify_s
     drafted = (tokens + 1) * pass_s

@@ -40,6 +40,7 @@ class RemoteRunner:
         planner: chooses the mode of decoding for each answer, if enabled.
         encode: turns prompts into the draft model's ids; by default as ``draft.loaded`` does.
         others: draft models that vote with ``draft`` on each token.
+        drafted_by: as ``client.drafted_by``.
     """
 
     def __init__(
@@ -53,9 +54,10 @@ class RemoteRunner:
         planner: PlannerConfig | None = None,
         encode: Callable[[Prompt], EncodedPrompt] | None = None,
         others: Sequence[DecodingEngine] = (),
+        drafted_by: str = "robot",
     ) -> None:
         self._config = EdgeCloudConfig(
-            client=EdgeClientConfig(gamma),
+            client=EdgeClientConfig(gamma, drafted_by=drafted_by),
             predraft=predraft or PreDraftConfig(),
             ahead=ahead or AheadConfig(),
             planner=planner or PlannerConfig(),

@@ -89,7 +89,7 @@ class InProcessRunner:
         guided = self._draft.loaded.guides.open(guide) if guide is not None else None
         drafter = Drafter(*models[0], sampling, models[1:], guided)
         config = EdgeClientConfig(self._gamma, max_tokens)
-        client = EdgeClient(config, drafter.room, guided=guided is not None)
+        client = EdgeClient(config, drafter.room, filled=guided is not None)
         exits = EarlyExitQueue(self._exits)
 
         def verify(draft: Draft) -> None:

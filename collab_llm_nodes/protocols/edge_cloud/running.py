@@ -53,6 +53,8 @@ from collab_llm_nodes.transport.wire import Failure
 if TYPE_CHECKING:  # llguidance is loaded where guides are used
     from collab_llm_nodes.models.guided_text import GuidedText
 
+_DRAFTING = {"client.gamma", "client.drafted_by"}
+"""Options of a request that leave the planner no choice."""
 _WATCH_S = 0.05
 """Period of checks of the verifier's silence, and of deadlines while an answer is paused [s]."""
 
@@ -233,13 +235,15 @@ class EdgeCloud:
         return encode(prompt, self._engine.loaded, limits)
 
     def _choose(self, request: Request) -> Mode:
-        """Return the mode: the planner's choice, unless the request sets ``client.gamma``."""
+        """Return the planner's choice, or the fixed mode if the request sets how to draft."""
         config: EdgeCloudConfig = request.config
-        gamma = config.client.gamma
-        if "client.gamma" in request.options:
-            return Mode(gamma, ahead=True)
+        gamma, drafts = config.client.gamma, self._carrier.verifier_drafts
+        asked = config.client.drafted_by == "verifier" and gamma > 0 and drafts
+        fixed = Mode(gamma, co_located=True) if asked else Mode(gamma, ahead=True)
+        if not config.planner.enabled or request.options & _DRAFTING:
+            return fixed
         self.planner.configure(config.planner, gamma, config.ahead.push_depth)  # may have changed
-        return self.planner.choose()
+        return self.planner.choose(co_located=drafts)
 
     def health(self) -> Mapping[str, object]:
         """Return mode of decoding, memory and device."""
@@ -287,8 +291,9 @@ class _Generation:
         self._patience = Patience(config.link_loss.after_s)
         self._session: Session | None = None
         self._length = request.length(config.client.max_tokens)
-        length = EdgeClientConfig(mode.gamma, self._length)
-        self._client = EdgeClient(length, drafter.room, guided=guide is not None)
+        length = EdgeClientConfig(0 if mode.co_located else mode.gamma, self._length)
+        filled = guide is not None or mode.co_located
+        self._client = EdgeClient(length, drafter.room, filled=filled)
         predraft, ahead = settings_of(mode, config.predraft, config.ahead)
         self._loop = EdgeLoop(
             self._client,
@@ -297,6 +302,7 @@ class _Generation:
             predraft=predraft,
             ahead=ahead,
             profile=owner.planner.profile,
+            co_located=mode.gamma if mode.co_located else 0,
             exits=not owner._carrier.queues_exits,
             on_tokens=self._on_tokens,
             # Publish only while a verification runs, so that drafting never waits.
@@ -339,6 +345,7 @@ class _Generation:
             owner._engine.vocabulary,
             for_motion=request.for_motion,
             guide=self._guide,
+            co_located=self._mode.gamma if self._mode.co_located else 0,
         )
         with self._watching_silence():
             try:

@@ -13,6 +13,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from collab_llm_nodes.decoding.rejection import verify_chain
 from collab_llm_nodes.decoding.sampling import (
     Distribution,
     SamplingConfig,
+    SparseDistribution,
     distributions,
     masked,
     previews_of,
@@ -86,6 +88,37 @@ Laws = Sequence[Distribution] | ModelError
 """The target's distributions after the prefix and each draft token, or the error instead."""
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """A request for a draft.
+
+    Attributes:
+        answer: the tokens before the draft.
+        gamma: tokens that the draft model is to choose at most.
+        room: tokens of the draft at most, with those that a guide forces.
+    """
+
+    round: int
+    answer: tuple[int, ...]
+    gamma: int
+    room: int
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The draft that was wanted for ``round``; without tokens if there is none.
+
+    Attributes:
+        probs: as of ``Draft``.
+        took_s: from the request to the draft [s].
+    """
+
+    round: int
+    tokens: tuple[int, ...] = ()
+    probs: tuple[SparseDistribution, ...] | None = None
+    took_s: float = 0.0
+
+
 class EarlyExitQueue:
     """Q_e: exits waiting for the link, most confident first; dropped when the verdict is out."""
 
@@ -122,6 +155,8 @@ class VerifierSession:
         room: tokens that fit into the target's context after the prompt. The client does not know
             it, so the answer ends there, and drafts are cut to it.
         guide: limits the target's law.
+        co_located: tokens that the verifier's own draft model proposes in place of a draft without
+            tokens, at most; 0: there is no such model.
     """
 
     def __init__(
@@ -133,8 +168,11 @@ class VerifierSession:
         exits: ExitConfig | None = None,
         room: int = MAX_TOKENS,
         guide: GuidedText | None = None,
+        co_located: int = 0,
     ) -> None:
         self._open = opened
+        self._co_located = co_located
+        self._proposed = Proposal(-1)  # the own draft model's latest
         self._guide = guide
         self._allowed: NDArray[np.bool_] | None = None  # [gamma + 1, V], once it is needed
         self._length = min(opened.max_tokens, room)
@@ -195,7 +233,26 @@ class VerifierSession:
     @property
     def due(self) -> bool:
         """True if a draft waits for :meth:`begin`."""
-        return self._draft is None and self._next is not None
+        return self._draft is None and self._next is not None and self.wanted is None
+
+    @property
+    def wanted(self) -> Wanted | None:
+        """What the own draft model is to propose before :meth:`begin`; None if nothing."""
+        draft = self._next
+        if not self._co_located or draft is None or draft.tokens:
+            return None
+        if self._proposed.round == draft.round:
+            return None
+        room = max(0, min(MAX_DRAFT, self._length - len(self.generated) - 1))
+        gamma = min(self._co_located, room)
+        return Wanted(draft.round, tuple(self.generated), gamma, room)
+
+    def propose(self, proposal: Proposal) -> bool:
+        """Take in what was :attr:`wanted`; return False if it is not any more."""
+        if self.wanted is None or proposal.round != self.round:
+            return False
+        self._proposed = proposal
+        return True
 
     @property
     def ahead(self) -> tuple[Draft, ...]:
@@ -210,13 +267,27 @@ class VerifierSession:
     def begin(self) -> tuple[int, ...] | None:
         """Start verifying this round's draft; return its ids, or None if there is no draft.
 
-        In place of a draft without tokens the guide's forced ones are verified.
+        In place of a draft without tokens the own draft model's are verified, or the guide's forced
+        ones.
         """
         if self._draft is not None or self._next is None:
             return None
         draft, self._next, self._allowed = self._next, None, None
-        self._draft = draft if draft.tokens else replace(draft, **self._forced())
+        self._draft = draft if draft.tokens else replace(draft, **self._own())
         return self._draft.tokens
+
+    def _own(self) -> dict[str, Any]:
+        """Return what the own draft model proposes, or else the guide forces."""
+        proposed = self._proposed
+        if proposed.round != self.round:
+            return self._forced()
+        # Neither target nor client need know all of the draft model's tokens.
+        known = takewhile(lambda token: token < self._vocab_size, proposed.tokens)
+        tokens = (*known,)
+        if not tokens:
+            return self._forced()
+        probs = None if proposed.probs is None else proposed.probs[: len(tokens)]
+        return {"tokens": tokens, "probs": probs}
 
     def _forced(self) -> dict[str, Any]:
         """Return tokens and distributions of a draft that the guide forces."""
@@ -301,7 +372,8 @@ class VerifierSession:
         self.round += 1
         if not self.finished:
             self._next = self._ahead.next(draft, self.round, self.generated)
-        return Verdict(draft.round, tokens, accepted, self.finished, compute_s, queue_s)
+        drafted_s = self._proposed.took_s if self._proposed.round == draft.round else 0.0
+        return Verdict(draft.round, tokens, accepted, self.finished, compute_s, queue_s, drafted_s)
 
     def _judge(self, laws: Laws) -> tuple[Draft, tuple[int, ...], int, bool]:
         """Return the draft, its outcome's tokens, how many are accepted, and whether it ends."""

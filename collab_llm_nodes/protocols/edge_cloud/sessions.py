@@ -246,6 +246,7 @@ class SessionClient(KeptConnection[Connection]):
         self.bytes_down = 0
         self.reconnects = 0
         self.model = self.vocabulary = ""
+        self.draft = ""  # the verifier's own draft model, by name
         self.sessions: set[SessionHandle] = set()
         self._on_state = on_state
         super().__init__(config, heartbeat)

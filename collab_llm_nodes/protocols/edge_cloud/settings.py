@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from collab_llm_nodes.config import setting
-from collab_llm_nodes.models.loading import TargetConfig
+from collab_llm_nodes.models.loading import ModelConfig, TargetConfig
 from collab_llm_nodes.protocols.edge_cloud.info import Limits
 from collab_llm_nodes.protocols.edge_cloud.server import ExitConfig
 from collab_llm_nodes.protocols.jupiter.pipeline import PipelineConfig
@@ -21,11 +21,13 @@ class VerifierConfig(ServerConfig):
     """Settings of ``collab-llm verifier``. File names are PEM files.
 
     With ``stages.workers`` those stage workers (``collab-llm jupiter-worker``) hold the target's
-    layers, and ``model`` provides the tokenizer and the vision encoder only.
+    layers, and ``model`` provides the tokenizer and the vision encoder only. With ``draft.path``
+    that model drafts here for robots that ask for it.
     """
 
     limits: Limits = field(default_factory=Limits)
     model: TargetConfig = field(default_factory=TargetConfig)
+    draft: ModelConfig = field(default_factory=ModelConfig)
     stages: PipelineConfig = field(default_factory=PipelineConfig)
     pictures: PictureConfig = field(default_factory=PictureConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
@@ -42,6 +44,12 @@ class VerifierConfig(ServerConfig):
         0.0,
         "EMULATION of a larger model: least duration of a forward pass over any number of sessions,"
         " spread over the layers [s].",
+        low=0.0,
+        high=60.0,
+    )
+    emulated_draft_s: float = setting(
+        0.0,
+        "EMULATION of a larger draft model: least duration of one of its passes [s].",
         low=0.0,
         high=60.0,
     )

@@ -19,10 +19,12 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig, distributions_of,
 from collab_llm_nodes.engine.interface import DecodingEngine, Feed, OnExit
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.prompt import EncodedPrompt
+from collab_llm_nodes.protocols.edge_cloud.co_located import OwnDrafts
 from collab_llm_nodes.protocols.edge_cloud.messages import Draft, EarlyExit, Open, Opened, Verdict
 from collab_llm_nodes.protocols.edge_cloud.server import (
     ExitConfig,
     Laws,
+    Proposal,
     VerifierSession,
 )
 from collab_llm_nodes.serving.compute import Judge
@@ -38,6 +40,7 @@ class TargetSession:
 
     Args:
         shared: ids that draft and target share are below it; None: all of the target's.
+        drafts: what the verifier's own draft model proposes, for co-located speculation.
 
     Attributes:
         most_tokens: largest number of tokens in the cache: prompt and answer.
@@ -54,7 +57,9 @@ class TargetSession:
         exits: ExitConfig | None = None,
         *,
         shared: int | None = None,
+        drafts: OwnDrafts | None = None,
     ) -> None:
+        self._drafts = drafts
         self._guided = opened.guide is not None
         self._prompt_ids = tuple(prompt.ids)
         room = engine.context - len(prompt.ids)
@@ -65,6 +70,7 @@ class TargetSession:
             exits=exits,
             room=room,
             guide=engine.loaded.guides.open(opened.guide) if opened.guide is not None else None,
+            co_located=opened.co_located if drafts is not None else 0,
         )
         self.most_tokens = len(prompt.ids) + min(opened.max_tokens, room)
         self._kv = engine.open(prompt, self.most_tokens)
@@ -105,17 +111,29 @@ class TargetSession:
         ids = (*self._prompt_ids, *self._state.generated)[start : start + count]
         return Feed(self._kv, ids, last=0)
 
-    def offer(self, draft: Draft) -> bool:
-        """Accept ``draft``; see ``VerifierSession.offer``."""
-        return self._state.offer(draft)
+    def offer(self, draft: Draft | Proposal) -> bool:
+        """Accept ``draft``; see ``VerifierSession.offer`` and ``propose``."""
+        if isinstance(draft, Proposal):
+            return self._state.propose(draft)
+        taken = self._state.offer(draft)
+        if not self.unread:  # else the session may have no memory yet
+            self._want_draft()
+        return taken
+
+    def _want_draft(self) -> None:
+        if self._drafts is not None and (wanted := self._state.wanted) is not None:
+            self._drafts.want(wanted)
 
     def opened(self, session_id: str) -> Opened:
         """Return the answer to Open, once the prompt is read."""
+        self._want_draft()
         return Opened(session_id, self.prompt_tokens, self._guided)
 
     def encode_images(self) -> None:
         """Encode the prompt's images, in any thread, so that :meth:`read_on` need not."""
         self._kv.encode_images()
+        if self._drafts is not None:
+            self._drafts.encode_images()
 
     def begin(self, on_exit: OnExit | None = None) -> Feed | None:
         """Start verifying the draft that is due; ``on_exit`` as in ``session.Feed``."""
@@ -123,7 +141,8 @@ class TargetSession:
         if tokens is None:
             return None
         pending = self._state.generated[-1] if self._state.generated else self._prompt_ids[-1]
-        return Feed(self._kv, (pending, *tokens), on_exit)
+        heard = on_exit if self._drafts is None else None  # else the client drafts for no outcome
+        return Feed(self._kv, (pending, *tokens), heard)
 
     def preview(
         self,
@@ -169,6 +188,7 @@ class TargetSession:
         verdict = self._state.conclude(logits, compute_s, queue_s, laws)
         # Keep all confirmed tokens but the newest, which the next pass feeds.
         self._kv.length = len(self._prompt_ids) + len(self._state.generated) - 1
+        self._want_draft()
         return verdict
 
     def verify(self, draft: Draft, emit: Emit) -> Verdict | None:
@@ -196,7 +216,9 @@ class TargetSession:
         return self.conclude(logits, time.perf_counter() - started, laws=laws)
 
     def close(self) -> None:
-        """Free the KV cache."""
+        """Free the KV caches."""
+        if self._drafts is not None:
+            self._drafts.close()
         self._kv.close()
 
 

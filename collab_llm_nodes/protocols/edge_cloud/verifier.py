@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import Counter as PrometheusCounter
@@ -27,6 +28,7 @@ from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt, pixel_limit
 from collab_llm_nodes.models.turns import check_texts
 from collab_llm_nodes.models.vocabulary import shared_size
 from collab_llm_nodes.protocols.edge_cloud import codec
+from collab_llm_nodes.protocols.edge_cloud.co_located import DraftingThread, OwnDrafts
 from collab_llm_nodes.protocols.edge_cloud.info import ServerInfo
 from collab_llm_nodes.protocols.edge_cloud.messages import (
     Draft,
@@ -61,19 +63,29 @@ class Verifier(StreamService[Reply]):
     Args:
         engine: the target model.
         encode: turns prompts into token ids.
+        draft: the draft model beside the target, and the encoding of its prompts; None: there is
+            none.
     """
 
     name = "verifier"
     full_name = codec.SERVICE
     metrics: VerifierMetrics
 
-    def __init__(self, config: VerifierConfig, engine: ServingEngine, encode: Encode) -> None:
+    def __init__(
+        self,
+        config: VerifierConfig,
+        engine: ServingEngine,
+        encode: Encode,
+        draft: tuple[ServingEngine, Encode] | None = None,
+    ) -> None:
         super().__init__(config, VerifierMetrics(self.name))
         self.config = config
         self.model = Path(engine.loaded.config.path).name
         self.title = f"verifier for {self.model}"
         self._engine = engine
         self._encode_prompt = encode
+        self._draft = draft
+        self._drafting: DraftingThread | None = None
         pixels = pixel_limit(config.limits.max_image_pixels, engine.loaded)
         self._limits = limits = replace(config.limits, max_image_pixels=pixels)
         bounds = PictureLimits(
@@ -111,6 +123,9 @@ class Verifier(StreamService[Reply]):
             metrics=self.metrics.compute,
             on_failure=fail,
         )
+        if self._draft is not None:
+            batch = c.batch.max_batch
+            self._drafting = DraftingThread(self._draft[0], batch, c.emulated_draft_s)
         if c.emulated_compute_s:
             log.warning("EMULATION: a forward pass takes at least %g s", c.emulated_compute_s)
 
@@ -120,11 +135,16 @@ class Verifier(StreamService[Reply]):
             await self._pictures.stop()
         loop = asyncio.get_running_loop()
         ended = await asyncio.gather(
-            loop.run_in_executor(None, self._compute.stop, _FREE_S), self._reading.idle(_FREE_S)
+            loop.run_in_executor(None, self._stop_threads), self._reading.idle(_FREE_S)
         )
         if not all(ended):
             log.warning("the model is still busy")
         return all(ended)
+
+    def _stop_threads(self) -> bool:
+        """Stop compute and drafting; return False if one is still busy."""
+        stopped = self._compute.stop(_FREE_S)
+        return (self._drafting is None or self._drafting.stop(_FREE_S)) and stopped
 
     def unary(self) -> Mapping[str, Unary]:
         return {"Describe": self._describe}
@@ -140,6 +160,7 @@ class Verifier(StreamService[Reply]):
                 version(),
                 self._limits,
                 self.sessions,
+                Path(self._draft[0].loaded.config.path).name if self._draft is not None else "",
             )
         )
 
@@ -208,11 +229,27 @@ class Verifier(StreamService[Reply]):
         """Encode the prompt and its pictures, in the reader thread."""
         prompt = self._encode_prompt(asked)
         target = TargetSession(
-            self._engine, prompt, opened, self.config.exits, shared=self._shared_size(opened)
+            self._engine,
+            prompt,
+            opened,
+            self.config.exits,
+            shared=self._shared_size(opened),
+            drafts=self._own_drafts(client, asked, opened),
         )
         if not client.gone.is_set():
             target.encode_images()
         return target
+
+    def _own_drafts(self, client: Client, asked: Prompt, opened: Open) -> OwnDrafts | None:
+        """Return the own draft model's session, if one is wanted and can be had."""
+        if self._draft is None or self._drafting is None or not opened.co_located:
+            return None
+        _, encode = self._draft
+        try:
+            return self._drafting.open(encode(asked), opened, partial(self._compute.submit, client))
+        except CollabError as error:  # such as a prompt that is too long for this model alone
+            log.warning("session %s: the target decodes alone: %s", client.id[:8], error)
+            return None
 
     async def _take_drafts(self, client: Client) -> None:
         while (data := await self.read(client)) is not None:

@@ -142,6 +142,7 @@ class VerifierClient(SessionClient[grpc.aio.Channel], Client):
     async def check_server(self, channel: grpc.aio.Channel, deadline_s: float) -> None:
         info = codec.decode_info(await self.call(channel, codec.DESCRIBE, b"", deadline_s))
         self.model, self.vocabulary = info.model, info.vocabulary
+        self.draft = info.draft
 
     def session_call(self, channel: grpc.aio.Channel, *, urgent: bool) -> grpc.aio.StreamStreamCall:
         """Return a new stream on ``channel``."""

@@ -46,7 +46,7 @@ class Guide(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("text", "images", "sampling", "max_tokens", "vocabulary", "replay", "round", "turns", "raw", "for_motion", "guide")
+    __slots__ = ("text", "images", "sampling", "max_tokens", "vocabulary", "replay", "round", "turns", "raw", "for_motion", "guide", "co_located")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,7 @@ class Open(_message.Message):
     RAW_FIELD_NUMBER: _ClassVar[int]
     FOR_MOTION_FIELD_NUMBER: _ClassVar[int]
     GUIDE_FIELD_NUMBER: _ClassVar[int]
+    CO_LOCATED_FIELD_NUMBER: _ClassVar[int]
     text: str
     images: _containers.RepeatedScalarFieldContainer[bytes]
     sampling: _wire_pb2.Sampling
@@ -69,7 +70,8 @@ class Open(_message.Message):
     raw: bool
     for_motion: bool
     guide: Guide
-    def __init__(self, text: _Optional[str] = ..., images: _Optional[_Iterable[bytes]] = ..., sampling: _Optional[_Union[_wire_pb2.Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., vocabulary: _Optional[str] = ..., replay: _Optional[_Iterable[int]] = ..., round: _Optional[int] = ..., turns: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ..., raw: _Optional[bool] = ..., for_motion: _Optional[bool] = ..., guide: _Optional[_Union[Guide, _Mapping]] = ...) -> None: ...
+    co_located: int
+    def __init__(self, text: _Optional[str] = ..., images: _Optional[_Iterable[bytes]] = ..., sampling: _Optional[_Union[_wire_pb2.Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., vocabulary: _Optional[str] = ..., replay: _Optional[_Iterable[int]] = ..., round: _Optional[int] = ..., turns: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ..., raw: _Optional[bool] = ..., for_motion: _Optional[bool] = ..., guide: _Optional[_Union[Guide, _Mapping]] = ..., co_located: _Optional[int] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("session_id", "prompt_tokens", "guided")
@@ -126,20 +128,22 @@ class EarlyExit(_message.Message):
     def __init__(self, round: _Optional[int] = ..., layer: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., finished: _Optional[bool] = ..., confidence: _Optional[float] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("round", "tokens", "accepted", "finished", "compute_s", "queue_s")
+    __slots__ = ("round", "tokens", "accepted", "finished", "compute_s", "queue_s", "draft_s")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_S_FIELD_NUMBER: _ClassVar[int]
     round: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     accepted: int
     finished: bool
     compute_s: float
     queue_s: float
-    def __init__(self, round: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., finished: _Optional[bool] = ..., compute_s: _Optional[float] = ..., queue_s: _Optional[float] = ...) -> None: ...
+    draft_s: float
+    def __init__(self, round: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., finished: _Optional[bool] = ..., compute_s: _Optional[float] = ..., queue_s: _Optional[float] = ..., draft_s: _Optional[float] = ...) -> None: ...
 
 class Close(_message.Message):
     __slots__ = ()
@@ -174,7 +178,7 @@ class Limits(_message.Message):
     def __init__(self, max_sessions: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., max_prompt_chars: _Optional[int] = ..., max_images: _Optional[int] = ..., max_image_bytes: _Optional[int] = ..., max_tokens: _Optional[int] = ..., idle_s: _Optional[float] = ..., max_streams: _Optional[int] = ..., max_connections: _Optional[int] = ..., max_image_pixels: _Optional[int] = ..., max_image_scans: _Optional[int] = ..., max_turns: _Optional[int] = ...) -> None: ...
 
 class ServerInfo(_message.Message):
-    __slots__ = ("model", "vocabulary", "vocab_size", "exit_layers", "version", "limits", "sessions")
+    __slots__ = ("model", "vocabulary", "vocab_size", "exit_layers", "version", "limits", "sessions", "draft")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +186,7 @@ class ServerInfo(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
     model: str
     vocabulary: str
     vocab_size: int
@@ -189,4 +194,5 @@ class ServerInfo(_message.Message):
     version: str
     limits: Limits
     sessions: int
-    def __init__(self, model: _Optional[str] = ..., vocabulary: _Optional[str] = ..., vocab_size: _Optional[int] = ..., exit_layers: _Optional[_Iterable[int]] = ..., version: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., sessions: _Optional[int] = ...) -> None: ...
+    draft: str
+    def __init__(self, model: _Optional[str] = ..., vocabulary: _Optional[str] = ..., vocab_size: _Optional[int] = ..., exit_layers: _Optional[_Iterable[int]] = ..., version: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., sessions: _Optional[int] = ..., draft: _Optional[str] = ...) -> None: ...

@@ -48,3 +48,5 @@ def test_modes_take_turns_and_answer_like_the_target(monkeypatch: pytest.MonkeyP
     assert rows["sd"]["hit_rate"] == 0.0
     assert rows["vote"]["tau"] == rows["sd"]["tau"], "two equal drafts always agree"
     assert rows["push_ahead"]["pushed"] > 0
+    assert rows["co_located"]["modes"] == ["co_located(4)"]
+    assert rows["co_located"]["tau"] == rows["sd"]["tau"], "the same draft model elsewhere"

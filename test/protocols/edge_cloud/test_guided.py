@@ -239,7 +239,7 @@ def test_a_verifier_that_ignores_the_guide_ends_the_session() -> None:
 def test_a_verdict_may_accept_forced_tokens_of_a_guided_session_only() -> None:
     forced = Verdict(0, (4, 5, 6), 2, finished=False)
     config = EdgeClientConfig(gamma=0, max_tokens=8)
-    guided, plain = EdgeClient(config, guided=True), EdgeClient(config)
+    guided, plain = EdgeClient(config, filled=True), EdgeClient(config)
     for client in (guided, plain):
         client.on_sent(Draft(0, 0, (), autoregressive_rounds=7))
     assert guided.on_verdict(forced) == (4, 5, 6)

@@ -65,7 +65,7 @@ def decode(gamma: int, sampling: SamplingConfig) -> tuple[int, ...]:
     opened = open_message(Prompt("spell"), sampling, LENGTH, "", guide=GUIDE)
     target = TargetSession(as_engine(TARGET), PROMPT, opened)
     target.prefill()
-    client = EdgeClient(EdgeClientConfig(gamma, LENGTH), guided=True)
+    client = EdgeClient(EdgeClientConfig(gamma, LENGTH), filled=True)
     while not client.finished:
         draft = drafter.draft(client.next_draft())
         assert draft is not None

@@ -197,6 +197,7 @@ def test_a_draft_model_alone_goes_no_further_than_its_context(
 ) -> None:
     class Gone:
         queues_exits = False
+        verifier_drafts = False
 
         def open(self, *_: object) -> None:
             raise Unavailable("gone")

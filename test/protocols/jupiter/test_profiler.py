@@ -17,6 +17,7 @@ from collab_llm_nodes.engine.stage import Stage
 from collab_llm_nodes.errors import ConfigError, InvalidInput, ModelError
 from collab_llm_nodes.models.architectures import ARCHITECTURES
 from collab_llm_nodes.models.loading import ModelConfig
+from collab_llm_nodes.models.trained import trained_files
 from collab_llm_nodes.protocols.jupiter.profile import DeviceProfile, Profile
 from collab_llm_nodes.protocols.jupiter.profiler import (
     ProfilerConfig,
@@ -170,13 +171,14 @@ def test_the_bytes_are_those_that_stages_load(architecture: str, dtype: str) -> 
 def test_drafting_heads_count_as_memory_of_the_head(tmp_path: Path) -> None:
     target = write_family(tmp_path) / "text-target"
     facts = model_facts(ModelConfig(path=str(target)))
-    (target / "medusa.safetensors").rename(tmp_path / "away")
+    weights, description = trained_files(target, "medusa")
+    weights.rename(tmp_path / "away")
     without = model_facts(ModelConfig(path=str(target)))
-    (tmp_path / "away").rename(target / "medusa.safetensors")
+    (tmp_path / "away").rename(weights)
     width = facts.state_bytes // 4
     assert facts.head_bytes - without.head_bytes == 5 * width**2 * 4
     assert facts.fingerprint != without.fingerprint
-    (target / "medusa.json").write_text(json.dumps({"heads": "many"}))
+    description.write_text(json.dumps({"heads": "many"}))
     with pytest.raises(ModelError, match="export the heads again"):
         model_facts(ModelConfig(path=str(target)))
 

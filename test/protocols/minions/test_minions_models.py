@@ -172,7 +172,7 @@ def test_a_planner_without_its_file_is_refused() -> None:
     with pytest.raises(ModelError) as refused:
         registry.find("minions").start(config, Resources())
     assert refused.value.field == "remote_model.role"
-    assert "holds no planner.json" in str(refused.value)
+    assert "holds no collab_llm/planner.safetensors" in str(refused.value)
 
 
 @pytest.mark.parametrize("given", [{"role": "planner"}, {"window": 640}])

@@ -27,6 +27,7 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import CollabError, ModelError
 from collab_llm_nodes.models.loading import ModelConfig, load, model_folder
 from collab_llm_nodes.models.low_rank import LowRank
+from collab_llm_nodes.models.trained import SUBFOLDER, holds_trained
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions import prompts
 from collab_llm_nodes.protocols.minions.chunkers import offered
@@ -38,7 +39,7 @@ from collab_llm_nodes.protocols.minions.plan import RULES, number
 from collab_llm_nodes.protocols.minions.reading import as_text
 
 ROLE = "planner"
-"""Name of the files beside the text target that make it a planner."""
+"""Name of the files trained with the text target that make it a planner."""
 PLANNER_PROMPT = "Plan: {question}"
 UNKNOWN = "unknown"
 """Forced answer of a remote without findings."""
@@ -299,9 +300,9 @@ def open_planner(
         ModelError: the model or its role is missing, or they do not match.
     """
     folder = model_folder(config)
-    if not (folder / f"{ROLE}.json").is_file():
+    if not holds_trained(folder, ROLE, "role"):
         raise ModelError(
-            f"{folder} holds no {ROLE}.json: this model was not trained to plan",
+            f"{folder} holds no {SUBFOLDER}/{ROLE}.safetensors: this model was not trained to plan",
             field="role",
             remedy="train it (collab-llm train minions), or name a remote of your own",
         )

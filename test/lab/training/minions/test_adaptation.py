@@ -164,7 +164,7 @@ def test_the_training_repeats_to_the_bit_and_leaves_the_target_alone(
 ) -> None:
     assert train(family, tmp_path / "a")
     assert train(family, tmp_path / "b")
-    for name in ("text-worker/model.safetensors", f"text-target/{ROLE}.safetensors"):
+    for name in ("text-worker/model.safetensors", f"text-target/collab_llm/{ROLE}.safetensors"):
         first, second = (tmp_path / each / "models" / name for each in "ab")
         assert first.read_bytes() == second.read_bytes()
     before = (family / "text-worker" / "model.safetensors").read_bytes()
@@ -172,8 +172,8 @@ def test_the_training_repeats_to_the_bit_and_leaves_the_target_alone(
     assert not (tmp_path / "a/models/text-target/model.safetensors").exists()
     target = load(ModelConfig(path=str(family / "text-target"))).model
     LowRank.load(tmp_path / "a/models/text-target", ROLE, target).merge()
-    for file in (tmp_path / "a/models/text-target").iterdir():
-        shutil.copy(file, family / "text-target")  # as it ships
+    trained = tmp_path / "a/models/text-target"
+    shutil.copytree(trained, family / "text-target", dirs_exist_ok=True)  # as it ships
     with (
         closing(open_planner(ModelConfig(path=str(family / "text-target")))) as planner,
         pytest.raises(CannotPlan),

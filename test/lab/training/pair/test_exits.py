@@ -42,6 +42,7 @@ from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.loading import ModelConfig, TargetConfig, load, with_exits
 from collab_llm_nodes.models.prompt import encode
+from collab_llm_nodes.models.trained import trained_files
 
 OPERATION = Operation(pass_ms=100.0, draft_ms=10.0, exit_ms=0.01)
 
@@ -232,7 +233,8 @@ def test_a_stopped_or_killed_training_ends_as_an_undisturbed_one(
     assert train_exits(config, lambda: next(steps, None) is None) is None
     shutil.copy(saved.with_suffix(".early"), saved)  # as a kill after these steps would leave it
     assert train_exits(config) is not None
-    both = [load_file(f / "adapters.safetensors") for f in (config.out, config.out / "undisturbed")]
+    folders = (config.out, config.out / "undisturbed")
+    both = [load_file(trained_files(folder, "adapters")[0]) for folder in folders]
     assert both[0].keys() == both[1].keys()
     for name, value in both[0].items():
         torch.testing.assert_close(value, both[1][name], atol=0, rtol=0)

@@ -475,8 +475,8 @@ def test_a_run_stopped_in_every_stage_gives_the_same_models(trained: Path, tmp_p
         assert run(out, stages=(name,))
     assert run(out)
     for name in MODELS:
-        for file in sorted((trained / "models" / name).glob("*.safetensors")):
-            again = (out / "models" / name / file.name).read_bytes()
+        for file in sorted((trained / "models" / name).rglob("*.safetensors")):
+            again = (out / file.relative_to(trained)).read_bytes()
             assert again == file.read_bytes(), f"{name}/{file.name}"
 
 
