@@ -114,7 +114,7 @@ def _from_yuv420(
     """Return RGB of a luma plane and one of chroma pairs, each shared by 2x2 px (video range).
 
     Raises:
-        InvalidInput: odd sides, or a number of bytes that leaves open where the second plane begins.
+        InvalidInput: odd sides, or rows of padding between the planes.
     """
     if width % 2 or height % 2:
         raise InvalidInput(
