@@ -38,6 +38,7 @@ OPTIONAL = {
     "anyio",
     "bitsandbytes",
     "fastapi",
+    "foxglove",
     "h11",
     "kubernetes_validate",
     "mcp",
@@ -46,6 +47,7 @@ OPTIONAL = {
     "nicegui",
     "pydantic",
     "ray",
+    "rerun",
     "rosbag2_interfaces",
     "starlette",
     "torchao",
@@ -80,7 +82,18 @@ def imported_modules() -> dict[str, str]:
 
 def test_every_requirement_has_its_reason() -> None:
     text = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8").lower()
-    for name in ("runtime", "dev", "ray", "mcp", "dashboard", "build", "last", "ros-jazzy"):
+    for name in (
+        "runtime",
+        "dev",
+        "ray",
+        "mcp",
+        "rerun",
+        "foxglove",
+        "dashboard",
+        "build",
+        "last",
+        "ros-jazzy",
+    ):
         for package in requirements(name):
             assert f"`{package}`" in text, f"docs/dependencies.md does not say why {package}"
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from collab_llm_nodes.cli.options import writable
+from collab_llm_nodes.cli.options import require, writable
 from collab_llm_nodes.cli.output import write_json
 from collab_llm_nodes.config import check_address
 from collab_llm_nodes.errors import ConfigError
@@ -51,12 +50,7 @@ def mcp(
         )
     # See docs/safety.md: a process killed while it uses shared memory can block the guard.
     os.environ.setdefault("FASTDDS_BUILTIN_TRANSPORTS", "UDPv4")
-    if find_spec("mcp") is None:
-        raise ConfigError(
-            "the Python package mcp is not installed",
-            field="mcp",
-            remedy="pip install -r requirements/mcp.txt",
-        )
+    require("mcp", "mcp")
     from collab_llm_nodes.agents.graph import AgentGraph
     from collab_llm_nodes.agents.server import mcp_server
     from collab_llm_nodes.agents.settings import AgentConfig
