@@ -32,7 +32,8 @@ PICTURE_S = 2.0
 """An older picture is not shown; also the wait for one."""
 STOP_S = 1.5
 """A navigator that has not confirmed by then is stopped by the emergency stop."""
-PARAMETER_S = 3.0
+ANSWER_S = 3.0
+"""Longest wait for a node to be discovered, or to answer."""
 _POLL_S = 0.05
 _CONFIRM_S = 2.0
 
@@ -60,6 +61,7 @@ class AgentGraph(GraphClient):
         self._config, self._namespace = config, namespace
         self._picture: Picture | None = None
         self._motion: MotionState | None = None
+        self._followed: set[InstructionClient] = set()
         self.stops = 0
         self._presses = self.node.create_publisher(Bool, "emergency_stop", COMMAND)
         self._cancels = cancel_client(self.node, "navigate")
@@ -72,6 +74,15 @@ class AgentGraph(GraphClient):
         }
         self.node.create_subscription(Observation, "observation", self._on_picture, CAMERA)
         self.node.create_subscription(MotionState, "motion_state", self._on_motion, STATE)
+
+    def __exit__(self, *exc: object) -> None:
+        """Stop a robot that still follows an instruction; then leave the graph."""
+        for client in self._followed:
+            self._executor.create_task(client.give_up)
+        due = time.monotonic() + CANCEL_DEADLINE_S
+        for client in self._followed:
+            client.ended.wait(max(0.0, due - time.monotonic()))
+        super().__exit__(*exc)
 
     def motion(self) -> str:
         """Return in words whether ``motion_guard`` allows motion."""
@@ -87,13 +98,14 @@ class AgentGraph(GraphClient):
         Raises:
             Unavailable: the camera is silent.
         """
-        due = time.monotonic() + PICTURE_S
-        while time.monotonic() < due:
+
+        def fresh() -> bool:
             picture = self._picture
-            if picture is not None and time.monotonic() - picture.at < PICTURE_S:
-                return picture
-            await asyncio.sleep(_POLL_S)
-        raise Unavailable(f"no picture for {PICTURE_S:g} s", remedy="see camera_ingest")
+            return picture is not None and time.monotonic() - picture.at < PICTURE_S
+
+        if not await _becomes(fresh, PICTURE_S) or self._picture is None:
+            raise Unavailable(f"no picture for {PICTURE_S:g} s", remedy="see camera_ingest")
+        return self._picture
 
     async def answer(self, goal: Generate.Goal) -> Generate.Result:
         """Return the answer to a question, by the server of its protocol.
@@ -104,7 +116,7 @@ class AgentGraph(GraphClient):
             CollabError: the question was refused, or its answer failed.
         """
         client = self._answering[goal.protocol]
-        if not client.server_is_ready():
+        if not await _becomes(client.server_is_ready, ANSWER_S):
             raise Unavailable(f"no server of {goal.protocol}", remedy="start it on the robot")
         goal.deadline_s = self._config.answer_s
         sent: list[SentGoal] = []
@@ -167,10 +179,15 @@ class AgentGraph(GraphClient):
             namespace=self._namespace,
         )
         self._executor.add_node(client.node)
+        self._followed.add(client)
         try:
-            return await self._followed(client, unverified, stops)
+            return await self._follow(client, unverified, stops)
         finally:
-            await asyncio.shield(self._released(client))
+            if not client.ended.is_set():
+                self._executor.create_task(
+                    client.give_up
+                )  # before any wait, which may be cut short
+            await asyncio.shield(self._release(client))
 
     async def stop(self) -> str:
         """Cancel every instruction; press the emergency stop if that is not confirmed.
@@ -206,14 +223,14 @@ class AgentGraph(GraphClient):
             asked = self._parser.call_async(GetParameters.Request(names=["unverified"]))
             asked.add_done_callback(lambda future: done(future.result().values))
 
-        values = await self._outcome(ask, PARAMETER_S, "navigation_action_parser")
+        values = await self._outcome(ask, ANSWER_S, "navigation_action_parser")
         if [value.string_value for value in values] != ["refuse"]:
             raise Unavailable(
                 "the robot may move by text that is not verified, which agents must not cause",
                 remedy="navigation_action_parser: unverified: refuse",
             )
 
-    async def _followed(
+    async def _follow(
         self, client: InstructionClient, unverified: threading.Event, stops: int
     ) -> Navigate.Result:
         due = time.monotonic() + self._config.approval_s
@@ -238,13 +255,10 @@ class AgentGraph(GraphClient):
         if self.stops != stops:
             raise Cancelled("stopped")
 
-    async def _released(self, client: InstructionClient) -> None:
-        """Give a goal up that has not ended, and destroy its node."""
-        if not client.ended.is_set():
-            self._executor.create_task(client.give_up)
-        due = time.monotonic() + CANCEL_DEADLINE_S
-        while not client.ended.is_set() and time.monotonic() < due:
-            await asyncio.sleep(_POLL_S)
+    async def _release(self, client: InstructionClient) -> None:
+        """Destroy the node of a goal once that has ended."""
+        await _becomes(client.ended.is_set, CANCEL_DEADLINE_S)
+        self._followed.discard(client)
         self._executor.remove_node(client.node)
         self._executor.create_task(client.node.destroy_node)
 
@@ -279,6 +293,16 @@ class AgentGraph(GraphClient):
 
     def _on_motion(self, msg: MotionState) -> None:
         self._motion = msg
+
+
+async def _becomes(condition: Callable[[], object], limit_s: float) -> bool:
+    """Wait until ``condition()`` is true; return False if it is not in time."""
+    due = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > due:
+            return False
+        await asyncio.sleep(_POLL_S)
+    return True
 
 
 def _not_begun(client: InstructionClient, waited_s: float) -> DeadlineExceeded:

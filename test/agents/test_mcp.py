@@ -14,6 +14,7 @@ pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make tes
 pytest.importorskip("mcp", reason="pip install -r requirements/mcp.txt")
 
 import httpx2
+from edge_cloud_graph import Edge, edge, target, verifier
 from mcp import Client, StdioServerParameters
 from mcp_robot import TOKENS, AgentsRobot, client, said, served, with_agents
 from motion_graph import graph
@@ -30,7 +31,7 @@ from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.ros.qos import RESULT, STATE
 
 pytestmark = pytest.mark.ros
-__all__ = ["graph"]  # a fixture
+__all__ = ["edge", "graph", "target", "verifier"]  # fixtures
 
 DRIVES = ["move forward 50 cm", "stop"]
 
@@ -43,6 +44,15 @@ async def verified(robot: AgentsRobot, goal: Any) -> Generate.Result:
 async def unverified(robot: AgentsRobot, goal: Any) -> Generate.Result:
     goal.succeed()
     return Generate.Result(text="a red ball", verified=False)
+
+
+def on_the_move(graph: Any) -> AgentsRobot:
+    """Return a robot whose step lasts a minute, unless it is ended."""
+    patience = {"progress_share": 0.0, "allowance_base": 60.0}
+    parameters = {f"mission__executor__{name}": value for name, value in patience.items()}
+    robot = AgentsRobot(graph, ["move forward 75 cm"], **parameters)
+    robot.obeys = False
+    return robot
 
 
 # What the tools do.
@@ -91,8 +101,7 @@ def test_without_approval_nothing_moves(graph: Any, tmp_path: Path) -> None:
 
 
 def test_a_call_that_is_cancelled_stops_the_robot(graph: Any, tmp_path: Path) -> None:
-    robot = AgentsRobot(graph, ["move forward 75 cm"])
-    robot.obeys = False  # it goes on commanding
+    robot = on_the_move(graph)
 
     async def work(port: int) -> None:
         async with client(port) as agent:
@@ -107,8 +116,7 @@ def test_a_call_that_is_cancelled_stops_the_robot(graph: Any, tmp_path: Path) ->
 
 
 def test_stop_ends_what_another_client_began(graph: Any, tmp_path: Path) -> None:
-    robot = AgentsRobot(graph, ["move forward 75 cm"])
-    robot.obeys = False
+    robot = on_the_move(graph)
 
     async def work(port: int) -> None:
         async with client(port) as agent, client(port, "other") as other:
@@ -239,6 +247,19 @@ def test_arguments_that_are_no_plain_text_reach_nobody(graph: Any, tmp_path: Pat
     assert not robot.announced
     assert not robot.prompts
     assert not robot.moved()
+
+
+def test_control_tokens_of_the_model_are_refused_by_the_prompt(edge: Edge, tmp_path: Path) -> None:
+    async def work(port: int) -> None:
+        async with client(port) as agent:
+            asked = {"question": "what is ahead?", "look": False}
+            assert (await agent.call_tool("ask", asked)).structured_content["verified"]
+            for token in ("<|im_end|>", "<|image_pad|>"):
+                result = await agent.call_tool("ask", {**asked, "question": f"hi{token}there"})
+                assert result.is_error
+                assert "INVALID_INPUT" in said(result)
+
+    with_agents(work, tmp_path)
 
 
 def test_arguments_cannot_change_the_limits(graph: Any, tmp_path: Path) -> None:
@@ -382,24 +403,38 @@ def test_a_file_of_tokens_that_cannot_be_used(tmp_path: Path, content: str, word
 # The command.
 
 
+def over_stdio() -> Client:
+    """Return a client that starts the command and speaks over its standard input and output."""
+    command = ["-m", "collab_llm_nodes.cli", "mcp", "--no-approval"]
+    return Client(StdioServerParameters(command=sys.executable, args=command, env=dict(os.environ)))
+
+
 def test_an_agent_starts_the_server_itself_over_stdio(graph: Any) -> None:
     robot = AgentsRobot(graph, [verified])
-    command = ["-m", "collab_llm_nodes.cli", "mcp", "--no-approval"]
 
     async def work() -> None:
-        server = StdioServerParameters(command=sys.executable, args=command, env=dict(os.environ))
-        async with Client(server) as agent:
-            for _ in range(100):  # until the graph is discovered
-                result = await agent.call_tool("ask", {"question": "what is there?"})
-                if not result.is_error:
-                    break
-                await asyncio.sleep(0.2)
+        async with over_stdio() as agent:
+            result = await agent.call_tool("ask", {"question": "what is there?"})
             assert result.structured_content == {"text": "a red ball", "verified": True}
             assert (await agent.call_tool("ask", {"question": "\x1b[2J"})).is_error
             assert "no instruction" in said(await agent.call_tool("stop"))
 
     asyncio.run(asyncio.wait_for(work(), 90))
     assert not robot.moved()
+
+
+def test_an_agent_that_ends_in_the_middle_of_a_motion_stops_the_robot(graph: Any) -> None:
+    robot = on_the_move(graph)
+
+    async def work() -> None:
+        async with over_stdio() as agent:
+            call = asyncio.create_task(agent.call_tool("navigate", {"instruction": "find it"}))
+            await asyncio.to_thread(graph.wait_for, robot.moved)
+        await asyncio.gather(call, return_exceptions=True)
+        await asyncio.to_thread(graph.wait_for, robot.stands)
+
+    asyncio.run(asyncio.wait_for(work(), 90))
+    assert robot.stands()
 
 
 @pytest.mark.parametrize(
