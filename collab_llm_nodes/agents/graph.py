@@ -183,10 +183,9 @@ class AgentGraph(GraphClient):
         try:
             return await self._follow(client, unverified, stops)
         finally:
+            # Before any wait, which may be cut short.
             if not client.ended.is_set():
-                self._executor.create_task(
-                    client.give_up
-                )  # before any wait, which may be cut short
+                self._executor.create_task(client.give_up)
             await asyncio.shield(self._release(client))
 
     async def stop(self) -> str:
@@ -195,11 +194,12 @@ class AgentGraph(GraphClient):
         Returns what was done, in words.
         """
         self.stops += 1
+        ours = len(self._followed)  # some may be cancelled before all are
         try:
             response = await self._outcome(self._cancel_all, STOP_S, "the navigator")
         except DeadlineExceeded:
             return await self._press()
-        count = len(response.goals_canceling)
+        count = max(ours, len(response.goals_canceling))
         return f"cancelled: {count}" if count else "no instruction was being followed"
 
     def _cancel_all(self, done: Callable[[Any], None]) -> None:
@@ -223,6 +223,7 @@ class AgentGraph(GraphClient):
             asked = self._parser.call_async(GetParameters.Request(names=["unverified"]))
             asked.add_done_callback(lambda future: done(future.result().values))
 
+        await _becomes(self._parser.service_is_ready, self._config.approval_s)  # models load first
         values = await self._outcome(ask, ANSWER_S, "navigation_action_parser")
         if [value.string_value for value in values] != ["refuse"]:
             raise Unavailable(
