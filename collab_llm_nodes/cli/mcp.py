@@ -65,7 +65,7 @@ def mcp(
     tokens = Tokens(token_file)
     host, _, port = http.rpartition(":")
     with listen(host, int(port)) as listening, AgentGraph(config, namespace) as robot:
-        server = http_server(mcp_server(robot, config), tokens, host)
+        server = http_server(mcp_server(robot, config), tokens, host.strip("[]"))
         where = {"host": host, "port": listening.getsockname()[1]}
         write_json(json_file, where, report=False)
         server.run([listening])
