@@ -30,6 +30,7 @@ HOSTS = ("/etc/resolv.conf", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.cr
 def debian(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The root of a bare Debian with the source tree in /src."""
     root = tmp_path_factory.mktemp("debian")
+    root.chmod(0o755)  # the verifier's user must get in
     bootstrap = ["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm"]
     made = subprocess.run([*bootstrap, str(root)], capture_output=True, text=True, check=False)
     if made.returncode:
