@@ -88,11 +88,15 @@ class _Robot:
         """Log a value of a plot."""
         self.log(stream, f"plots/{name}", rr.Scalars(value))
 
-    def words(self, stream: rr.RecordingStream, name: str, text: str, level: str) -> None:
+    def words(
+        self, stream: rr.RecordingStream, name: str, text: str, level: rr.TextLogLevel
+    ) -> None:
         """Log a line of the log; text of models cannot break it."""
         self.log(stream, f"log/{name}", rr.TextLog(printable(text), level=level))
 
-    def state(self, stream: rr.RecordingStream, name: str, text: str, level: str) -> None:
+    def state(
+        self, stream: rr.RecordingStream, name: str, text: str, level: rr.TextLogLevel
+    ) -> None:
         """Log a line unless it is the last one of that name."""
         if self.states.get(name) != text:
             self.states[name] = text

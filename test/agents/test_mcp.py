@@ -16,7 +16,7 @@ pytest.importorskip("mcp", reason="pip install -r requirements/mcp.txt")
 import httpx2
 from edge_cloud_graph import Edge, edge, target, verifier
 from mcp import Client, StdioServerParameters
-from mcp_robot import TOKENS, AgentsRobot, client, said, served, with_agents
+from mcp_robot import TOKENS, AgentsRobot, client, kinds, said, served, with_agents
 from motion_graph import graph
 from std_msgs.msg import Bool
 from typer.testing import CliRunner
@@ -141,7 +141,7 @@ def test_look_shows_the_picture_and_whether_the_robot_may_move(graph: Any, tmp_p
     async def work(port: int) -> None:
         async with client(port) as agent:
             result = await agent.call_tool("look")
-            assert result.content[0].mime_type == "image/jpeg"
+            assert kinds(result) == ["image/jpeg", "text"]
             assert "no motion: LINK_DOWN" in said(result)
             robot.camera_on = False
             await asyncio.sleep(2.1)  # the last picture is too old by then

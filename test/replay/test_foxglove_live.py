@@ -21,6 +21,7 @@ from sensor_msgs.msg import CompressedImage
 from std_msgs.msg import String
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Subprotocol
 
 from collab_llm.msg import LinkState, Observation
 from collab_llm_nodes.errors import Unavailable
@@ -70,7 +71,7 @@ class Viewer:
 
 
 def viewer(port: int) -> Any:
-    return connect(f"ws://127.0.0.1:{port}", subprotocols=["foxglove.sdk.v1"])
+    return connect(f"ws://127.0.0.1:{port}", subprotocols=[Subprotocol("foxglove.sdk.v1")])
 
 
 @pytest.fixture

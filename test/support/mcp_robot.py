@@ -78,6 +78,11 @@ def said(result: Any) -> str:
     return "\n".join(part.text for part in result.content if part.type == "text")
 
 
+def kinds(result: Any) -> list[str]:
+    """Return the MIME types of the parts of a tool's result that have one, else their kinds."""
+    return [getattr(part, "mime_type", part.type) for part in result.content]
+
+
 def with_agents(
     work: Callable[[int], Awaitable[None]], folder: Path, limit_s: float = 60.0, **limits: Any
 ) -> None:

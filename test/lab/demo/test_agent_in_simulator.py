@@ -14,7 +14,7 @@ pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make tes
 pytest.importorskip("mcp", reason="pip install -r requirements/mcp.txt")
 
 from mcp import Client, StdioServerParameters
-from mcp_robot import said
+from mcp_robot import kinds, said
 from rclpy.action import ActionClient
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
@@ -58,7 +58,7 @@ def test_an_agent_looks_drives_with_approval_and_asks_the_memory(ros_graph: Any)
             assert approved == [text]
             assert result.structured_content["result"]["distance_m"] > 0.3
             seen = await agent.call_tool("look")
-            assert seen.content[0].mime_type == "image/jpeg"
+            assert kinds(seen) == ["image/jpeg", "text"]
             assert "motion_guard" in said(seen)
             where = {"question": f"Where was the {room.goal.name} last seen?"}
             for _ in range(20):  # until the drive is in the robot's documents
