@@ -33,6 +33,9 @@ def shared() -> list[tuple[str, list[str]]]:
 setup(
     install_requires=requirements("runtime"),
     extras_require={
+        "foxglove": requirements("foxglove"),
+        "mcp": requirements("mcp"),
+        "rerun": requirements("rerun"),
         "ray": requirements("ray"),
         "dashboard": requirements("dashboard"),
         "lab": [f"collab_llm_lab @ {(ROOT / 'collab_llm_lab').as_uri()}"],

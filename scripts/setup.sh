@@ -104,7 +104,10 @@ else:
             "elsewhere install ROS 2 Jazzy, source its setup file and run the same command again"
         ;;
     esac
-    [ "${ROS_DISTRO:-jazzy}" = jazzy ] || say "Note: tested with ROS 2 Jazzy; yours is $ROS_DISTRO"
+    case ${ROS_DISTRO:-jazzy} in
+    jazzy | lyrical) ;;
+    *) say "Note: tested with ROS 2 Jazzy and Lyrical; yours is $ROS_DISTRO" ;;
+    esac
 }
 
 check_tools() {
@@ -307,6 +310,7 @@ tests)
     install_other_transformers
     install_if_root "the dashboard's browser tests" chromium chromedriver -- chromium chromium-driver
     install_if_root "the tests of the proxy before the verifier" haproxy -- haproxy
+    install_if_root "the test of deploy/install.sh in a chroot" debootstrap -- debootstrap
     ;;
 *) fail "unknown argument: $1" "usage: scripts/setup.sh [build | lab | tests]" ;;
 esac

@@ -35,12 +35,19 @@ DISTRIBUTION = {
 # templates; torch requires it as well.)
 THROUGH_TRANSFORMERS = {"huggingface_hub", "jinja2", "tokenizers"}
 OPTIONAL = {
+    "anyio",
     "bitsandbytes",
     "fastapi",
+    "foxglove",
     "h11",
+    "kubernetes_validate",
+    "mcp",
+    "mcp_types",
     "nav2_msgs",
     "nicegui",
+    "pydantic",
     "ray",
+    "rerun",
     "rosbag2_interfaces",
     "starlette",
     "torchao",
@@ -76,7 +83,18 @@ def imported_modules() -> dict[str, str]:
 
 def test_every_requirement_has_its_reason() -> None:
     text = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8").lower()
-    for name in ("runtime", "dev", "ray", "dashboard", "build", "last", "ros-jazzy"):
+    for name in (
+        "runtime",
+        "dev",
+        "ray",
+        "mcp",
+        "rerun",
+        "foxglove",
+        "dashboard",
+        "build",
+        "last",
+        "ros-jazzy",
+    ):
         for package in requirements(name):
             assert f"`{package}`" in text, f"docs/dependencies.md does not say why {package}"
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from collab_llm_nodes.cli.options import ComputeOption, SeedOption, picture, writable
+from collab_llm_nodes.cli.options import ComputeOption, SeedOption, ending_in, writable
 from collab_llm_nodes.cli.output import console, write_json
 
 app = typer.Typer()
@@ -22,7 +22,7 @@ def demo(
         typer.Option("--json", help="Write the results here.", callback=writable),
     ] = Path("out/demo.json"),
     film: Annotated[
-        Path, typer.Option(help="Animated GIF of the first rooms.", callback=picture(".gif"))
+        Path, typer.Option(help="Animated GIF of the first rooms.", callback=ending_in(".gif"))
     ] = Path("out/demo.gif"),
     config: Annotated[
         Path | None,

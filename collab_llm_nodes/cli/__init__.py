@@ -19,6 +19,7 @@ from collab_llm_nodes.cli import (
     jupiter,
     jupiter_worker,
     knowledge,
+    mcp,
     pair,
     verifier,
 )
@@ -32,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for group in (verifier, dragon, jupiter_worker, ask, bags):
+for group in (verifier, dragon, jupiter_worker, ask, bags, mcp):
     app.add_typer(group.app)
 for name, group in (("knowledge", knowledge), ("jupiter", jupiter), ("pair", pair)):
     app.add_typer(group.app, name=name)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from collab_llm_nodes.cli.options import JsonOption, writable
+from collab_llm_nodes.cli.options import JsonOption, ending_in, require, writable
 from collab_llm_nodes.cli.output import console, fail, requiring_ros, write_json
 from collab_llm_nodes.durable import replacing
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
@@ -68,6 +70,28 @@ def record(
 
 
 @app.command()
+def foxglove(
+    port: Annotated[int, typer.Option(help="On this machine only; 0: any.", min=0, max=65535)] = (
+        8765
+    ),
+    topics: Annotated[
+        list[str] | None,
+        typer.Option("--topic", help="Show this topic instead of the usual ones; repeat."),
+    ] = None,
+    namespace: Annotated[str, typer.Option(help="Of the robot's nodes.")] = "",
+) -> None:
+    """Show a running robot live in Foxglove, until Ctrl-C or SIGTERM; the view only listens."""
+    require("foxglove", "foxglove-sdk")
+    from collab_llm_nodes.nodes.recorder import TOPICS
+    from collab_llm_nodes.replay.foxglove_live import LiveView
+
+    usual = (*TOPICS, "image/compressed", "markers")
+    with contextlib.suppress(KeyboardInterrupt), LiveView(topics or usual, port, namespace) as view:
+        console.print(f"open in Foxglove: ws://127.0.0.1:{view.port}", highlight=False)
+        threading.Event().wait()
+
+
+@app.command()
 def replay(
     bag: Annotated[Path, typer.Argument(help="A bag: its folder or its .mcap or .db3 file.")],
     model: Annotated[str, typer.Option(help="Draft model; as recorded if not given.")] = "",
@@ -100,14 +124,26 @@ def replay(
     speed: Annotated[
         float, typer.Option(help="Times the recorded pace at most; 0 = no limit.", min=0.0)
     ] = 0.0,
+    rerun: Annotated[
+        Path | None,
+        typer.Option(
+            help="Ask nothing: write the bag for Rerun, .rrd.", callback=ending_in(".rrd")
+        ),
+    ] = None,
     namespace: NamespaceOption = None,
     json_file: JsonOption = None,
 ) -> None:
     """Ask what was asked in a recorded drive again and compare, action by action.
 
     Exits with 0 if all actions are the same, 1 if one differs, 2 if that is unknown. With --ask,
-    prints the models' answers to the pictures, and the actions; exits with 0.
+    prints the models' answers to the pictures, and the actions; exits with 0. With --rerun, writes
+    pictures, path, answers and plots for the viewer Rerun.
     """
+    if rerun is not None:
+        others = {"ask": ask, "nodes": nodes or None, "verifier": verifier or None}
+        _refuse_given({**others, "texts": texts or None, "json": json_file}, "leave out --rerun")
+        _write_rerun(bag, rerun, namespace)
+        return
     from collab_llm_nodes.assets import config_file
     from collab_llm_nodes.replay.asking import Question, run_ask
     from collab_llm_nodes.replay.command import run_replay
@@ -148,6 +184,17 @@ def replay(
         fail(error, 2)
     write_json(json_file, results)
     raise typer.Exit(0 if results["same"] else 1)
+
+
+def _write_rerun(bag: Path, out: Path, namespace: str | None) -> None:
+    require("rerun", "rerun-sdk")
+    from collab_llm_nodes.replay.rerun_file import write_rerun
+
+    try:
+        count = write_rerun(bag, out, namespace)
+    except CollabError as error:
+        fail(error, 2)
+    console.print(f"wrote {out}: {count} messages; open it with: rerun {out}")
 
 
 def _refuse_given(options: dict[str, object], remedy: str) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from collab_llm_nodes.errors import ConfigError
 
 
 def writable(file: Path | None) -> Path | None:
@@ -39,13 +42,27 @@ def writable(file: Path | None) -> Path | None:
     return file
 
 
+def require(module: str, package: str) -> None:
+    """Check that an optional package is installed.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if find_spec(module) is None:
+        raise ConfigError(
+            f"the Python package {package} is not installed",
+            field=module,
+            remedy=f"pip install -r requirements/{module}.txt",
+        )
+
+
 JsonOption = Annotated[
     Path | None,
     typer.Option("--json", help="Write the results here as JSON.", callback=writable),
 ]
 
 
-def picture(*suffixes: str) -> Callable[[Path | None], Path | None]:
+def ending_in(*suffixes: str) -> Callable[[Path | None], Path | None]:
     """Return ``writable`` for files with one of these suffixes."""
 
     def check(file: Path | None) -> Path | None:
@@ -68,7 +85,7 @@ ListeningOption = Annotated[
 ]
 PlotOption = Annotated[
     Path | None,
-    typer.Option("--plot", help="Write the plot here.", callback=picture(".png", ".svg", ".pdf")),
+    typer.Option("--plot", help="Write the plot here.", callback=ending_in(".png", ".svg", ".pdf")),
 ]
 ComputeOption = Annotated[
     float,

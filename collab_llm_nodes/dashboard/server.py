@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import socket
 import threading
 from collections.abc import Callable
@@ -29,7 +28,8 @@ from collab_llm_nodes.dashboard.connection_limiter import ConnectionLimiter
 from collab_llm_nodes.dashboard.http_api import HEADERS, HttpApi
 from collab_llm_nodes.dashboard.page import Host, install
 from collab_llm_nodes.dashboard.robot import Robot
-from collab_llm_nodes.errors import CollabError, ConfigError, Unavailable
+from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.network import listen
 
 _START_S = 60.0
 
@@ -48,7 +48,7 @@ class DashboardServer:
     def __init__(
         self, robot: Robot, host: str, port: int, token: str, *, max_viewers: int, rate: float
     ) -> None:
-        listener = _listen(host, port)
+        listener = listen(host, port)
         try:
             self.port = int(listener.getsockname()[1])
             api = HttpApi(robot, Access(host, self.port, token))
@@ -73,28 +73,6 @@ class DashboardServer:
         self._pages.host.leave()
         self._limiter.close()
         self._pages.drop()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host.strip("[]"), port))
-    except socket.gaierror as error:
-        listener.close()
-        raise ConfigError(str(error), field="host", remedy="an address of this machine") from None
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRNOTAVAIL:
-            message = f"{host} is no address of this machine"
-            raise ConfigError(message, field="host", remedy="one of: ip -brief address") from None
-        raise Unavailable(
-            f"cannot listen on {host}:{port}: {error.strerror}",
-            field="port",
-            remedy="stop the program that uses it, or choose another port",
-        ) from None
-    return listener
 
 
 class _Pages:

@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import rclpy
@@ -64,11 +64,22 @@ NAVIGATOR_DEADLINE_S = 5.0
 """Longest wait for a navigator that is to stop, and for the answer to a confirmation."""
 
 
-class _Client:
+def _print_news(news: str) -> None:
+    print(news, file=sys.stderr, flush=True)
+
+
+def _print_step(feedback: Navigate.Feedback) -> None:
+    print(f"{feedback.step:3d}  {printable(feedback.text)}", flush=True)
+
+
+class InstructionClient:
     """One goal, followed to its end by callbacks in the spinning thread.
 
     Args:
+        goal: the instruction and its limits.
         confirm: send it only once it is confirmed.
+        on_news: called with what the goal waits for, for people to read.
+        on_step: called with the feedback of each action.
 
     Attributes:
         ended: set when there is a result, or none is to be expected.
@@ -80,7 +91,15 @@ class _Client:
         announced: the confirmation was asked for.
     """
 
-    def __init__(self, instruction: str, *, confirm: bool = False, **node_arguments: Any) -> None:
+    def __init__(
+        self,
+        goal: Navigate.Goal,
+        *,
+        confirm: bool = False,
+        on_news: Callable[[str], None] = _print_news,
+        on_step: Callable[[Navigate.Feedback], None] = _print_step,
+        **node_arguments: Any,
+    ) -> None:
         self.ended = threading.Event()
         self.result: Navigate.Result | None = None
         self.goal: SentGoal | None = None
@@ -95,7 +114,8 @@ class _Client:
         self._link_up, self._needs_link = False, True
         self._dry = False
         self.node.create_subscription(LinkState, "link_state", self._on_link, STATE)
-        self._instruction = instruction
+        self._wanted, self._on_news, self._on_step = goal, on_news, on_step
+        self._instruction: str = goal.instruction
         self._confirm = self._unconfirmed = confirm
         self.announced = False
         self._pending: Publisher | None = None  # while the confirmation is offered
@@ -140,13 +160,14 @@ class _Client:
         before, self.missing = self.missing, [name for name, ready in there.items() if not ready]
         if self.missing:
             if self.missing != before:
-                print(f"waiting for {', '.join(self.missing)}", file=sys.stderr, flush=True)
+                self._on_news(f"waiting for {', '.join(self.missing)}")
         elif self._unconfirmed:
             self._announce()
         elif not self._given_up:
             self.seen_at = time.monotonic()  # before `goal`, which makes the limit a short one
-            goal = Navigate.Goal(instruction=self._instruction)
-            self.goal = SentGoal(self.node, self._action, goal, self._on_end, self._on_feedback)
+            self.goal = SentGoal(
+                self.node, self._action, self._wanted, self._on_end, self._on_feedback
+            )
 
     def _is_alone(self) -> bool:
         """Offer the confirmation unless another instruction does; return True if none does.
@@ -181,12 +202,10 @@ class _Client:
         if self._dry:
             ready = "ready for a dry run, in which nothing moves; it begins when this is confirmed"
             will = "will show what I would do, without moving,"
-        print(
+        self._on_news(
             f"{ready}: {printable(self._instruction)}\n"
             f"confirm: the dashboard's button, `{go}`, or"
-            f" `ros2 service call {service} std_srvs/srv/Trigger`",
-            file=sys.stderr,
-            flush=True,
+            f" `ros2 service call {service} std_srvs/srv/Trigger`"
         )
         self._pending.publish(String(data=self._instruction))
         said = f"I am ready, and {will} once you confirm: {self._instruction}"
@@ -236,7 +255,7 @@ class _Client:
         self._link_up = link.state == LinkState.UP
 
     def _on_feedback(self, message: Any) -> None:
-        print(f"{message.feedback.step:3d}  {printable(message.feedback.text)}", flush=True)
+        self._on_step(message.feedback)
 
     def _on_end(self, result: Navigate.Result | None) -> None:
         self.result = result
@@ -248,7 +267,7 @@ def instruct(instruction: str, *, confirm: bool = False) -> int:
     interrupted, finished = threading.Event(), threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: interrupted.set())
-    client = _Client(instruction, confirm=confirm)
+    client = InstructionClient(Navigate.Goal(instruction=instruction), confirm=confirm)
     executor = SingleThreadedExecutor()
     executor.add_node(client.node)
     spinner = threading.Thread(target=_spin, args=(executor, finished), name="ros-spin")
@@ -317,7 +336,7 @@ def _spinnable(**node_arguments: Any) -> Iterator[tuple[Node, SingleThreadedExec
         node.destroy_node()
 
 
-def _report(client: _Client, interrupted: bool) -> int:
+def _report(client: InstructionClient, interrupted: bool) -> int:
     """Print how it ended; return the exit status."""
     result = client.result
     if result is not None:

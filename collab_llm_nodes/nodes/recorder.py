@@ -17,7 +17,6 @@ import shutil
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,9 @@ from rcl_interfaces.srv import GetParameters, ListParameters
 from rclpy.client import Client
 from rclpy.duration import Duration
 from rclpy.parameter import parameter_value_to_python
-from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
+from rclpy.qos import QoSProfile
 from rclpy.serialization import serialize_message
-from rclpy.subscription import Subscription
 from rclpy.task import Future
-from rclpy.topic_endpoint_info import TopicEndpointInfo
 from rosbags.interfaces import (
     Qos,
     QosDurability,
@@ -43,7 +40,8 @@ from std_msgs.msg import String
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import ConfigError
-from collab_llm_nodes.replay.bag import STORAGES, BagWriter, definition
+from collab_llm_nodes.replay.bag import STORAGES, BagWriter
+from collab_llm_nodes.replay.raw_topics import LOOK_S, RawTopic, RawTopics
 from collab_llm_nodes.ros.clock import STEADY
 from collab_llm_nodes.ros.health import Level
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
@@ -69,12 +67,7 @@ TOPICS = (
 ASKED = ("navigator", "draft_vlm", "navigation_action_parser")
 """Nodes whose parameters shape questions and the reading of answers. They hold no secrets."""
 INFO = "recording"
-_TYPE = re.compile(r"([a-z][a-z0-9_]*)/msg/([A-Z][A-Za-z0-9]*)")
-_LOOK_S = 0.2
-"""Period of the search for new topics."""
 _MB = 10**6
-_DEPTH = 1000
-"""Messages that wait for the disk, per topic."""
 
 
 @dataclass(frozen=True)
@@ -124,24 +117,13 @@ class RecorderConfig:
             )
 
 
-@dataclass
-class _Heard:
-    """A topic that is being recorded."""
-
-    type_name: str
-    qos: QoSProfile
-    offered: tuple[Qos, ...]
-    subscription: Subscription
-
-
 class Recorder(ManagedNode[RecorderConfig]):
     """See the module docstring."""
 
     def __init__(self, **node_arguments: Any) -> None:
         super().__init__("recorder", RecorderConfig, **node_arguments)
         self._writer: BagWriter | None = None
-        self._heard: dict[str, _Heard] = {}
-        self._refused: set[str] = set()  # topics that cannot be recorded; logged once
+        self._topics = RawTopics(self, (), self._on_message)
         self._asked: dict[str, dict[str, Any]] = {}
         self._askers: dict[str, tuple[Client, Client]] = {}
         self._failure = ""
@@ -165,7 +147,7 @@ class Recorder(ManagedNode[RecorderConfig]):
     def activate(self) -> None:
         name = f"{self.config.prefix}_{datetime.now(timezone.utc):%Y%m%d-%H%M%S}"
         self._failure = ""
-        self._refused.clear()
+        self._topics = RawTopics(self, self.config.topics, self._on_message)
         self._writer = BagWriter(
             Path(self.config.folder),
             name,
@@ -177,7 +159,7 @@ class Recorder(ManagedNode[RecorderConfig]):
             ParameterEvent, "/parameter_events", self._on_parameters, RESULT
         )
         self._clocks = [
-            self.create_timer(_LOOK_S, self._look, clock=STEADY),
+            self.create_timer(LOOK_S, self._look, clock=STEADY),
             self.create_timer(self.config.flush_period, self._flush, clock=STEADY),
         ]
 
@@ -191,14 +173,14 @@ class Recorder(ManagedNode[RecorderConfig]):
         self._askers.clear()
         self._asked.clear()
         try:
-            self._take_waiting()
+            self._topics.take_waiting()
         finally:
             self._end()
 
     def diagnose(self) -> tuple[bytes, str, dict[str, Any]]:
         level, message, _ = super().diagnose()
         writer = self._writer
-        values: dict[str, Any] = {"topics": len(self._heard)}
+        values: dict[str, Any] = {"topics": len(self._topics)}
         if writer is not None:
             values |= {
                 "bag": writer.path or "",
@@ -207,16 +189,14 @@ class Recorder(ManagedNode[RecorderConfig]):
             }
         if self._failure:
             return Level.ERROR, f"not recording: {self._failure}", values
-        if self._refused:
-            left_out = ", ".join(sorted(self._refused))
+        if self._topics.refused:
+            left_out = ", ".join(sorted(self._topics.refused))
             return Level.WARN, f"left out: {left_out}", values
         return level, message, values
 
     def _end(self, failure: str = "") -> None:
         """Stop listening and complete the bag."""
-        for heard in self._heard.values():
-            self.destroy_subscription(heard.subscription)
-        self._heard.clear()
+        self._topics.close()
         writer, self._writer = self._writer, None
         try:
             if writer is not None:
@@ -238,55 +218,13 @@ class Recorder(ManagedNode[RecorderConfig]):
         """Follow topics as their publishers come and change."""
         if self._writer is None:
             return
-        for name in self.config.topics:
-            topic = self.resolve_topic_name(name)
-            publishers = self.get_publishers_info_by_topic(topic)
-            if publishers and topic not in self._refused:
-                try:
-                    self._listen(topic, publishers)
-                except Exception as error:  # noqa: BLE001 one topic must not cost the others
-                    self._refused.add(topic)
-                    self.get_logger().warning(f"{topic} is not recorded: {error}")
+        self._topics.look()
         for node in ASKED:
             self._ask_parameters(node)
 
-    def _listen(self, topic: str, publishers: list[TopicEndpointInfo]) -> None:
-        """Subscribe, or subscribe again when the publishers' quality of service asks for it."""
-        qos = _fitting([p.qos_profile for p in publishers])
-        types = sorted({p.topic_type for p in publishers})
-        known = self._heard.get(topic)
-        if known is not None and known.qos == qos and known.type_name in types:
-            return
-        if len(types) > 1:
-            raise ConfigError(f"has several types: {', '.join(types)}", field="topics")
-        if known is not None:
-            self.destroy_subscription(known.subscription)
-        offered = tuple(_recorded(p.qos_profile) for p in publishers)
-        subscription = self.create_subscription(
-            _message_class(types[0]), topic, partial(self._on_message, topic), qos, raw=True
-        )
-        self._heard[topic] = _Heard(types[0], qos, offered, subscription)
-
-    def _on_message(self, topic: str, data: bytes) -> None:
-        heard = self._heard.get(topic)
-        if heard is not None:
-            latched = heard.qos.durability == DurabilityPolicy.TRANSIENT_LOCAL
-            self._write(topic, heard.type_name, data, heard.offered, keep=latched)
-
-    def _take_waiting(self) -> None:
-        """Take the queued messages, which their publishers believe received."""
-        waiting = []
-        for topic, heard in self._heard.items():
-            subscription = heard.subscription
-            with subscription.handle:
-                for _ in range(_DEPTH):
-                    taken = subscription.handle.take_message(subscription.msg_type, True)
-                    if taken is None:
-                        break
-                    data, info = taken
-                    waiting.append((info["received_timestamp"], topic, data))
-        for _, topic, data in sorted(waiting):
-            self._on_message(topic, data)
+    def _on_message(self, topic: RawTopic, data: bytes) -> None:
+        offered = tuple(map(_recorded, topic.offered))
+        self._write(topic.name, topic.type_name, data, offered, keep=topic.latched)
 
     def _write(
         self, topic: str, type_name: str, data: bytes, offered: tuple[Qos, ...], *, keep: bool
@@ -359,38 +297,6 @@ class Recorder(ManagedNode[RecorderConfig]):
         info = String(data=json.dumps({"nodes": known}, sort_keys=True))
         topic = self.resolve_topic_name(INFO)
         self._write(topic, "std_msgs/msg/String", serialize_message(info), (), keep=True)
-
-
-def _message_class(type_name: str) -> type:
-    """Return the class of a message type.
-
-    Raises:
-        ConfigError: it is no message type, or its package or its definition is not installed.
-    """
-    parts = _TYPE.fullmatch(type_name)
-    if parts is None:
-        raise ConfigError(f"{type_name} is no message type", field="topics")
-    definition(type_name)  # before the import, since any publisher may choose this name
-    try:
-        found = getattr(import_module(f"{parts[1]}.msg"), parts[2])
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"{type_name} is not installed here", field="topics", remedy="source its workspace"
-        ) from error
-    assert isinstance(found, type)
-    return found
-
-
-def _fitting(offered: list[QoSProfile]) -> QoSProfile:
-    """Return a profile that receives from all publishers, as reliably as they allow."""
-    reliable = all(q.reliability == ReliabilityPolicy.RELIABLE for q in offered)
-    latched = all(q.durability == DurabilityPolicy.TRANSIENT_LOCAL for q in offered)
-    return QoSProfile(
-        depth=_DEPTH,
-        history=HistoryPolicy.KEEP_LAST,
-        reliability=ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT,
-        durability=DurabilityPolicy.TRANSIENT_LOCAL if latched else DurabilityPolicy.VOLATILE,
-    )
 
 
 def _recorded(qos: QoSProfile) -> Qos:

@@ -250,7 +250,7 @@ def status_in(text: Any) -> tuple[int, str]:
     return int(text.status.code), str(text.status.message)
 
 
-def _tau(metrics: Any) -> float:
+def tau_in(metrics: Any) -> float:
     """Return tokens per round, which had a field of its own in older bags; 0 if unknown."""
     if hasattr(metrics, "tau"):
         return float(metrics.tau)
@@ -279,7 +279,7 @@ def _step(number: int, epoch: int, text: Any, action: Any, instruction: str, tur
         text.text,
         read,
         circumstance,
-        _tau(text.metrics),
+        tau_in(text.metrics),
         float(text.metrics.total_s),
     )
 

@@ -39,10 +39,10 @@ class GraphClient:
         changed: lock and condition of the state that ``wait`` checks; callbacks notify it.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, namespace: str = "") -> None:
         self._context = rclpy.Context()
         self._context.init()
-        self.node = Node(name, context=self._context)
+        self.node = Node(name, context=self._context, namespace=namespace)
         self.changed = threading.Condition()
         self._executor = SingleThreadedExecutor(context=self._context)
         self._executor.add_node(self.node)

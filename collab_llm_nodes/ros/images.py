@@ -26,9 +26,17 @@ _BYTES_PER_PIXEL = {
     "uyvy": 2,
     "yuv422_yuy2": 2,
     "yuyv": 2,
+    "nv12": 1,  # of the luma plane
+    "nv21": 1,
 }
 MAX_SIDE = 8192
 """px; a message that claims more is not a picture."""
+_LEVELS = np.arange(256)
+_FULL_LUMA, _FULL_CHROMA = (
+    np.clip(np.rint(levels), 0, 255).astype(np.uint8)
+    for levels in ((_LEVELS - 16) * 255 / 219, (_LEVELS - 128) * 255 / 224 + 128)
+)
+"""[256] Levels of video range (BT.601: luma 16 to 235, chroma 16 to 240) as those of a JPEG."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,8 @@ def to_rgb(
     """Return the pixels of a ``sensor_msgs/Image`` as uint8 [height, width, 3], RGB.
 
     Args:
-        step: bytes per row, padding included.
+        step: bytes per row, padding included; of NV12 and NV21, those of the luma plane, which the
+            chroma plane follows with the same step.
 
     Raises:
         InvalidInput: unknown encoding, or sizes that do not fit together.
@@ -69,6 +78,8 @@ def to_rgb(
             field="data",
             remedy="check step, width and height",
         )
+    if kind in ("nv12", "nv21"):
+        return _from_yuv420(raw, width, height, step, blue_first=kind == "nv12")
     rows = raw[: step * height].reshape(height, step)[:, :row]
     if kind in ("yuv422", "uyvy", "yuv422_yuy2", "yuyv"):
         return _from_yuv422(rows, luma_first=kind in ("yuv422_yuy2", "yuyv"))
@@ -94,6 +105,33 @@ def _from_yuv422(rows: np.ndarray, *, luma_first: bool) -> np.ndarray:
     ycc = np.empty((height, size // 2, 3), np.uint8)
     ycc[:, :, 0] = luma.reshape(height, -1)
     ycc[:, :, 1:] = np.repeat(chroma, 2, axis=1)
+    return np.asarray(Pil.fromarray(ycc, "YCbCr").convert("RGB"))
+
+
+def _from_yuv420(
+    raw: np.ndarray, width: int, height: int, step: int, *, blue_first: bool
+) -> np.ndarray:
+    """Return RGB of a luma plane and one of chroma pairs, each shared by 2x2 px (video range).
+
+    Raises:
+        InvalidInput: odd sides, or rows of padding between the planes.
+    """
+    if width % 2 or height % 2:
+        raise InvalidInput(
+            f"{width}x{height} px", field="width, height", remedy="NV12 and NV21 have even sides"
+        )
+    count = height * 3 // 2
+    if raw.size != count * step:
+        raise InvalidInput(
+            f"{raw.size} bytes are not {count} rows of {step} bytes",
+            field="data",
+            remedy="send the luma plane and the chroma plane without rows of padding",
+        )
+    rows = raw.reshape(count, step)[:, :width]
+    chroma = rows[height:].reshape(height // 2, width // 2, 2)[:, :, :: 1 if blue_first else -1]
+    ycc = np.empty((height, width, 3), np.uint8)
+    ycc[:, :, 0] = _FULL_LUMA[rows[:height]]
+    ycc[:, :, 1:] = _FULL_CHROMA[chroma].repeat(2, axis=0).repeat(2, axis=1)
     return np.asarray(Pil.fromarray(ycc, "YCbCr").convert("RGB"))
 
 

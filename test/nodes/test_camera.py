@@ -93,6 +93,33 @@ def test_grey_and_yuv() -> None:
         assert (to_rgb(encoding, 2, 1, 4, bytes(quad)) == 80).all()
 
 
+def planes(rgb: np.ndarray, chroma_order: int, padding: int) -> bytes:
+    """Return ``rgb`` [height, width, 3] as OpenCV encodes it, in NV12 (1) or NV21 (-1)."""
+    height, width, _ = rgb.shape
+    cv2 = pytest.importorskip("cv2")
+    planar = cv2.cvtColor(rgb, cv2.COLOR_RGB2YUV_I420).reshape(-1)
+    luma, chroma = planar[: height * width], planar[height * width :].reshape(2, -1)
+    pairs = chroma[::chroma_order].T.reshape(height // 2, width)
+    rows = np.vstack([luma.reshape(height, width), pairs])
+    return np.pad(rows, ((0, 0), (0, padding)), constant_values=7).tobytes()
+
+
+@pytest.mark.parametrize(("encoding", "order"), [("nv12", 1), ("NV21", -1)])
+@pytest.mark.parametrize("padding", [0, 10])
+def test_planes_of_hardware_decoders_come_out_as_opencv_reads_them(
+    encoding: str, order: int, padding: int
+) -> None:
+    coarse = np.random.default_rng(0).integers(0, 256, (8, 12, 3), np.uint8)
+    original = coarse.repeat(4, axis=0).repeat(4, axis=1)
+    data = planes(original, order, padding)
+    rgb = to_rgb(encoding, 48, 32, 48 + padding, data)
+    bare = np.frombuffer(planes(original, order, 0), np.uint8).reshape(48, 48)
+    cv2 = pytest.importorskip("cv2")
+    code = cv2.COLOR_YUV2RGB_NV12 if order == 1 else cv2.COLOR_YUV2RGB_NV21
+    assert np.abs(rgb.astype(int) - cv2.cvtColor(bare, code)).max() <= 3
+    assert np.abs(rgb.astype(int) - original).max() <= 5, "flat colours survive the round trip"
+
+
 @pytest.mark.parametrize(("brightest", "empty"), [(4095, 4), (65535, 0)])
 @pytest.mark.parametrize("order", ["<u2", ">u2"])
 def test_grey_of_twelve_bits_is_not_black(brightest: int, empty: int, order: str) -> None:
@@ -109,7 +136,17 @@ def test_grey_of_twelve_bits_is_not_black(brightest: int, empty: int, order: str
 
 @pytest.mark.parametrize(
     ("encoding", "width", "step", "size"),
-    [("bayer_rggb8", 4, 4, 16), ("rgb8", 4, 12, 20), ("rgb8", 4, 4, 48), ("rgb8", 0, 0, 0)],
+    [
+        ("bayer_rggb8", 4, 4, 16),
+        ("rgb8", 4, 12, 20),
+        ("rgb8", 4, 4, 48),
+        ("rgb8", 0, 0, 0),
+        ("nv12", 3, 4, 24),  # odd
+        ("nv12", 4, 3, 24),  # step below a row
+        ("nv21", 4, 4, 16),  # without the chroma plane
+        ("nv21", 4, 4, 32),  # rows of padding after a plane
+        ("nv21", 4, 6, 35),  # no padding after the last row
+    ],
 )
 def test_impossible_images_are_refused(encoding: str, width: int, step: int, size: int) -> None:
     with pytest.raises(InvalidInput):

@@ -22,7 +22,7 @@ from std_msgs.msg import String
 from collab_llm.action import Generate, Navigate
 from collab_llm.msg import LinkState, Status
 from collab_llm_nodes.nodes import instruct
-from collab_llm_nodes.nodes.instruct import _Client
+from collab_llm_nodes.nodes.instruct import InstructionClient
 from collab_llm_nodes.ros.qos import RESULT, STATE
 
 pytestmark = pytest.mark.ros
@@ -134,7 +134,7 @@ def test_the_instruction_waits_for_the_models_and_the_link(
 ) -> None:
     navigator = FakeNavigator(ros_graph, complete=False)
     navigator.link(LinkState.DOWN)
-    client = _Client("find it", context=ros_graph.context)
+    client = InstructionClient(Navigate.Goal(instruction="find it"), context=ros_graph.context)
     ros_graph.add(client.node)
     ros_graph.wait_for(lambda: client.missing == ["the action edge_cloud/generate", LINK])
     ros_graph.do(navigator.load)
@@ -151,7 +151,7 @@ def test_the_instruction_waits_for_the_models_and_the_link(
 def test_the_instruction_waits_for_the_action_that_the_navigator_asks(ros_graph: Any) -> None:
     """The protocol has no use for the link to the verifier."""
     navigator = FakeNavigator(ros_graph, complete=False, action="echo/generate")
-    client = _Client("find it", context=ros_graph.context)
+    client = InstructionClient(Navigate.Goal(instruction="find it"), context=ros_graph.context)
     ros_graph.add(client.node)
     ros_graph.wait_for(lambda: client.missing == ["the action echo/generate"])
     assert client.goal is None
@@ -164,7 +164,7 @@ def test_the_wait_for_the_models_has_a_deadline(
 ) -> None:
     navigator = FakeNavigator(ros_graph, complete=False)
     navigator.load()
-    client = _Client("find it", context=ros_graph.context)
+    client = InstructionClient(Navigate.Goal(instruction="find it"), context=ros_graph.context)
     ros_graph.add(client.node)
     since = client.seen_at
     ros_graph.wait_for(lambda: client.missing == [LINK])
@@ -173,14 +173,16 @@ def test_the_wait_for_the_models_has_a_deadline(
     assert f"not there within 300 s: {LINK}\n" in capfd.readouterr().err
 
 
-def confirming(ros_graph: Any) -> tuple[FakeNavigator, _Client, list[str], list[str]]:
+def confirming(ros_graph: Any) -> tuple[FakeNavigator, InstructionClient, list[str], list[str]]:
     """An instruction that is to be confirmed before a navigator that has no models yet."""
     navigator = FakeNavigator(ros_graph, complete=False)
     user = ros_graph.node("user")
     pending, spoken = list[str](), list[str]()
     user.create_subscription(String, "pending_instruction", lambda m: pending.append(m.data), STATE)
     user.create_subscription(String, "speech", lambda m: spoken.append(m.data), RESULT)
-    client = _Client("find it", confirm=True, context=ros_graph.context)
+    client = InstructionClient(
+        Navigate.Goal(instruction="find it"), confirm=True, context=ros_graph.context
+    )
     ros_graph.add(client.node)
     ros_graph.wait_for(lambda: client._speech.get_subscription_count())
     return navigator, client, pending, spoken
@@ -238,12 +240,16 @@ def test_a_confirmation_is_of_the_instruction_that_was_announced(
     navigator, first, pending, _ = confirming(ros_graph)
     ros_graph.do(navigator.load)
     navigator.link(LinkState.UP)
-    second = _Client("find the ball", confirm=True, context=ros_graph.context)
+    second = InstructionClient(
+        Navigate.Goal(instruction="find the ball"), confirm=True, context=ros_graph.context
+    )
     ros_graph.add(second.node)
     ros_graph.wait_for(lambda: pending)
     announced, other = (first, second) if first.announced else (second, first)
     ros_graph.wait_for(lambda: other.missing == [OTHER])
-    third = _Client("find the box", confirm=True, context=ros_graph.context)
+    third = InstructionClient(
+        Navigate.Goal(instruction="find the box"), confirm=True, context=ros_graph.context
+    )
     ros_graph.add(third.node)
     ros_graph.wait_for(lambda: third.missing == [OTHER])
     assert instruct.confirm(context=ros_graph.context) == 0
@@ -272,7 +278,7 @@ def test_what_is_to_be_typed_names_the_namespace(
     ros_graph: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     arguments = {"namespace": "robot1", "context": ros_graph.context}
-    client = _Client("find it", confirm=True, **arguments)
+    client = InstructionClient(Navigate.Goal(instruction="find it"), confirm=True, **arguments)
     ros_graph.add(client.node)
     ros_graph.wait_for(lambda: client._pending)
     client._next_at = 0.0
@@ -329,7 +335,7 @@ def test_instruct_ends_when_the_navigator_is_gone(ros_graph: Any) -> None:
 
 def test_a_navigator_that_was_restarted_has_forgotten_the_goal(ros_graph: Any) -> None:
     navigator = FakeNavigator(ros_graph)
-    client = _Client("find it", context=ros_graph.context)
+    client = InstructionClient(Navigate.Goal(instruction="find it"), context=ros_graph.context)
     ros_graph.add(client.node)
     ros_graph.wait_for(lambda: navigator.goals)
     ros_graph.do(navigator.server.destroy)
@@ -374,7 +380,7 @@ def test_an_instruction_to_stop_does_not_wait_for_a_navigator(
 
 def test_a_goal_given_up_before_it_is_accepted_is_cancelled(ros_graph: Any) -> None:
     navigator = FakeNavigator(ros_graph)
-    client = _Client("find it", context=ros_graph.context)
+    client = InstructionClient(Navigate.Goal(instruction="find it"), context=ros_graph.context)
 
     def decide(goal: Navigate.Goal) -> GoalResponse:
         client.give_up()  # in the thread that will hear of the acceptance only afterwards
@@ -388,7 +394,7 @@ def test_a_goal_given_up_before_it_is_accepted_is_cancelled(ros_graph: Any) -> N
 
 
 def test_a_goal_given_up_before_it_is_sent_is_never_sent(ros_graph: Any) -> None:
-    client = _Client("find it", context=ros_graph.context)
+    client = InstructionClient(Navigate.Goal(instruction="find it"), context=ros_graph.context)
     client.give_up()
     assert client.ended.is_set()
     navigator = FakeNavigator(ros_graph)

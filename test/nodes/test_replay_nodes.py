@@ -159,7 +159,7 @@ def test_a_type_without_its_definition_costs_its_own_topic_only(
     robot: Robot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A class can be imported while its ``.msg`` file, which goes into the bag, is not there."""
-    from collab_llm_nodes.replay import bag
+    from collab_llm_nodes.replay import bag, raw_topics
 
     def lacks(type_name: str) -> tuple[str, str]:
         if type_name == "std_msgs/msg/Bool":
@@ -167,8 +167,8 @@ def test_a_type_without_its_definition_costs_its_own_topic_only(
         return text_of(type_name)
 
     text_of = bag.definition
-    for module in (bag, sys.modules[Recorder.__module__]):
-        monkeypatch.setattr(module, "definition", lacks, raising=False)
+    for module in (bag, raw_topics):
+        monkeypatch.setattr(module, "definition", lacks)
     flags = robot.node.create_publisher(Bool, "later", STATE)
     recorder = robot.record(topics=["later", "text", "frame", "state"])
     robot.graph.wait_for(robot.heard, PATIENCE_S)
