@@ -206,7 +206,7 @@ def planner(rtt_s: float, here_s: float, there_s: float) -> Planner:
         (p.drafted, 4.0),
         (p.unexpected, 0.5),
     ):
-        for _ in range(Mean().weight):
+        for _ in range(int(Mean().weight)):
             mean.add(value)
     for acceptance in (p.acceptance, p.acceptance_there):
         for i in range(400):
