@@ -34,7 +34,7 @@ _SQUARE = {"height": _SIDE, "width": _SIDE}
 
 @dataclass(frozen=True)
 class Family:
-    """What makes a complete checkpoint, besides the sizes of its text decoder.
+    """Parts of a complete checkpoint besides the sizes of its text decoder.
 
     Attributes:
         text: model type of the decoder, and settings that it needs.

@@ -34,7 +34,7 @@ TEXT: dict[str, Any] = {
 }
 VISION = {"depth": 32, "embed_dim": 1_280, "hidden_size": 1_536, "num_heads": 16, "mlp_ratio": 4}
 PATCHES = (24, 32)
-"""Of 14 x 14 pixels; four of them are one token."""
+"""Patches of 14 x 14 pixels; four of them are one token."""
 
 
 def main() -> None:

@@ -72,7 +72,7 @@ FORMS = (
     "Describe {} in three sentences, without the letter q.",
     "Give step by step instructions that have to do with {}.",
 )
-"""What ``--questions`` writes: each form about each topic."""
+"""Forms of the questions that ``--questions`` writes, each about each topic."""
 
 
 def main() -> None:

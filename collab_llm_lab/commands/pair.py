@@ -1,15 +1,19 @@
-"""What the laboratory adds to ``collab-llm pair``, and ``collab-llm train`` for any pair."""
+"""Commands that collect a target's answers, and train exits, drafts and heads on them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from collab_llm_nodes.cli.options import JsonOption, SeedOption
 from collab_llm_nodes.cli.output import console, write_json
+
+if TYPE_CHECKING:
+    from collab_llm_lab.training.pair.config import PairConfig
 
 TargetOption = Annotated[
     str, typer.Option("--target", help="Target: folder, hub id or name of a shipped model.")
@@ -122,19 +126,13 @@ def train_exits(
     from collab_llm_lab.training.pair.choosing import Operation
     from collab_llm_lab.training.pair.config import target_config
     from collab_llm_lab.training.pair.exits import ExitsConfig, train_exits
-    from collab_llm_lab.training.stopping import StopRequest
 
     loaded_as = target_config(target, device, dtype, quantization)
     chosen = numbers(layers or None, "--layers", 1) or ()
     point = Operation(rtt_ms, pass_ms, draft_ms, tau=tau, missed=missed, candidates=candidates)
     common = (loaded_as, data, out, epochs, batch, learning_rate, hours, seed, cache_gb)
     config = ExitsConfig(*common, layers=chosen, operation=point)
-    with StopRequest() as stop:
-        report = train_exits(config, stop)
-    if report is not None:
-        _show_exits(report, out)
-    _finish(report, out, json_file)
-    stop.end()
+    _train(train_exits, config, json_file, _show_exits)
 
 
 def train_draft(
@@ -163,20 +161,11 @@ def train_draft(
     """Distil a target's own answers into a draft for it; resumable."""
     from collab_llm_lab.training.pair.config import target_config
     from collab_llm_lab.training.pair.draft import DraftConfig, train_draft
-    from collab_llm_lab.training.stopping import StopRequest
 
     loaded_as = target_config(target, device, dtype, quantization)
     common = (loaded_as, data, out, epochs, batch, learning_rate, hours, seed)
     config = DraftConfig(*common, draft=draft, layers=layers, lora=lora)
-    with StopRequest() as stop:
-        report = train_draft(config, stop)
-    if report is not None:
-        before, after = report["tau_before"], report["tau_after"]
-        _say(
-            f"wrote {out / 'model'}: {after:.2f} tokens per pass of the target, {before:.2f} before"
-        )
-    _finish(report, out, json_file)
-    stop.end()
+    _train(train_draft, config, json_file, _show_draft)
 
 
 def train_heads(
@@ -198,30 +187,46 @@ def train_heads(
     """Train Medusa heads of any target on its own answers, for Jupiter's workers; resumable."""
     from collab_llm_lab.training.pair.config import target_config
     from collab_llm_lab.training.pair.heads import HeadsConfig, train_heads
-    from collab_llm_lab.training.stopping import StopRequest
 
     loaded_as = target_config(target, device, dtype, quantization)
     common = (loaded_as, data, out, epochs, batch, learning_rate, hours, seed, cache_gb)
     config = HeadsConfig(*common, heads=heads)
+    _train(train_heads, config, json_file, _show_heads)
+
+
+def _train(
+    train: Callable[[Any, Callable[[], bool]], dict[str, Any] | None],
+    config: PairConfig,
+    json_file: Path | None,
+    show: Callable[[dict[str, Any], Path], None],
+) -> None:
+    """Train until the end or a signal, show the report and write its JSON."""
+    from collab_llm_lab.training.stopping import StopRequest
+
     with StopRequest() as stop:
-        report = train_heads(config, stop)
+        report = train(config, stop)
     if report is not None:
-        table = Table("head", "best guess right", "among two", "among three")
-        for name, shares in report["heads"].items():
-            table.add_row(name, *(f"{share:.3f}" for share in shares))
-        console.print(table)
-        _say(f"wrote {out}: {report['tokens_per_round']:.2f} tokens per round")
-    _finish(report, out, json_file)
+        show(report, config.out)
+    finished = report is not None
+    write_json(json_file, {"out": str(config.out), "finished": finished, **(report or {})})
     stop.end()
-
-
-def _finish(report: dict[str, Any] | None, out: Path, json_file: Path | None) -> None:
-    """Write the JSON of a training; a report of None is one that was stopped."""
-    write_json(json_file, {"out": str(out), "finished": report is not None, **(report or {})})
 
 
 def _say(text: str) -> None:
     console.print(text, highlight=False, soft_wrap=True)
+
+
+def _show_draft(report: dict[str, Any], out: Path) -> None:
+    before, after = report["tau_before"], report["tau_after"]
+    _say(f"wrote {out / 'model'}: {after:.2f} tokens per pass of the target, {before:.2f} before")
+
+
+def _show_heads(report: dict[str, Any], out: Path) -> None:
+    table = Table("head", "best guess right", "among two", "among three")
+    for name, shares in report["heads"].items():
+        table.add_row(name, *(f"{share:.3f}" for share in shares))
+    console.print(table)
+    _say(f"wrote {out}: {report['tokens_per_round']:.2f} tokens per round")
 
 
 def _show_exits(report: dict[str, Any], out: Path) -> None:

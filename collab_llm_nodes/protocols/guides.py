@@ -14,7 +14,7 @@ from collab_llm_nodes.robot.grammar import GrammarConfig, actions_pattern
 
 @dataclass(frozen=True)
 class AnswerConfig:
-    """What an answer may be."""
+    """Limits on the text of an answer."""
 
     guide: str = setting(
         "actions",

@@ -33,7 +33,7 @@ def bench_pair(
     json_file: JsonOption = None,
     plot: PlotOption = None,
 ) -> None:
-    """What was trained for pairs that are not ours, on answers that were held out."""
+    """Measure what was trained for pairs that are not ours, on answers that were held out."""
     from collab_llm_lab.bench.pair.measure import run_pairs
     from collab_llm_lab.training.pair.config import target_config
 

@@ -28,7 +28,7 @@ from collab_llm_nodes.models.trained import holds_trained
 from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 
 _EXIT_REPORT = ("chosen", "foreseen", "round_ms", "round_ms_without_exits")
-"""What is taken from the report of ``train exits``, beside the figures of all candidates."""
+"""Keys of the report of ``train exits`` that are taken, beside the figures of candidates."""
 FORM = Guide(
     "json",
     json.dumps(

@@ -1,4 +1,4 @@
-"""Which early exits pay: by the planner's formula, at one operating point.
+"""Choice of the early exits that pay, by the planner's formula, at one operating point.
 
 An exit that says all tokens of a round as the target does foresees the round's verdict: drafting
 for it begins before the verification ends. Each exit also makes the verification longer. So a few

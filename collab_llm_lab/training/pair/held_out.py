@@ -1,4 +1,4 @@
-"""How well exits say what their target says, on answers that were held out."""
+"""Agreement of exits with their target, and their calibration, on held-out answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _BINS = 10
-"""Of the calibration error."""
+"""Number of bins of the calibration error."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 from fake_models import EOS, VOCAB, FakeEngine, as_engine, encode
-from tiny_models import tiny_model, tiny_prompt
+from tiny_models import tiny_prompt
+from tiny_pairs import DRAFTS, target_of
 
 from collab_llm_lab import reference
 from collab_llm_nodes.decoding.rejection import propose
@@ -66,16 +67,6 @@ REJECTION = SamplingConfig(0.8, top_k=20, seed=3)
 MAX_TOKENS = 16
 WAIT_S = 20.0
 ARCHITECTURES = ("qwen2_vl", "llama")
-DRAFTS: dict[str, Callable[[str], Engine]] = {
-    "same": lambda name: Engine(tiny_model(name)),
-    "noisy": lambda name: Engine(tiny_model(name, head_noise=0.3)),
-    "unrelated": lambda name: Engine(tiny_model(name, 7)),
-}
-
-
-@cache
-def target_of(architecture: str) -> Engine:
-    return Engine(tiny_model(architecture, exit_layers=(1, 2, 3)))
 
 
 @cache

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
 import pytest
 from llguidance import LLMatcher
 from tiny_models import tiny_model, tiny_prompt
+from tiny_pairs import DRAFTS, target_of
 
 from collab_llm_lab import reference
 from collab_llm_nodes.decoding.sampling import SamplingConfig
@@ -52,16 +52,6 @@ SENTENCE = (
     r"the next action is (turn (left|right) [1-9]0 degree|stop)\."
 )
 GUIDE = Guide("regex", SENTENCE)
-DRAFTS: dict[str, Callable[[str], Engine]] = {
-    "same": lambda name: Engine(tiny_model(name)),
-    "noisy": lambda name: Engine(tiny_model(name, head_noise=0.3)),
-    "unrelated": lambda name: Engine(tiny_model(name, 7)),
-}
-
-
-@cache
-def target_of(architecture: str) -> Engine:
-    return Engine(tiny_model(architecture, exit_layers=(1, 2, 3)))
 
 
 @cache
