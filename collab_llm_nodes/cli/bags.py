@@ -79,6 +79,9 @@ def foxglove(
         typer.Option("--topic", help="Show this topic instead of the usual ones; repeat."),
     ] = None,
     namespace: Annotated[str, typer.Option(help="Of the robot's nodes.")] = "",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the port here.", callback=writable)
+    ] = None,
 ) -> None:
     """Show a running robot live in Foxglove, until Ctrl-C or SIGTERM; the view only listens."""
     require("foxglove", "foxglove-sdk")
@@ -88,6 +91,7 @@ def foxglove(
     usual = (*TOPICS, "image/compressed", "markers")
     with contextlib.suppress(KeyboardInterrupt), LiveView(topics or usual, port, namespace) as view:
         console.print(f"open in Foxglove: ws://127.0.0.1:{view.port}", highlight=False)
+        write_json(json_file, {"host": "127.0.0.1", "port": view.port}, report=False)
         threading.Event().wait()
 
 

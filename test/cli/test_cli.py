@@ -144,6 +144,8 @@ sys.meta_path.insert(0, Without())
 NEEDS_ROS = {
     "demo": [],
     "record": [],
+    "foxglove": [],
+    "mcp": [],
     "replay": [str(ROOT / "test/bags/room"), "--nodes"],
     "bench ros": [],
     "bench safety": [],

@@ -424,6 +424,7 @@ ONCE = {"configure", "activate", "_transition", "_spin", "_log_readiness"}
 ONCE |= {"parameters.py warn_of_misspelt_nodes"}
 ONCE |= {"managed_node.py warn_of"}  # once a second by its words (Repeats)
 ONCE |= {"endpoints.py look"}  # while it lasts
+ONCE |= {"raw_topics.py look"}  # for each topic
 ONCE |= {"dragon_server.py _with_own_store"}
 ONCE |= {"camera_ingest.py _on_skipped"}  # for each file
 ONCE |= {"go2_driver.py _make_transforms", "recorder.py _end", "recorder.py _look"}
