@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from collab_llm_nodes.engine.device import Upload
+from collab_llm_nodes.models.architectures import decoder_parts
 
 AfterLayer = Callable[[int, Tensor], None]
 """(layers done, hidden states [rows, hidden_size]), valid only during the call."""
@@ -21,6 +22,15 @@ class Heads:
     query: int
     key: int
     dim: int
+
+    @classmethod
+    def of(cls, model: Any) -> Heads:
+        """Return the heads of a model's decoder layers."""
+        config = model.config.get_text_config()
+        query = config.num_attention_heads
+        key = getattr(config, "num_key_value_heads", None) or query
+        attention: Any = decoder_parts(model).layers[0].self_attn
+        return cls(query, key, int(attention.head_dim))
 
     @property
     def shared(self) -> int:

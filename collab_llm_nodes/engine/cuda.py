@@ -101,22 +101,18 @@ class CudaBackend:
         model, parts = loaded.model, decoder_parts(loaded.model)
         if not has_plain_attention(model):
             raise NotImplementedError("attention")
-        config = model.config.get_text_config()
-        attention: Any = parts.layers[0].self_attn
-        queries = config.num_attention_heads
-        keys = getattr(config, "num_key_value_heads", None) or queries
-        self._heads = heads = Heads(queries, keys, int(attention.head_dim))
+        self._heads = heads = Heads.of(model)
         self._layers = [Layer(layer_parts(layer)) for layer in parts.layers]
         weight: Any = layer_parts(parts.layers[0]).attention_norm.weight  # never quantised
         self._like: Tensor = weight.detach()[:0]
-        self.device = self._like.device
+        self.device, self.dtype = self._like.device, self._like.dtype
         self._width = parts.hidden_size
         windows = attention_windows(model)
         self._windowed = [window is not None for window in windows]
         self._window = max((window for window in windows if window is not None), default=None)
-        self._pool = PagePool(len(self._layers), 2 * keys, heads.dim, self._like)
+        self._pool = PagePool(len(self._layers), 2 * heads.key, heads.dim, self._like)
         self._rotations = Rotations(model, self._like, heads.dim)
-        self._context = context_length(config)
+        self._context = context_length(model.config.get_text_config())
         self._embed_scale = getattr(model.get_input_embeddings(), "embed_scale", None)  # Gemma
         self._head = head
         with selected(self.device):
@@ -173,18 +169,33 @@ class CudaBackend:
         )
 
     def forward(self, plan: Plan, rows: Rows, after_layer: AfterLayer | None) -> list[Output]:
-        embedded = rows.embedded
-        if self._embed_scale is not None:
-            embedded = embedded * self._embed_scale.to(embedded.dtype)
         with self._pool.lock, selected(self.device):
             graph = plan.graph
             if graph is None or not graph.reads(self._pool) or rows.added:
-                return self._outputs(plan, self._launch(plan, embedded, rows.added, after_layer))
-            marks = self._replay(plan, graph, embedded)
-            outputs = self._outputs(plan, _chosen(graph.x, plan.wanted))
+                x = self._launch(plan, self._enter(rows.embedded), rows.added, after_layer)
+                return self.outputs(x, plan.chunks)
+            marks = self._replay(plan, graph, self._enter(rows.embedded))
+            outputs = self.outputs(_chosen(graph.x, plan.wanted), plan.chunks)
             if after_layer is not None:
                 self._judge_exits(plan, graph, marks, after_layer)
             return outputs
+
+    def hidden(
+        self, plan: Plan, rows: Rows, after_layer: AfterLayer | None, *, enter: bool = True
+    ) -> Tensor:
+        """Return the states [wanted rows, hidden] after the last layer, without a graph.
+
+        Args:
+            rows: embedded tokens; or, if not ``enter``, the states after an earlier stage's layers.
+        """
+        x = self._enter(rows.embedded) if enter else rows.embedded
+        with self._pool.lock, selected(self.device):
+            x = self._launch(plan, x, rows.added, after_layer)
+        return x[: sum(chunk.keep for chunk in plan.chunks)]
+
+    def _enter(self, embedded: Tensor) -> Tensor:
+        scale = self._embed_scale
+        return embedded if scale is None else embedded * scale.to(embedded.dtype)
 
     def _launch(
         self, plan: Plan, embedded: Tensor, added: Sequence[Tensor], after_layer: AfterLayer | None
@@ -262,9 +273,9 @@ class CudaBackend:
     def _normed(self, x: Tensor, delta: Tensor | None, norm: Norm) -> Tensor:
         return self._kernels.add_norm(x, delta, norm.gain, norm.epsilon)
 
-    def _outputs(self, plan: Plan, x: Tensor) -> list[Output]:
-        """Return each chunk's logits, from the states of the wanted rows."""
-        keeps = [chunk.keep for chunk in plan.chunks]
+    def outputs(self, x: Tensor, chunks: Sequence[Chunk]) -> list[Output]:
+        """Return each chunk's logits, from the states of the wanted rows, and maybe more."""
+        keeps = [chunk.keep for chunk in chunks]
         states = self._head.norm(x)
         logits = self._head(states)
         begins = [0, *accumulate(keeps)]

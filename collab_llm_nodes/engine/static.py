@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -161,10 +161,7 @@ class StaticBackend:
         decoder, config = model.get_decoder(), model.config.get_text_config()
         self._parts = parts = decoder_parts(model)
         self._layers = [_Layer(layer_parts(layer)) for layer in parts.layers]
-        attention: Any = parts.layers[0].self_attn
-        queries = config.num_attention_heads
-        keys = getattr(config, "num_key_value_heads", None) or queries
-        self._heads = Heads(queries, keys, attention.head_dim)
+        self._heads = Heads.of(model)
         self._like: Tensor = self._norm_weight(parts).detach()
         self.device, self.dtype = self._like.device, self._like.dtype
         windows = attention_windows(model)

@@ -111,7 +111,7 @@ def worst(errors: Sequence[float]) -> float:
 def attention(lab: Lab) -> None:
     """Verify drafts after caches of 16 lengths, and try each kernel alone with masks.
 
-    An engine without pages, as stages have it, runs two layers of the large model in bfloat16, as
+    An engine without pages, as OPT has it, runs two layers of the large model in bfloat16, as
     it is by default, and then with cuDNN's attention allowed and forbidden. Only the first must
     work.
     """
