@@ -65,9 +65,10 @@ class Graph:
 class Recorder:
     """Records launches in graphs that share their memory, since one of them runs at a time.
 
-    They are captured on a stream of their own. Kernels in a graph keep the priority of that stream,
-    whichever one they are replayed on, and so they come before the pictures' encoder. Products use
-    the workspace of that stream, which no other engine's graphs may write to meanwhile.
+    They are captured on a stream of their own. Its priority is that of the calling thread's, since
+    kernels in a graph keep it, whichever stream they are replayed on: else a verifier's would not
+    come before the pictures' encoder. Products use the workspace of that stream, which no other
+    engine's graphs may write to meanwhile.
     """
 
     _one = threading.Lock()  # torch: one capture at a time in a process
@@ -76,7 +77,8 @@ class Recorder:
         self._device = device
         if device.type == "cuda":
             self._memory = torch.cuda.graph_pool_handle()
-            self._stream = torch.cuda.Stream(device, priority=-1)
+            own = torch.cuda.current_stream(device)
+            self._stream = torch.cuda.Stream(device, priority=own.priority)
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """Return a function that launches again all that ``run`` launches; off CUDA ``run``."""

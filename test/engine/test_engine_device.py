@@ -316,8 +316,8 @@ def test_a_capture_that_fails_leaves_the_thread_its_stream(
     streams = ["usual"]
 
     class Capture:
-        def __init__(self, graph: object, **options: object) -> None:
-            pass
+        def __init__(self, graph: object, *, stream: Any, **options: object) -> None:
+            assert stream.priority == torch.cuda.current_stream().priority == -1
 
         def __enter__(self) -> None:
             streams.append("capturing")
@@ -340,6 +340,7 @@ def test_a_capture_that_fails_leaves_the_thread_its_stream(
         ("graph_pool_handle", lambda: None),
     ):
         monkeypatch.setattr(torch.cuda, name, replacement)
+    monkeypatch.setattr(torch.cuda.current_stream(), "priority", -1)  # as a verifier's
     with pytest.raises(RuntimeError, match="previous error"):
         Recorder(CUDA).record(lambda: None)
     assert streams == ["usual"]

@@ -523,8 +523,8 @@ class _Stream:
 
     device: FakeDevice
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
+    def __init__(self, *args: Any, priority: int = 0, **kwargs: Any) -> None:
+        self.priority = priority
 
     def synchronize(self) -> None:
         self.device.wait("stream")

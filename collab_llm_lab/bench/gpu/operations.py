@@ -32,10 +32,11 @@ def kernels(lab: Lab) -> None:
 
     On a CPU plain torch takes their place.
     """
+    own = paged_kernels.REFERENCE
     if lab.cuda:
-        from collab_llm_nodes.engine.triton_kernels import TRITON as own
-    else:
-        own = paged_kernels.REFERENCE
+        from collab_llm_nodes.engine.triton_kernels import TRITON
+
+        own = TRITON
     with selected(lab.device):
         for heads, dtype in (
             (heads_of(lab.form.large), "bfloat16"),
