@@ -31,8 +31,8 @@ def serving(lab: Lab) -> None:
     """Serve robots of a process of their own, and compare round trips with the passes in them.
 
     Their drafts are the target's own greedy answer, so that all tokens stand but where bfloat16
-    rounds a batch in another way. In float32 none may differ. The next step gets another process: a
-    server takes nine tenths of the memory, and keeps it from Python's collector.
+    rounds a batch in another way. In float32 none may differ. The next step gets another process:
+    a server takes nine tenths of the memory.
     """
     loaded = lab.held(lab.form.large, "bfloat16" if lab.cuda else "float32")
     engine = lab.engine(loaded)
