@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from collab_llm_nodes.engine import paged_kernels
-from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Heads, Output, Rows
+from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Heads, Output, Rows, plain_weight
 from collab_llm_nodes.engine.device import OnDevice, Upload, selected
 from collab_llm_nodes.engine.graphs import PAGES, Graph, Recorder, SideStream
 from collab_llm_nodes.engine.kernels import Head
@@ -103,8 +103,7 @@ class CudaBackend:
             raise NotImplementedError("attention")
         self._heads = heads = Heads.of(model)
         self._layers = [Layer(layer_parts(layer)) for layer in parts.layers]
-        weight: Any = layer_parts(parts.layers[0]).attention_norm.weight  # never quantised
-        self._like: Tensor = weight.detach()[:0]
+        self._like = plain_weight(model)[:0]
         self.device, self.dtype = self._like.device, self._like.dtype
         self._width = parts.hidden_size
         windows = attention_windows(model)
@@ -183,11 +182,7 @@ class CudaBackend:
     def hidden(
         self, plan: Plan, rows: Rows, after_layer: AfterLayer | None, *, enter: bool = True
     ) -> Tensor:
-        """Return the states [wanted rows, hidden] after the last layer, without a graph.
-
-        Args:
-            rows: embedded tokens; or, if not ``enter``, the states after an earlier stage's layers.
-        """
+        """Run a pass without a graph, see ``backend.LayerLoop.hidden``."""
         x = self._enter(rows.embedded) if enter else rows.embedded
         with self._pool.lock, selected(self.device):
             x = self._launch(plan, x, rows.added, after_layer)
@@ -274,7 +269,6 @@ class CudaBackend:
         return self._kernels.add_norm(x, delta, norm.gain, norm.epsilon)
 
     def outputs(self, x: Tensor, chunks: Sequence[Chunk]) -> list[Output]:
-        """Return each chunk's logits, from the states of the wanted rows, and maybe more."""
         keeps = [chunk.keep for chunk in chunks]
         states = self._head.norm(x)
         logits = self._head(states)

@@ -159,7 +159,7 @@ def test_the_vision_encoder_is_held_in_front_of_the_stages_and_nowhere_else(
     assert size == encoder
     assert held == {n for n, _ in model.named_parameters() if n.startswith("model.visual.")}
     for stage in divided(architecture, [2, 3]):
-        tensors = stage._backend._parts.layers.parameters()
+        tensors = stage.parts.layers.parameters()
         assert all(p.device.type != "meta" for p in tensors)
     total = sum(p.nbytes for p in model.parameters()) - encoder
     shared = model.get_input_embeddings().weight.nbytes  # held by the first and the last stage
@@ -196,7 +196,7 @@ def test_a_stage_loads_its_own_tensors_only(architecture: str) -> None:
     first, middle, last = divided(architecture, [1, 3])
     assert middle.bytes == 2 * layers
     assert first.bytes + middle.bytes + last.bytes == total + shared
-    held = [p for p in middle._backend._parts.layers.parameters() if p.device.type != "meta"]
+    held = [p for p in middle.parts.layers.parameters() if p.device.type != "meta"]
     assert sum(p.nbytes for p in held) == middle.bytes
 
 
@@ -263,14 +263,15 @@ def test_a_pass_of_a_stage_that_fails_leaves_all_sessions_as_they_were(
     sessions = grown()
     with monkeypatch.context() as patch:
         if fails == "the layers":
-            attend = stage._backend._attend
+            backend: Any = stage._backend
+            attend = backend._attend
 
             def failing(layer: int, *rest: Any) -> torch.Tensor:
                 if layer == 2:
                     raise Failed
                 return attend(layer, *rest)
 
-            patch.setattr(stage._backend, "_attend", failing)
+            patch.setattr(backend, "_attend", failing)
         else:
             begin, failing_one = StageSession._begin, sessions["abc".index(fails)]
 
