@@ -29,6 +29,10 @@ install_verifier() {
     tar -C "$root" --exclude=.git --exclude=.venv --exclude=./build --exclude=./install -cf - . | tar -C "$copy" -xf -
     "$home/bin/python" -m pip install --no-cache-dir "$copy${EXTRAS:+[$EXTRAS]}"
     rm -rf "$copy"
+    # Triton compiles kernels for the GPU that it finds; without them the verifier is right, but slow.
+    if "$home/bin/python" -c 'import sys, torch; sys.exit(torch.version.cuda is None)'; then
+        apt_install gcc libc6-dev python3-dev
+    fi
     install -m 644 "$root/deploy/health.py" "$home/health.py"
     ln -sf "$home/bin/collab-llm" /usr/local/bin/collab-llm
     id collab_llm >/dev/null 2>&1 ||

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from collab_llm_nodes.engine.device import Upload
+from collab_llm_nodes.models.architectures import decoder_parts, layer_parts
 
 AfterLayer = Callable[[int, Tensor], None]
 """(layers done, hidden states [rows, hidden_size]), valid only during the call."""
@@ -22,10 +24,26 @@ class Heads:
     key: int
     dim: int
 
+    @classmethod
+    def of(cls, model: Any) -> Heads:
+        """Return the heads of a model's decoder layers."""
+        config = model.config.get_text_config()
+        query = config.num_attention_heads
+        key = getattr(config, "num_key_value_heads", None) or query
+        attention: Any = decoder_parts(model).layers[0].self_attn
+        return cls(query, key, int(attention.head_dim))
+
     @property
     def shared(self) -> int:
         """Query heads per key-value head."""
         return self.query // self.key
+
+
+def plain_weight(model: Any) -> Tensor:
+    """Return a weight of the layers' type and place, which no quantisation touches."""
+    norm: Any = layer_parts(decoder_parts(model).layers[0]).attention_norm
+    weight: Tensor = norm.weight.detach()
+    return weight
 
 
 class Cache(Protocol):
@@ -152,3 +170,26 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Leave the model as it was found."""
+
+
+class LayerLoop(Backend, Protocol):
+    """A backend of hand-written layers, which may be some of a model's only (``stage.py``).
+
+    Attributes:
+        device, dtype: of hidden states.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+
+    def hidden(
+        self, plan: Any, rows: Rows, after_layer: AfterLayer | None, /, *, enter: bool = True
+    ) -> Tensor:
+        """Run the pass of :meth:`plan` and return the states [wanted rows, hidden] after it.
+
+        Args:
+            rows: embedded tokens; or, if not ``enter``, the states after an earlier stage's layers.
+        """
+
+    def outputs(self, x: Tensor, chunks: Sequence[Chunk]) -> list[Output]:
+        """Return each chunk's logits, from the states of the wanted rows, and maybe more."""

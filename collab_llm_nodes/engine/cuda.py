@@ -12,7 +12,7 @@ Nothing here needs a GPU. On other devices the same code runs uncaptured, on the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from collab_llm_nodes.engine import paged_kernels
-from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Heads, Output, Rows
-from collab_llm_nodes.engine.device import OnDevice, Upload
-from collab_llm_nodes.engine.graphs import PAGES, Graph, SideStream
+from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Heads, Output, Rows, plain_weight
+from collab_llm_nodes.engine.device import OnDevice, Upload, selected
+from collab_llm_nodes.engine.graphs import PAGES, Graph, Recorder, SideStream
 from collab_llm_nodes.engine.kernels import Head
 from collab_llm_nodes.engine.paged_layers import Layer, Norm
 from collab_llm_nodes.engine.paged_pass import TILE, Batch, Layout, PagedPass, Span
@@ -38,7 +38,7 @@ from collab_llm_nodes.models.architectures import (
     has_plain_attention,
     layer_parts,
 )
-from collab_llm_nodes.models.devices import lacks_memory, shares_host_memory
+from collab_llm_nodes.models.devices import shares_host_memory
 from collab_llm_nodes.models.loading import LoadedModel
 
 log = logging.getLogger(__name__)
@@ -51,6 +51,8 @@ _ITEMS_OF_ROW = 8
 """Items of a captured pass for each of its rows: 2,048 columns in each."""
 _ITEMS_BYTES = 64 << 20
 """Of what the items of a captured pass sum up, at most."""
+_PROBED = 3
+"""Tokens of the pass that checks the graphs."""
 
 Tables = Mapping[str | None, Tensor]
 
@@ -99,28 +101,24 @@ class CudaBackend:
         model, parts = loaded.model, decoder_parts(loaded.model)
         if not has_plain_attention(model):
             raise NotImplementedError("attention")
-        config = model.config.get_text_config()
-        attention: Any = parts.layers[0].self_attn
-        queries = config.num_attention_heads
-        keys = getattr(config, "num_key_value_heads", None) or queries
-        self._heads = heads = Heads(queries, keys, int(attention.head_dim))
+        self._heads = heads = Heads.of(model)
         self._layers = [Layer(layer_parts(layer)) for layer in parts.layers]
-        weight: Any = layer_parts(parts.layers[0]).attention_norm.weight  # never quantised
-        self._like: Tensor = weight.detach()[:0]
-        self.device = self._like.device
+        self._like = plain_weight(model)[:0]
+        self.device, self.dtype = self._like.device, self._like.dtype
         self._width = parts.hidden_size
         windows = attention_windows(model)
         self._windowed = [window is not None for window in windows]
         self._window = max((window for window in windows if window is not None), default=None)
-        self._pool = PagePool(len(self._layers), 2 * keys, heads.dim, self._like)
+        self._pool = PagePool(len(self._layers), 2 * heads.key, heads.dim, self._like)
         self._rotations = Rotations(model, self._like, heads.dim)
-        self._context = context_length(config)
+        self._context = context_length(model.config.get_text_config())
         self._embed_scale = getattr(model.get_input_embeddings(), "embed_scale", None)  # Gemma
         self._head = head
-        self._kernels = paged_kernels.choose(heads, self._width, self._like)
+        with selected(self.device):
+            self._kernels = paged_kernels.choose(heads, self._width, self._like)
         self._exits = tuple(layer for layer in exit_layers if layer < len(self._layers))
         self._graphs: list[Graph] = []
-        self._memory: Any = None
+        self._probe = self.new_cache()  # of the pass that checks the graphs
 
     @property
     def scratch_bytes(self) -> int:
@@ -142,11 +140,11 @@ class CudaBackend:
     def keep_room(self, room: float) -> float:
         """Make the pool's pages; beyond them no session grows."""
         pages = self._pool.pages + int(room // self._pool.page_bytes)
-        self._pool.limit = pages
         if not shares_host_memory(self.device):  # which other processes need as well
-            self._pool.grow(pages)
+            pages = self._pool.grow_up_to(pages)
             self._follow_pages()
-        return float(pages * self._pool.page_bytes)
+        self._pool.limit = pages
+        return float((pages - len(self._probe.pages)) * self._pool.page_bytes)
 
     def close(self) -> None:
         """Forget the graphs: the model is as it was."""
@@ -170,21 +168,34 @@ class CudaBackend:
         )
 
     def forward(self, plan: Plan, rows: Rows, after_layer: AfterLayer | None) -> list[Output]:
-        embedded = rows.embedded
-        if self._embed_scale is not None:
-            embedded = embedded * self._embed_scale.to(embedded.dtype)
-        with self._pool.lock:
+        with self._pool.lock, selected(self.device):
             graph = plan.graph
-            if graph is not None and graph.reads(self._pool) and not rows.added:
-                x = self._replay(plan, graph, embedded, after_layer)
-            else:
-                x = self._launch(plan, embedded, rows.added, after_layer)
-            return self._outputs(plan, x)
+            if graph is None or not graph.reads(self._pool) or rows.added:
+                x = self._launch(plan, self._enter(rows.embedded), rows.added, after_layer)
+                return self.outputs(x, plan.chunks)
+            marks = self._replay(plan, graph, self._enter(rows.embedded))
+            outputs = self.outputs(_chosen(graph.x, plan.wanted), plan.chunks)
+            if after_layer is not None:
+                self._judge_exits(plan, graph, marks, after_layer)
+            return outputs
+
+    def hidden(
+        self, plan: Plan, rows: Rows, after_layer: AfterLayer | None, *, enter: bool = True
+    ) -> Tensor:
+        """Run a pass without a graph, see ``backend.LayerLoop.hidden``."""
+        x = self._enter(rows.embedded) if enter else rows.embedded
+        with self._pool.lock, selected(self.device):
+            x = self._launch(plan, x, rows.added, after_layer)
+        return x[: sum(chunk.keep for chunk in plan.chunks)]
+
+    def _enter(self, embedded: Tensor) -> Tensor:
+        scale = self._embed_scale
+        return embedded if scale is None else embedded * scale.to(embedded.dtype)
 
     def _launch(
         self, plan: Plan, embedded: Tensor, added: Sequence[Tensor], after_layer: AfterLayer | None
     ) -> Tensor:
-        """Run the layers one by one, and return the states [rows of the layout, hidden]."""
+        """Run the layers one by one, and return the states [wanted rows, hidden]."""
         batch = Batch.of(plan.packed(), plan.layout, plan.spans)
         spare = plan.layout.rows - len(embedded)
         x = functional.pad(embedded, (0, 0, 0, spare)) if spare else embedded.clone()
@@ -195,32 +206,46 @@ class CudaBackend:
         last = len(self._layers)
         ends = range(1, last + 1) if after_layer is not None else (*range(1, len(added) + 1), last)
         for first, end in pairwise((0, *dict.fromkeys(ends))):
-            self._through(x, batch, tables, range(first, end))
+            chosen = plan.wanted if end == last > len(added) else None
+            x = self._through(x, batch, tables, range(first, end), chosen)
             if first < len(added):
                 x[: plan.rows] += added[first]
             if after_layer is not None and end < last:
                 after_layer(end, x[: plan.rows])
-        return x
+        return x if len(added) < last else _chosen(x, plan.wanted)
 
-    def _replay(
-        self, plan: Plan, graph: Graph, embedded: Tensor, after_layer: AfterLayer | None
-    ) -> Tensor:
-        """Launch all segments, then judge the exits beside them; return as :meth:`_launch`."""
+    def _replay(self, plan: Plan, graph: Graph, embedded: Tensor) -> list[Any]:
+        """Launch all segments; return a mark of the end of each."""
         graph.load(plan.packed(), embedded)
         graph.batch = replace(graph.batch, spans=plan.spans)
         marks = []
         for segment in graph.segments:
             segment()
             marks.append(self._side.mark())
-        if after_layer is not None:
-            with self._side.stream():
-                for mark, layer, states in zip(marks, self._exits, graph.states, strict=False):
-                    self._side.wait(mark)
-                    after_layer(layer, states[: plan.rows])
-        return graph.x
+        return marks
 
-    def _through(self, x: Tensor, batch: Batch, tables: Tables, numbers: range) -> None:
-        """Take x [rows, hidden] through some layers, in place."""
+    def _judge_exits(
+        self, plan: Plan, graph: Graph, marks: Sequence[Any], after_layer: AfterLayer
+    ) -> None:
+        """Show the exits' states, each as soon as it is there, beside the layers that follow."""
+        with self._side.stream():
+            for mark, layer, states in zip(marks, self._exits, graph.states, strict=False):
+                self._side.wait(mark)
+                after_layer(layer, states[: plan.rows])
+
+    def _through(
+        self,
+        x: Tensor,
+        batch: Batch,
+        tables: Tables,
+        numbers: range,
+        wanted: OnDevice | None = None,
+    ) -> Tensor:
+        """Take x [rows, hidden] through some layers, in place, and return it.
+
+        With ``wanted``, the last one makes keys and values of all rows, and all else of those only:
+        they are returned, in another tensor.
+        """
         kernels, heads, delta = self._kernels, self._heads, None
         for number in numbers:
             layer, pages = self._layers[number], self._pool.tensor[number]
@@ -228,24 +253,23 @@ class CudaBackend:
             qkv = layer.qkv(self._normed(x, delta, layer.attention_norm))
             query = kernels.rotate_and_write(qkv, pages, batch, heads, table, layer.head_norms)
             windowed = self._windowed[number]
-            delta = layer.out(kernels.attend(query, pages, batch, heads, windowed=windowed))
+            attended = kernels.attend(query, pages, batch, heads, windowed=windowed)
+            if number == numbers[-1]:
+                x, attended = _chosen(x, wanted), _chosen(attended, wanted)
+            delta = layer.out(attended)
             if layer.out_norm is not None:
                 delta = self._normed(delta, None, layer.out_norm)
             up = layer.up(self._normed(x, delta, layer.mlp_norm))
             delta = layer.down(kernels.gate(up, layer.activation))
             if layer.down_norm is not None:
                 delta = self._normed(delta, None, layer.down_norm)
-        if delta is not None:
-            x.add_(delta)
+        return x if delta is None else x.add_(delta)
 
     def _normed(self, x: Tensor, delta: Tensor | None, norm: Norm) -> Tensor:
         return self._kernels.add_norm(x, delta, norm.gain, norm.epsilon)
 
-    def _outputs(self, plan: Plan, x: Tensor) -> list[Output]:
-        """Return each chunk's logits; the head, too, computes a bucket of rows."""
-        if plan.wanted is not None:
-            x = x.index_select(0, plan.wanted())
-        keeps = [chunk.keep for chunk in plan.chunks]
+    def outputs(self, x: Tensor, chunks: Sequence[Chunk]) -> list[Output]:
+        keeps = [chunk.keep for chunk in chunks]
         states = self._head.norm(x)
         logits = self._head(states)
         begins = [0, *accumulate(keeps)]
@@ -266,24 +290,21 @@ class CudaBackend:
         """Record passes of few rows in graphs; without them if that does not work here."""
         self._graphs = []
         try:
-            with self._pool.lock:
-                if self.device.type == "cuda":
-                    self._memory = torch.cuda.graph_pool_handle()  # for all: one runs at a time
-                self._pool.release(self._pool.take(1))  # the check needs one, and none may move
-                self._graphs = [self._captured(rows) for rows in reversed(BUCKETS)][::-1]
+            with self._pool.lock, selected(self.device):
+                self._probe.reserve(0, _PROBED)  # now: pages that are taken may move all others
+                recorder = Recorder(self.device)
+                self._graphs = [self._captured(rows, recorder) for rows in reversed(BUCKETS)][::-1]
                 self._check_graph()
-        except Exception as error:
-            if lacks_memory(error):
-                raise
+        except Exception as error:  # noqa: BLE001 - libraries refuse a capture in any manner
             self._graphs = []
             log.warning("no CUDA graphs, passes are launched one by one (slower): %s", error)
 
     def _follow_pages(self) -> None:
-        """Capture again after the pool has moved its pages, which a server's never does."""
+        """Capture again after the pool has moved its pages: where none were made in advance."""
         if self._graphs and not self._graphs[0].reads(self._pool):
             self.capture()
 
-    def _captured(self, rows: int) -> Graph:
+    def _captured(self, rows: int, recorder: Recorder) -> Graph:
         """Return the graph of passes of so many rows."""
         item_bytes = 4 * self._heads.key * TILE * self._heads.dim
         items = min(_ITEMS_OF_ROW * rows, max(rows, _ITEMS_BYTES // item_bytes))
@@ -294,7 +315,8 @@ class CudaBackend:
             if end < len(self._layers):
                 copy = torch.zeros_like(x)
                 graph.states.append(copy)
-            graph.segments.append(self._record(partial(self._segment, graph, first, end, copy)))
+            run = partial(self._segment, graph, first, end, copy)
+            graph.segments.append(recorder.record(run))
         return graph
 
     def _segment(self, graph: Graph, first: int, end: int, copy: Tensor | None) -> None:
@@ -302,32 +324,20 @@ class CudaBackend:
         if copy is not None:
             copy.copy_(graph.x)
 
-    def _record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that launches again all that ``run`` launches."""
-        if self.device.type != "cuda":
-            return run
-        run()  # compiles kernels, and lets libraries allocate
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile.
-        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            run()
-        return graph.replay
-
     def _check_graph(self) -> None:
         """Run a pass from the smallest graph, and without it.
 
         Raises:
             ArithmeticError: the logits differ.
         """
-        cache, found = self.new_cache(), list[Tensor]()
-        x = torch.linspace(-0.01, 0.01, 3 * self._width).view(3, -1).to(self._like)
+        found: list[Tensor] = []
+        x = torch.linspace(-0.01, 0.01, _PROBED * self._width).view(_PROBED, -1).to(self._like)
         for graphs in (self._graphs[:1], []):
             all_graphs, self._graphs = self._graphs, graphs
             upload = Upload(self.device)
-            plan = self.plan([Chunk(cache, 0, 3, 0, None, 3)], upload)
+            plan = self.plan([Chunk(self._probe, 0, _PROBED, 0, None, _PROBED)], upload)
             found.append(self.forward(plan, Rows(x), None)[0].logits)
             self._graphs = all_graphs
-        cache.cut(0)
         replayed, launched = found
         if not torch.allclose(replayed, launched, atol=0.05 * float(launched.std()), rtol=0.0):
             raise ArithmeticError("a replayed pass gives other logits")
@@ -338,6 +348,11 @@ def _without_graph(made: PagedPass) -> Layout:
     if made.reads_prompts:
         return made.smallest
     return replace(made.smallest, rows=_bucket(made.smallest.rows))
+
+
+def _chosen(x: Tensor, wanted: OnDevice | None) -> Tensor:
+    """Return the wanted rows of x; all of them if it is None."""
+    return x if wanted is None else x.index_select(0, wanted())
 
 
 def _bucket(rows: int) -> int:

@@ -80,6 +80,15 @@ def synchronize(device: torch.device) -> None:
         torch.accelerator.current_stream(device).synchronize()
 
 
+def selected(device: torch.device) -> AbstractContextManager[object]:
+    """Make ``device`` this thread's, on which Triton and CUDA graphs launch; elsewhere nothing.
+
+    They do not look where their tensors lie, and a kernel on the first GPU that reads the memory of
+    the second one ends the process.
+    """
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def high_priority(device: torch.device) -> AbstractContextManager[object]:
     """Let the work this thread queues on ``device`` run before that of other threads.
 

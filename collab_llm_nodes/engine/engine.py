@@ -12,19 +12,18 @@ import math
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from collab_llm_nodes.engine.backend import Backend, Output, Rows
-from collab_llm_nodes.engine.cuda import CudaBackend
+from collab_llm_nodes.engine.backend import Backend, Heads, Output, Rows
 from collab_llm_nodes.engine.device import Upload, round_up, stopwatch, synchronize
 from collab_llm_nodes.engine.eager import EagerBackend
 from collab_llm_nodes.engine.eager_cache import refuse_saving
 from collab_llm_nodes.engine.exits import ExitScorer, PassExits
 from collab_llm_nodes.engine.interface import AfterExit, Check, Feed, OnExit
 from collab_llm_nodes.engine.kernels import Head
+from collab_llm_nodes.engine.layer_loop import choose_layer_loop
 from collab_llm_nodes.engine.pictures import divided, widened
 from collab_llm_nodes.engine.saved import Fit, SavedSession
 from collab_llm_nodes.engine.self_check import check_steps
@@ -70,8 +69,7 @@ class Engine:
             are kept from exit to exit; other logits are -inf. 0 scores the whole vocabulary. For
             large vocabularies, where the head costs more than the layers between two exits.
         eager: run the transformers forward, also where the hand-written loop supports the model.
-        paged: run ``cuda.CudaBackend``, on any device, unless the model's layers have another form;
-            None: on CUDA.
+        paged: as for ``layer_loop.choose_layer_loop``.
 
     Raises:
         ModelError: a model that encodes pictures by its own code answers otherwise in steps.
@@ -131,12 +129,7 @@ class Engine:
     def _make_backend(self, head: Head, paged: bool | None) -> Backend:
         if self.eager:
             return EagerBackend(self.loaded, self.vocab_size)
-        if paged or paged is None and self.loaded.device.type == "cuda":
-            try:
-                return CudaBackend(self.loaded, head, self.exit_layers)
-            except NotImplementedError as error:
-                log.warning("%s runs without pages: its %s", self.loaded.config.path, error)
-        return StaticBackend(self.loaded, head)
+        return choose_layer_loop(self.loaded, head, self.exit_layers, paged)
 
     def open(self, prompt: EncodedPrompt, expected: int = 0) -> Session:
         """Start a session, see ``DecodingEngine.open``."""
@@ -163,14 +156,11 @@ class Engine:
         """Facts a saved session must agree with; the first call reads all weights."""
         if self.recurrent:
             refuse_saving()
-        model = self.loaded.model
-        config = model.config.get_text_config()
-        attention: Any = decoder_parts(model).layers[0].self_attn
-        keys = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        heads = Heads.of(self.loaded.model)
         return Fit(
-            fingerprint(model),
+            fingerprint(self.loaded.model),
             self._embedding.dtype,
-            (self.num_layers, 2 * keys, int(attention.head_dim)),
+            (self.num_layers, 2 * heads.key, heads.dim),
             (1 + self._levels) * self._embedding.shape[1],
             self.context,
             self.vocab_size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -59,6 +60,46 @@ class Graph:
         """Set the input of the next replay."""
         self._packed[: len(packed)].copy_(packed)
         self.x[: len(embedded)].copy_(embedded)
+
+
+class Recorder:
+    """Records launches in graphs that share their memory, since one of them runs at a time.
+
+    They are captured on a stream of their own. Its priority is that of the calling thread's, since
+    kernels in a graph keep it, whichever stream they are replayed on: else a verifier's would not
+    come before the pictures' encoder. Products use the workspace of that stream, which no other
+    engine's graphs may write to meanwhile.
+    """
+
+    _one = threading.Lock()  # torch: one capture at a time in a process
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        if device.type == "cuda":
+            self._memory = torch.cuda.graph_pool_handle()
+            own = torch.cuda.current_stream(device)
+            self._stream = torch.cuda.Stream(device, priority=own.priority)
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Return a function that launches again all that ``run`` launches; off CUDA ``run``."""
+        if self._device.type != "cuda":
+            return run
+        run()  # compiles kernels, and lets libraries allocate
+        graph = torch.cuda.CUDAGraph()
+        own = torch.cuda.current_stream(self._device)
+        # A failed capture leaves its stream as the thread's own, hence the outer context.
+        with (
+            self._one,
+            torch.cuda.stream(own),
+            torch.cuda.graph(
+                graph,
+                pool=self._memory,
+                stream=self._stream,
+                capture_error_mode="thread_local",  # other threads may use the device meanwhile
+            ),
+        ):
+            run()
+        return graph.replay
 
 
 class SideStream:

@@ -22,8 +22,8 @@ from collab_llm_nodes.engine.paging import PagedCache, PagePool
 log = logging.getLogger(__name__)
 
 Activation = Literal["silu", "gelu_tanh"]
-_APART = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 6e-2}
-"""Most that a kernel may differ from the reference, beside the value itself and beside 1."""
+_APART = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""Most that a row of a kernel may differ from the reference's, over the size of that row."""
 
 
 @dataclass(frozen=True)
@@ -195,10 +195,16 @@ def check(kernels: Kernels, heads: Heads, width: int, like: Tensor) -> None:
         ArithmeticError: one of them differs.
     """
     found, expected = (_trial(each, heads, width, like) for each in (kernels, REFERENCE))
-    apart = _APART[like.dtype]
     for name, own in found.items():
-        if not torch.allclose(own, expected[name], rtol=apart, atol=apart):
-            raise ArithmeticError(f"{name} is not what torch computes")
+        apart = _distance(own, expected[name])
+        if not apart <= _APART[like.dtype]:  # NaN is not
+            raise ArithmeticError(f"{name}: a row is off by {apart:.2g} of what torch computes")
+
+
+def _distance(found: Tensor, expected: Tensor) -> float:
+    """Return the largest error of a row, over the size of that row."""
+    size = expected.float().norm(dim=-1).clamp_min(1e-3)
+    return float(((found.float() - expected.float()).norm(dim=-1) / size).max())
 
 
 def _trial(kernels: Kernels, heads: Heads, width: int, like: Tensor) -> dict[str, Tensor]:

@@ -139,9 +139,7 @@ class PagedPass:
 
     def __init__(self, chunks: Sequence[Chunk], heads: Heads, window: int | None) -> None:
         self.spans: list[Span] = []
-        self.spatial = any(
-            not isinstance(c.positions, int) and c.positions.ndim > 1 for c in chunks
-        )
+        self.spatial = any(_is_spatial(chunk.positions) for chunk in chunks)
         self.reads_prompts = any(chunk.new > SHORT for chunk in chunks)
         self._tokens = tile_tokens(heads)
         self._window = NO_TREE if window is None else window
@@ -247,4 +245,5 @@ class PagedPass:
 
 
 def _is_spatial(positions: int | Tensor) -> bool:
+    """Return True for M-RoPE's three rows."""
     return not isinstance(positions, int) and positions.ndim > 1

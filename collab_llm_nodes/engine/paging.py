@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from collab_llm_nodes.engine.device import round_up
+from collab_llm_nodes.models.devices import lacks_memory
 
 PAGE = 64
 """Columns of a page: those that attention reads at a time."""
@@ -85,6 +86,20 @@ class PagePool:
             self.tensor[:, :held] = old
             self._references += [0] * added
             self._free += range(held + added - 1, held - 1, -1)  # the lowest is taken first
+
+    def grow_up_to(self, pages: int) -> int:
+        """Make ``pages`` pages, or as many as fit; return how many there are.
+
+        Other processes may have taken some of the memory that was free.
+        """
+        while True:
+            try:
+                self.grow(pages)
+                return self.pages
+            except Exception as error:
+                if not lacks_memory(error):
+                    raise
+                pages = (self.pages + pages) // 2
 
     def take(self, count: int) -> list[int]:
         """Return ``count`` pages for one cache.

@@ -20,6 +20,7 @@ from collab_llm_nodes.engine.backend import Chunk, Rows
 from collab_llm_nodes.engine.device import Upload
 from collab_llm_nodes.engine.interface import OnStates
 from collab_llm_nodes.engine.kernels import Head
+from collab_llm_nodes.engine.layer_loop import choose_layer_loop
 from collab_llm_nodes.engine.pictures import divided, insert_features, widened
 from collab_llm_nodes.engine.session import CachedSession, begin_pass, mark, undo
 from collab_llm_nodes.engine.static import StaticBackend
@@ -68,6 +69,11 @@ def _check_deepstack(levels: int, first: int, last: int) -> None:
 class Stage:
     """Layers ``first`` to ``last - 1`` of a model, counted from 0.
 
+    On CUDA they run over pages, launched one by one.
+
+    Args:
+        paged: as for ``layer_loop.choose_layer_loop``.
+
     Attributes:
         first, last: as given.
         bytes: of the weights that have been loaded.
@@ -87,7 +93,9 @@ class Stage:
             supports; or DeepStack would cross to another stage.
     """
 
-    def __init__(self, config: ModelConfig, first: int, last: int) -> None:
+    def __init__(
+        self, config: ModelConfig, first: int, last: int, *, paged: bool | None = None
+    ) -> None:
         loaded, self.num_layers, self.bytes = load_layers(config, first, last)
         _check_attention(loaded)
         self._levels = deepstack_levels(loaded.model.config)
@@ -102,7 +110,7 @@ class Stage:
         self.width = self.parts.hidden_size
         self.feature_width = (1 + self._levels) * self.width
         self.head = Head(self.parts, self.vocab_size)
-        self._backend = StaticBackend(loaded, self.head)
+        self._backend = choose_layer_loop(loaded, self.head, paged=paged)
         if self.takes_ids:
             self._embedding: Tensor = model.get_input_embeddings().weight.detach()
         self.device = self._backend.device

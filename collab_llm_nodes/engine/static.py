@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from collab_llm_nodes.engine.attention import (
     arrange,
     group_chunks,
 )
-from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Heads, Output, Rows
+from collab_llm_nodes.engine.backend import AfterLayer, Chunk, Heads, Output, Rows, plain_weight
 from collab_llm_nodes.engine.blocks import KEPT_BYTES, Blocks
 from collab_llm_nodes.engine.cache import BLOCK, StaticCache
 from collab_llm_nodes.engine.device import OnDevice, Upload
@@ -35,7 +35,6 @@ from collab_llm_nodes.engine.kernels import Head, fuse, norm_function
 from collab_llm_nodes.engine.masks import Masks
 from collab_llm_nodes.engine.rotations import Rotations, positions_of
 from collab_llm_nodes.models.architectures import (
-    DecoderParts,
     LayerParts,
     attention_windows,
     context_length,
@@ -161,11 +160,8 @@ class StaticBackend:
         decoder, config = model.get_decoder(), model.config.get_text_config()
         self._parts = parts = decoder_parts(model)
         self._layers = [_Layer(layer_parts(layer)) for layer in parts.layers]
-        attention: Any = parts.layers[0].self_attn
-        queries = config.num_attention_heads
-        keys = getattr(config, "num_key_value_heads", None) or queries
-        self._heads = Heads(queries, keys, attention.head_dim)
-        self._like: Tensor = self._norm_weight(parts).detach()
+        self._heads = Heads.of(model)
+        self._like = plain_weight(model)
         self.device, self.dtype = self._like.device, self._like.dtype
         windows = attention_windows(model)
         self._windowed = [window is not None for window in windows]
@@ -177,12 +173,6 @@ class StaticBackend:
         self._project_in = getattr(decoder, "project_in", None)
         self._embed_scale = getattr(model.get_input_embeddings(), "embed_scale", None)  # Gemma
         self._head = head
-
-    @staticmethod
-    def _norm_weight(parts: DecoderParts) -> Tensor:
-        """Return a weight of the layers' type and place, which no quantisation touches."""
-        weight: Tensor = layer_parts(parts.layers[0]).attention_norm.weight  # type: ignore[assignment]
-        return weight
 
     @staticmethod
     def supports(loaded: LoadedModel) -> bool:

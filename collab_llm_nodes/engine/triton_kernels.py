@@ -157,7 +157,7 @@ def _attend(
         begin, end = tl.load(item + 3), tl.load(item + 4)
         own = tl.arange(0, TILE)
         used = own < tokens * SHARED
-        rows = row + own // SHARED
+        rows = (row + own // SHARED).to(tl.int64)  # times the width: more than 31 bits
         dims = tl.arange(0, WIDE)
         inside = dims < DIM
         asks = used[:, None] & inside[None, :]
@@ -202,7 +202,7 @@ def _attend(
                 weights.to(values.dtype), values, total * shrunk[:, None], input_precision="tf32x3"
             )
             top = higher
-        out = ((number * HEADS + head) * TILE + own).to(tl.int64)
+        out = (number * HEADS + head).to(tl.int64) * TILE + own
         tl.store(sums + out[:, None] * DIM + dims[None, :], total, mask=asks)
         tl.store(tops + out * 2, top, mask=used)
         tl.store(tops + out * 2 + 1, weight, mask=used)
@@ -222,7 +222,7 @@ def _join(
     TILE: tl.constexpr,
 ):
     """Join the items of one row, in order; a row without any gets zeros."""
-    row, head = tl.program_id(0), tl.program_id(1)
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     first, count = tl.load(parts + row * 3), tl.load(parts + row * 3 + 1)
     token = tl.load(parts + row * 3 + 2)
     group, dims = tl.arange(0, GROUP), tl.arange(0, WIDE)
@@ -232,7 +232,7 @@ def _join(
     weight = tl.zeros([GROUP], tl.float32)
     total = tl.zeros([GROUP, WIDE], tl.float32)
     for number in range(first, first + count):
-        own = ((number * HEADS + head) * TILE + token * SHARED + group).to(tl.int64)
+        own = (number * HEADS + head).to(tl.int64) * TILE + token * SHARED + group
         own_top = tl.load(tops + own * 2, mask=used, other=float("-inf"))
         own_weight = tl.load(tops + own * 2 + 1, mask=used, other=0.0)
         own_total = tl.load(sums + own[:, None] * DIM + dims[None, :], mask=both, other=0.0)
@@ -267,7 +267,7 @@ def _rotate_and_write(
     PAGE: tl.constexpr,
 ):
     """Norm and rotate one head of one row; keys and values go to their page."""
-    row, head = tl.program_id(0), tl.program_id(1)
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dims = tl.arange(0, WIDE)
     inside = dims < DIM
     other = (dims + DIM // 2) % DIM
@@ -305,7 +305,7 @@ def _add_norm(
     """Add to one row, and norm it."""
     columns = tl.arange(0, WIDE)
     inside = columns < WIDTH
-    at = tl.program_id(0) * WIDTH + columns
+    at = tl.program_id(0).to(tl.int64) * WIDTH + columns
     wide = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     if ADDS:
         wide += tl.load(delta + at, mask=inside, other=0.0).to(tl.float32)
@@ -320,7 +320,7 @@ def _add_norm(
 @triton.jit
 def _gate(x, output, SILU: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """Activate a part of one row, and multiply."""
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
     gates = tl.load(x + row * (2 * WIDTH) + columns, mask=inside, other=0.0).to(tl.float32)

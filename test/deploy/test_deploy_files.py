@@ -71,6 +71,17 @@ def test_what_containerfiles_copy_and_run_is_there(file: Path) -> None:
             assert all((ROOT / source).exists() for source in step[1:-1])
 
 
+def test_triton_can_compile_in_the_verifiers_image() -> None:
+    """Without a compiler or a cache the verifier would be right, and slow."""
+    text = (DEPLOY / "verifier.Containerfile").read_text()
+    (cache,) = re.findall(r"^ENV TRITON_CACHE_DIR=(\S+)", text, re.MULTILINE)
+    mounts = [volume.split(":")[1] for volume in COMPOSE["services"]["verifier"]["volumes"]]
+    assert Path(cache).parent in map(Path, mounts)
+    mounts = [mount["mountPath"] for mount in container("verifier")["volumeMounts"]]
+    assert Path(cache).parent in map(Path, mounts)
+    assert "apt_install gcc libc6-dev python3-dev" in (DEPLOY / "install.sh").read_text()
+
+
 def test_an_image_has_no_build_outputs_and_all_that_git_knows() -> None:
     ignored = set((ROOT / ".dockerignore").read_text().split())
     assert {".git", ".venv", "build", "install"} <= ignored

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from collab_llm_nodes.engine.cuda import BUCKETS, CudaBackend
 from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.engine.graphs import Recorder
+from collab_llm_nodes.engine.paged_kernels import REFERENCE, Activation
 from collab_llm_nodes.engine.paging import PAGE
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.engine.static import StaticBackend
@@ -132,15 +135,50 @@ def test_passes_are_captured_again_when_pages_have_moved() -> None:
     assert all(graph.reads(backend._pool) for graph in backend._graphs)
 
 
+def test_passes_are_captured_again_when_the_last_pages_have_been_taken() -> None:
+    """The pass that checks the graphs has a page of its own."""
+    engine = paged("llama", captured=True)
+    backend = engine._backend
+    assert isinstance(backend, CudaBackend)
+    pool = backend._pool
+    pool.limit = 2 * pool.pages
+    backend.new_cache().reserve(0, PAGE)
+    hoard = backend.new_cache()
+    hoard.reserve(0, PAGE * (pool.limit - 2))
+    session = opened(engine)
+    assert pool.free == 0
+    session.feed(words(2))
+    assert len(backend._graphs) == len(BUCKETS)
+    assert backend._graphs[0].reads(pool)
+
+
 def test_a_failed_check_of_the_graphs_leaves_none(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(CudaBackend, "_record", lambda self, run: lambda: None)
+    monkeypatch.setattr(Recorder, "record", lambda self, run: lambda: None)
     engine = Engine(tiny_model("llama"), paged=True)
     engine.warm_up()
     assert isinstance(engine._backend, CudaBackend)
     assert engine._backend._graphs == []
     assert "a replayed pass gives other logits" in caplog.text
+
+
+def test_the_last_layer_computes_wanted_rows_only() -> None:
+    engine = paged("qwen2_vl")
+    backend = engine._backend
+    assert isinstance(backend, CudaBackend)
+    rows: list[int] = []
+
+    def gate(x: Tensor, activation: Activation) -> Tensor:
+        rows.append(len(x))
+        return REFERENCE.gate(x, activation)
+
+    backend._kernels = replace(REFERENCE, gate=gate)
+    session = engine.open(EncodedPrompt(()))
+    session.feed(words(200), last=3)
+    session.feed(words(100), last=0)
+    before = engine.num_layers - 1
+    assert rows == [*[200] * before, BUCKETS[0], *[104] * before, 0]
 
 
 def test_out_of_pages_ends_the_session_that_asks() -> None:

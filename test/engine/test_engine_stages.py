@@ -31,13 +31,19 @@ TEXT = [name for name, found in ARCHITECTURES.items() if not found.vision]
 SEEING = VISION
 
 
-def divided(architecture: str, cuts: list[int]) -> list[Stage]:
+def divided(architecture: str, cuts: list[int], paged: bool | None = None) -> list[Stage]:
     config = ModelConfig(str(tiny_folder(architecture)))
-    return [Stage(config, a, b) for a, b in zip([0, *cuts], [*cuts, 4], strict=True)]
+    ends = zip([0, *cuts], [*cuts, 4], strict=True)
+    return [Stage(config, first, last, paged=paged) for first, last in ends]
 
 
-@pytest.mark.parametrize("architecture", TEXT)
-def test_any_division_and_any_operations_equal_the_whole_model(architecture: str) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "paged"),
+    [*((name, None) for name in TEXT), ("qwen2", True), ("gemma3_text", True)],
+)
+def test_any_division_and_any_operations_equal_the_whole_model(
+    architecture: str, paged: bool | None
+) -> None:
     engine = Engine(tiny_model(architecture))
     prompt = encode(tiny_prompt(architecture), engine.loaded)
     tokens = st.integers(0, engine.vocab_size - 1)
@@ -46,7 +52,7 @@ def test_any_division_and_any_operations_equal_the_whole_model(architecture: str
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
         cuts = sorted(data.draw(st.sets(st.integers(1, 3)), label="cuts"))
-        stages = divided(architecture, cuts)
+        stages = divided(architecture, cuts, paged)
         whole, parts = engine.open(prompt), [stage.open() for stage in stages]
 
         def run(rows: list[int], parents: list[int] | None) -> torch.Tensor:
@@ -90,10 +96,12 @@ def test_any_division_and_any_operations_equal_the_whole_model(architecture: str
 class Front:
     """Drives stages as the holder of the vision encoder does, which holds nothing else."""
 
-    def __init__(self, architecture: str, prompt: Prompt, cuts: list[int]) -> None:
+    def __init__(
+        self, architecture: str, prompt: Prompt, cuts: list[int], paged: bool | None = None
+    ) -> None:
         loaded, _ = load_vision(read_facts(ModelConfig(str(tiny_folder(architecture)))))
         self.prompt = encode(prompt, loaded)
-        self._stages = divided(architecture, cuts)
+        self._stages = divided(architecture, cuts, paged)
         self._parts = [stage.open() for stage in self._stages]
         self._placeholder = loaded.model.config.image_token_id
         self._features = torch.empty(0, self._stages[0].feature_width)
@@ -117,14 +125,17 @@ class Front:
             part.length = length
 
 
+@pytest.mark.parametrize("paged", [None, True])
 @pytest.mark.parametrize("images", [0, 1, 2])
 @pytest.mark.parametrize("architecture", SEEING)
-def test_stages_of_a_model_that_sees_equal_the_whole_one(architecture: str, images: int) -> None:
+def test_stages_of_a_model_that_sees_equal_the_whole_one(
+    architecture: str, images: int, paged: bool | None
+) -> None:
     """Prompts come in pieces that cut pictures; a generated placeholder is a token like others."""
     engine = Engine(tiny_model(architecture))
     asked = tiny_prompt(architecture, images=images)
     whole = engine.open(encode(asked, engine.loaded))
-    front = Front(architecture, asked, [2, 3])
+    front = Front(architecture, asked, [2, 3], paged)
     ids = front.prompt.ids
     placeholder = engine.loaded.model.config.image_token_id
     for start in range(0, len(ids), 7):
@@ -148,7 +159,7 @@ def test_the_vision_encoder_is_held_in_front_of_the_stages_and_nowhere_else(
     assert size == encoder
     assert held == {n for n, _ in model.named_parameters() if n.startswith("model.visual.")}
     for stage in divided(architecture, [2, 3]):
-        tensors = stage._backend._parts.layers.parameters()
+        tensors = stage.parts.layers.parameters()
         assert all(p.device.type != "meta" for p in tensors)
     total = sum(p.nbytes for p in model.parameters()) - encoder
     shared = model.get_input_embeddings().weight.nbytes  # held by the first and the last stage
@@ -185,7 +196,7 @@ def test_a_stage_loads_its_own_tensors_only(architecture: str) -> None:
     first, middle, last = divided(architecture, [1, 3])
     assert middle.bytes == 2 * layers
     assert first.bytes + middle.bytes + last.bytes == total + shared
-    held = [p for p in middle._backend._parts.layers.parameters() if p.device.type != "meta"]
+    held = [p for p in middle.parts.layers.parameters() if p.device.type != "meta"]
     assert sum(p.nbytes for p in held) == middle.bytes
 
 
@@ -252,14 +263,15 @@ def test_a_pass_of_a_stage_that_fails_leaves_all_sessions_as_they_were(
     sessions = grown()
     with monkeypatch.context() as patch:
         if fails == "the layers":
-            attend = stage._backend._attend
+            backend: Any = stage._backend
+            attend = backend._attend
 
             def failing(layer: int, *rest: Any) -> torch.Tensor:
                 if layer == 2:
                     raise Failed
                 return attend(layer, *rest)
 
-            patch.setattr(stage._backend, "_attend", failing)
+            patch.setattr(backend, "_attend", failing)
         else:
             begin, failing_one = StageSession._begin, sessions["abc".index(fails)]
 

@@ -523,8 +523,8 @@ class _Stream:
 
     device: FakeDevice
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
+    def __init__(self, *args: Any, priority: int = 0, **kwargs: Any) -> None:
+        self.priority = priority
 
     def synchronize(self) -> None:
         self.device.wait("stream")
@@ -566,6 +566,7 @@ def _replacements(device: FakeDevice) -> list[tuple[Any, str, Any]]:
         (torch.cuda, "current_stream", lambda *_: current),
         (torch.cuda, "default_stream", lambda *_: current),
         (torch.cuda, "current_device", lambda: CUDA.index),
+        (torch.cuda, "device", lambda *_: nullcontext()),
         (torch.cuda, "stream", lambda *_: nullcontext()),
         (torch.cuda, "synchronize", synchronize),
         (torch.cuda, "mem_get_info", lambda *_: (device.total - device.allocated, device.total)),

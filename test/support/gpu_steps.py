@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -42,6 +43,14 @@ def works(lab: Any) -> None:
 def wrong(lab: Any) -> None:
     """Find something wrong."""
     lab.send({"verdict": "sound", "facts": {"ok": False, "found": float("nan")}})
+
+
+def warns(lab: Any) -> None:
+    """Warn as the product does, from a thread of its own."""
+    log = logging.getLogger("collab_llm_nodes.engine.cuda")
+    thread = threading.Thread(target=log.warning, args=("no %s", "graphs"))
+    thread.start()
+    thread.join()
 
 
 def spoils(lab: Any) -> None:

@@ -24,23 +24,28 @@ _TYPES = {
     **{"scale": "fp32", "epsilon": "fp32", "word_stride": "i32"},
 }
 _BYTES = {"bf16": 2, "fp32": 4}
-_HEADS = {"bf16": ((7, 128), (4, 256)), "fp32": ((7, 128),)}
-"""By type of numbers: query heads of a key head, and width, of Qwen2-VL-7B and Gemma 3."""
+_HEADS = {"bf16": ((7, 128), (4, 256), (3, 96), (1, 64)), "fp32": ((7, 128),)}
+"""By type of numbers: query heads of a key head, and width, of Qwen2-VL-7B, Gemma 3, and others.
+
+In float32 heads of 256 take 192 KiB of shared memory, which only an H100 has: elsewhere plain torch
+takes the kernels' place.
+"""
 
 
 def forms(dtype: str) -> Iterator[tuple[Any, dict[str, Any], dict[str, int]]]:
-    """Yield each kernel in each of its forms: its constants, and options of the compiler."""
+    """Yield the kernels' forms: each with its constants, and options of the compiler."""
     for shared, dim in _HEADS[dtype]:
-        heads = {"HEADS": 4, "DIM": dim, "WIDE": dim}
+        heads = {"HEADS": 4, "DIM": dim, "WIDE": triton.next_power_of_2(dim)}
         tiles = {**heads, "SHARED": shared, "TILE": 64}
         read = {**tiles, "TOKENS": 64 // shared, "PAGE": 64, "NO_TREE": NO_TREE}
-        for windowed in (False, True):
-            options = kernels.attend_options(dim * _BYTES[dtype])
-            yield kernels._attend, {**read, "WINDOWED": windowed}, options
+        options = kernels.attend_options(dim * _BYTES[dtype])
+        yield kernels._attend, {**read, "WINDOWED": True}, options
         yield kernels._join, {**tiles, "GROUP": triton.next_power_of_2(shared)}, {}
-        for rotates, norms in ((True, False), (True, True), (False, False)):
-            own = {"QUERIES": 4 * shared, "PAGE": 64, "ROTATES": rotates, "NORMS": norms}
-            yield kernels._rotate_and_write, {**heads, **own}, {"num_warps": 1}
+        if (shared, dim) == _HEADS[dtype][0]:
+            yield kernels._attend, {**read, "WINDOWED": False}, options
+            for rotates, norms in ((True, False), (True, True), (False, False)):
+                own = {"QUERIES": 4 * shared, "PAGE": 64, "ROTATES": rotates, "NORMS": norms}
+                yield kernels._rotate_and_write, {**heads, **own}, {"num_warps": 1}
     for switch in (False, True):
         yield kernels._add_norm, {"ADDS": switch, "WIDTH": 3584, "WIDE": 4096}, {"num_warps": 8}
         yield kernels._gate, {"SILU": switch, "WIDTH": 18944, "BLOCK": 1024}, {}

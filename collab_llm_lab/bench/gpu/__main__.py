@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--steps", help="some of them, with commas: " + ",".join(s.name for s in STEPS)
     )
-    parser.add_argument("--budget-s", type=float, default=520.0, help="for all steps together")
+    parser.add_argument("--budget-s", type=float, default=540.0, help="for all steps together")
     parser.add_argument(
         "--json",
         type=Path,

@@ -13,7 +13,7 @@ from collab_llm_nodes.cli.options import writable
 def bench_gpu(
     tiny: Annotated[bool, typer.Option(help="Tiny models, on the CPU; about a minute.")] = False,
     steps: Annotated[str, typer.Option(help="Some of the steps, with commas; empty: all.")] = "",
-    budget_s: Annotated[float, typer.Option(help="For all steps together [s].")] = 520.0,
+    budget_s: Annotated[float, typer.Option(help="For all steps together [s].")] = 540.0,
     json: Annotated[
         Path, typer.Option(help="Results, written after each finding.", callback=writable)
     ] = Path("out/gpu_check.json"),

@@ -223,7 +223,7 @@ def stages(lab: Lab) -> None:
         lab.figure("checkpoint_gib", size / 2**30)
         config = ModelConfig(path=folder, device=str(lab.device))
         whole = lab.engine(load(config))
-        parts = Stage(config, 0, 2), Stage(config, 2, 4)
+        parts = [Stage(config, first, first + 2, paged=True) for first in (0, 2)]
     prompt, ids = lab.text(48), lab.ids(5, seed=1)
     session = whole.open(prompt)
     own = [part.open() for part in parts]

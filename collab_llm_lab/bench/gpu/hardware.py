@@ -111,15 +111,16 @@ def worst(errors: Sequence[float]) -> float:
 def attention(lab: Lab) -> None:
     """Verify drafts after caches of 16 lengths, and try each kernel alone with masks.
 
-    The engine runs two layers of the large model in bfloat16, as it is by default, and then with
-    cuDNN's attention allowed and forbidden. Only the first must work.
+    An engine without pages, as OPT has it, runs two layers of the large model in bfloat16, as
+    it is by default, and then with cuDNN's attention allowed and forbidden. Only the first must
+    work.
     """
     sizes = fewer_layers(lab.form.large, 2)
     loaded, peer = lab.build(sizes, "bfloat16"), lab.build(sizes, "bfloat16")
     exact = lab.build(sizes, "bfloat16")
     exact.model.float()
     prompt = lab.text(max(LENGTHS) + DRAFT)
-    engine = lab.engine(loaded)
+    engine = Engine(loaded, paged=False)
     usual = _by_length(lab, engine, prompt.ids)
     errors = []
     for length in LENGTHS:

@@ -53,12 +53,11 @@ def _step(name: str, module: str, seconds: float, shows: str) -> Step:
     return Step(name, f"{_PACKAGE}.{module}:{name}", seconds, shows)
 
 
-# Correctness first, then costs.
+# Correctness first, then costs, and last the static backend: the first that a budget leaves out.
 STEPS = (
     _step("machine", "hardware", 25, "versions, bandwidth, products, cost of a launch"),
-    _step("attention", "hardware", 30, "kernels of attention at 16 lengths, cuDNN on and off"),
+    _step("kernels", "operations", 50, "Triton's kernels: compiled, right, and how fast"),
     _step("exact", "exactness", 50, "2B float32: engine equals transformers"),
-    _step("stages", "exactness", 30, "2B widths float32: two stages equal the whole"),
     _step("precision", "exactness", 60, "7B bfloat16: error against float32, argmax flips"),
     _step("passes", "speed", 70, "7B: decode, verify, prefill, picture, sessions, exits"),
     _step("graph", "graph", 40, "7B: a captured layer loop, the ceiling"),
@@ -67,6 +66,8 @@ STEPS = (
     _step("drafting", "speed", 35, "2B bfloat16: draft step, 16 branches, predictions"),
     _step("memory", "upkeep", 20, "200 sessions opened and closed: memory given back"),
     _step("launches", "upkeep", 20, "kernels, copies and waits of one pass"),
+    _step("stages", "exactness", 30, "2B widths float32: two stages equal the whole"),
+    _step("attention", "hardware", 30, "kernels of attention at 16 lengths, cuDNN on and off"),
 )
 
 
@@ -172,6 +173,8 @@ def _run(
                 record["figures"][message["figure"]] = message["value"]
             elif "verdict" in message:
                 record["verdicts"][message["verdict"]] = message["facts"]
+            elif "warning" in message:
+                record.setdefault("warnings", []).append(message["warning"])
             spoilt = spoilt or "spoilt" in message
             record["seconds"] = time.monotonic() - begun
             keep(results)
@@ -217,6 +220,7 @@ def _line(step: Step, record: dict[str, Any]) -> str:
     facts += [f"wrong: {', '.join(wrong)}"] if wrong else []
     said = "; ".join(facts) or step.shows
     lines = [f"{record['status']:<8}{record['seconds']:6.1f} s  {step.name}: {said}"]
+    lines += [f"WARNING {text}"[:240] for text in record.get("warnings", ())]
     return "\n    | ".join([*lines, *record.get("log", ())[-12:]])
 
 

@@ -31,7 +31,8 @@ def serving(lab: Lab) -> None:
     """Serve robots of a process of their own, and compare round trips with the passes in them.
 
     Their drafts are the target's own greedy answer, so that all tokens stand but where bfloat16
-    rounds a batch in another way. In float32 none may differ.
+    rounds a batch in another way. In float32 none may differ. The next step gets another process:
+    a server takes nine tenths of the memory.
     """
     loaded = lab.held(lab.form.large, "bfloat16" if lab.cuda else "float32")
     engine = lab.engine(loaded)
@@ -42,6 +43,7 @@ def serving(lab: Lab) -> None:
     most = max(*lab.form.robots, SAMPLED_ROBOTS)
     limits = Limits(max_sessions=2 * most, max_streams=4 * most)
     config = VerifierConfig(address="127.0.0.1:0", limits=limits)
+    lab.spoil()
     with start_server(config, engine) as server:
         loads = [(str(n), n, SamplingConfig()) for n in lab.form.robots]
         for name, robots, sampling in (*loads, ("sampled", SAMPLED_ROBOTS, SAMPLED)):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
+import logging
 import os
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -17,7 +19,6 @@ from typing import Any
 _SPARE_S = 2.0
 """Before a step's end, the stacks of its threads go to the log."""
 
-
 Send = Callable[[dict[str, Any]], None]
 
 
@@ -27,8 +28,9 @@ def work(connection: Connection, log: Path, make_lab: Callable[[Send], Any]) -> 
     Args:
         make_lab: makes the argument of each step, given the function that reports findings.
 
-    Messages in: (function, seconds). Messages out: findings of ``lab.Lab``, then {"done": seconds},
-    or {"raised": message, "hopeless": bool} of a step that raised something, or could not begin.
+    Messages in: (function, seconds). Messages out: findings of ``lab.Lab`` and warnings of the
+    product, then {"done": seconds}, or {"raised": message, "hopeless": bool} of a step that raised
+    something, or could not begin.
     """
     os.setsid()  # the parent ends this process together with its children
     with log.open("wb", buffering=0) as file:
@@ -36,6 +38,8 @@ def work(connection: Connection, log: Path, make_lab: Callable[[Send], Any]) -> 
             os.dup2(file.fileno(), stream)
     tempfile.tempdir = str(log.parent)  # the parent removes the files of a killed step
     faulthandler.enable()
+    send = _one_by_one(connection.send)
+    logging.getLogger("collab_llm_nodes").addHandler(_Warnings(send))
     lab: Any = None
     while True:
         try:
@@ -46,18 +50,40 @@ def work(connection: Connection, log: Path, make_lab: Callable[[Send], Any]) -> 
         faulthandler.dump_traceback_later(max(1.0, seconds - _SPARE_S))
         try:
             if lab is None:
-                lab = make_lab(connection.send)
+                lab = make_lab(send)
             module, _, name = function.partition(":")
             getattr(importlib.import_module(module), name)(lab)
             lab.tidy()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the step's result
             traceback.print_exc()
             hopeless = lab is None  # a package or the device is missing
-            connection.send({"raised": f"{type(error).__name__}: {error}", "hopeless": hopeless})
+            send({"raised": f"{type(error).__name__}: {error}", "hopeless": hopeless})
         else:
-            connection.send({"done": time.monotonic() - begun})
+            send({"done": time.monotonic() - begun})
         faulthandler.cancel_dump_traceback_later()
         sys.stderr.flush()
+
+
+def _one_by_one(send: Send) -> Send:
+    """Return ``send`` for several threads: a connection would mix their messages up."""
+    lock = threading.Lock()
+
+    def send_alone(message: dict[str, Any]) -> None:
+        with lock:
+            send(message)
+
+    return send_alone
+
+
+class _Warnings(logging.Handler):
+    """Reports what the product warns of, such as that it runs without kernels or graphs."""
+
+    def __init__(self, send: Send) -> None:
+        super().__init__(logging.WARNING)
+        self._send = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._send({"warning": record.getMessage()})
 
 
 def true_or_tiny(form: str, device: str, send: Send) -> Any:

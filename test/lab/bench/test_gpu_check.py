@@ -94,6 +94,7 @@ def test_all_steps_run_on_a_bare_machine(tmp_path: Path) -> None:
     assert set(steps["stages"]["verdicts"]) == {"prompt", "tree", "retained", "rolled back"}
     assert steps["passes"]["figures"]["64 sessions of 5 rows"]["ms"] > 0
     assert steps["graph"]["figures"]["captured"] is False
+    assert len(steps["kernels"]["verdicts"]) == 6
     assert steps["serving"]["figures"]["8 robots, sampled"]["rounds"] > 0
 
 
@@ -190,6 +191,14 @@ def test_a_worker_that_cannot_begin_ends_the_run(
     found, _ = _run(_steps("works", "wrong"), tmp_path / "found.json")
     assert list(found) == ["works"]
     assert found["works"]["error"] == "ImportError: No module named 'torch'"
+
+
+def test_warnings_of_the_engine_are_recorded(tmp_path: Path) -> None:
+    """Without kernels or graphs it is right, and slow."""
+    found, said = _run(_steps("warns", "works"), tmp_path / "found.json")
+    assert found["warns"]["warnings"] == ["no graphs"]
+    assert "WARNING no graphs" in said[0]
+    assert "warnings" not in found["works"]
 
 
 def test_a_step_that_has_spoilt_the_device_leaves_it_to_no_other(tmp_path: Path) -> None:
