@@ -56,8 +56,8 @@ from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConf
 GAMMA = 4
 MAX_TOKENS = 64
 DEADLINE_S = 300.0
-TRIALS = 2
-"""Answers before the measured ones: the planner tries both modes, the others warm up."""
+TRIALS = 3
+"""Answers before the measured ones: the planner tries three modes, the others warm up."""
 MORE = 2
 """So many times more answers at the fast points; half as many in the ablations."""
 BLUR = 1.15
@@ -182,11 +182,12 @@ def run_edge_cloud(
 
 @dataclass(frozen=True)
 class Models:
-    """Paths of the pair, and how many candidates its exits are scored over."""
+    """Paths of the pair, how many candidates its exits are scored over, and its trained tokens."""
 
     draft: str = "nav-draft"
     target: str = "nav-target"
     exit_candidates: int = 0
+    tokens: int | None = None
 
 
 def _models(vocabulary: int, folder: Path) -> Models:
@@ -195,7 +196,8 @@ def _models(vocabulary: int, folder: Path) -> Models:
         return Models()
     draft = widen("nav-draft", vocabulary, folder / "draft")
     target = widen("nav-target", vocabulary, folder / "target", exits="beside")
-    return Models(str(draft), str(target), _CANDIDATES)
+    trained = load(ModelConfig(path="nav-draft")).vocab_size
+    return Models(str(draft), str(target), _CANDIDATES, trained)
 
 
 def _run(
@@ -285,7 +287,7 @@ def _draft(models: Models, noise: float, folder: Path, seed: int = 0) -> Engine:
     loaded = load(ModelConfig(path=models.draft))
     if not noise:
         return Engine(loaded)
-    blur(loaded, noise, seed)
+    blur(loaded, noise, seed, models.tokens)
     config = loaded.model.config
     config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
     written = folder / f"blurred-{seed}"
