@@ -360,6 +360,14 @@ def test_the_planner_has_the_verifier_draft_where_that_is_faster() -> None:
     assert far.seconds_per_token(mode) == pytest.approx(expected)
 
 
+def test_the_planner_measures_the_verifiers_draft_model_before_it_judges_it() -> None:
+    known = planner(0.001, 0.001, 0.05)
+    assert known.choose(co_located=True).kind == "push_ahead"
+    known.profile.t_d = Mean()
+    assert known.choose(co_located=True) == Mode(4, co_located=True)
+    assert known.choose().kind == "push_ahead"
+
+
 def test_a_draft_model_with_another_tokenizer_is_refused() -> None:
     target = FakeEngine(1)
     target.loaded.shared_sizes = {VOCABULARY: VOCAB}
