@@ -192,7 +192,7 @@ def _capacity(
     the ratio of the two; and ``predicted``, 1 + gamma t_d / t_v (arXiv 2606.25091) with the times
     of a single robot.
     """
-    one = next(iter(verifier.values()))
+    one = verifier[min(verifier, key=int)]
     predicted = 1.0 + one["drafting_ms"] / one["compute_ms"]
     counts, waits = _token_times(robots)
     found = {}
@@ -212,8 +212,8 @@ def _capacity(
 
 def _token_times(rows: Mapping[str, Mapping[str, float]]) -> tuple[list[int], list[float]]:
     """Return the numbers of robots, and the time between two tokens of one of them [ms]."""
-    counts = [int(count) for count in rows]
-    waits = [1e3 * n / row["tokens_per_s"] for n, row in zip(counts, rows.values(), strict=True)]
+    counts = sorted(int(count) for count in rows)
+    waits = [1e3 * n / rows[str(n)]["tokens_per_s"] for n in counts]
     return counts, np.maximum.accumulate(waits).tolist()
 
 

@@ -164,8 +164,9 @@ def _fitting(chunks: Sequence[Chunk], room: int, heads: Heads, *, forks: bool) -
 class InPlaceAttention:
     """Chunks with equally many new tokens that attend to their caches where these lie.
 
-    What does not depend on the columns is done once for all of them: with 16 sessions of 450
-    columns, that takes a quarter of the time of a layer's attention.
+    What does not depend on the columns is done once for all of them. With 16 sessions of 450
+    columns and 2 key heads of 32, a layer's attention takes 37 us a session in place of 51 (one
+    thread); 26 in a block.
 
     Attributes:
         rows: those of the chunks, among those of the pass.
