@@ -410,7 +410,7 @@ def _pictures(models: _Models, repeats: int, paper_layers: int) -> dict[str, Any
 
 def _copies(engine: Engine, count: int) -> list[Session]:
     """Return sessions with ``PICTURE`` columns of their own; they are read but once."""
-    prompt = EncodedPrompt(tuple(5 + i % 100 for i in range(PICTURE)))
+    prompt = EncodedPrompt(tuple(10 + i % 100 for i in range(PICTURE)))
     first = engine.open(prompt)
     first.feed(prompt.ids, last=0)
     with tempfile.TemporaryDirectory(prefix="collab_llm_") as folder:
