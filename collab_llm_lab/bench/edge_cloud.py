@@ -56,8 +56,8 @@ from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConf
 GAMMA = 4
 MAX_TOKENS = 64
 DEADLINE_S = 300.0
-TRIALS = 2
-"""Answers before the measured ones: the planner tries both modes, the others warm up."""
+TRIALS = 3
+"""Answers before the measured ones: the planner tries three modes, the others warm up."""
 MORE = 2
 """So many times more answers at the fast points; half as many in the ablations."""
 BLUR = 1.15
@@ -134,6 +134,8 @@ MODES = {
     "sd": Setup(),
     "fsd": fsd(),
     "push_ahead": Setup(GAMMA, PreDraftConfig(), AheadConfig()),
+    # Drafts for the likeliest outcome alone: it misses about as many verdicts as the paper's pair.
+    "one_outcome": Setup(GAMMA, PreDraftConfig(max_predrafts=1), AheadConfig()),
     "co_located": Setup(drafted_by="verifier"),
     "planner": Setup(GAMMA, PreDraftConfig(), AheadConfig(), planned=True),
 }
@@ -165,7 +167,7 @@ def run_edge_cloud(
 
     Returns:
         ``points.<point>.<mode>`` (tau about 2.9) and ``embedded_pair.<point>.<mode>`` with
-        ``ms_per_token, spread_ms_per_token`` (of the answers, least and most),
+        ``ms_per_token, answers, spread_ms_per_token`` (of the answers, least and most),
         ``predicted_ms_per_token, tau, hit_rate, miss_rate, mean_exit_layer, rounds, pushed, bytes,
         output_mismatches, drafting_ms_per_round`` (with the verifier idle), ``profile`` (see
         ``_profile``) and ``stolen`` (processors that other virtual machines took meanwhile), and
@@ -182,11 +184,12 @@ def run_edge_cloud(
 
 @dataclass(frozen=True)
 class Models:
-    """Paths of the pair, and how many candidates its exits are scored over."""
+    """Paths of the pair, how many candidates its exits are scored over, and its trained tokens."""
 
     draft: str = "nav-draft"
     target: str = "nav-target"
     exit_candidates: int = 0
+    tokens: int | None = None
 
 
 def _models(vocabulary: int, folder: Path) -> Models:
@@ -195,7 +198,8 @@ def _models(vocabulary: int, folder: Path) -> Models:
         return Models()
     draft = widen("nav-draft", vocabulary, folder / "draft")
     target = widen("nav-target", vocabulary, folder / "target", exits="beside")
-    return Models(str(draft), str(target), _CANDIDATES)
+    trained = load(ModelConfig(path="nav-draft")).vocab_size
+    return Models(str(draft), str(target), _CANDIDATES, trained)
 
 
 def _run(
@@ -285,7 +289,7 @@ def _draft(models: Models, noise: float, folder: Path, seed: int = 0) -> Engine:
     loaded = load(ModelConfig(path=models.draft))
     if not noise:
         return Engine(loaded)
-    blur(loaded, noise, seed)
+    blur(loaded, noise, seed, models.tokens)
     config = loaded.model.config
     config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
     written = folder / f"blurred-{seed}"
@@ -353,9 +357,10 @@ def measure_modes(
     """
     with _link(point, models, drafts[0].loaded.config.path, exit_queue) as client:
         rows = {name: Row(setup, point, drafts, client) for name, setup in modes.items()}
-        for prompt in prompts[:TRIALS]:
+        for number, prompt in enumerate(prompts[:TRIALS]):
             for row in rows.values():
-                row.warm_up(prompt)
+                if number < row.trials:
+                    row.warm_up(prompt)
         # In turn: what else the machine does slows all of them down alike.
         for number, (prompt, right) in enumerate(zip(prompts, answers, strict=True), start=1):
             for row in rows.values():
@@ -368,12 +373,17 @@ def measure_modes(
 
 
 class Row:
-    """Figures of a decoding mode; rates leave out the first round, which opens the session."""
+    """Figures of a decoding mode; rates leave out the first round, which opens the session.
+
+    Attributes:
+        trials: answers before the measured ones.
+    """
 
     def __init__(
         self, setup: Setup, point: Point, drafts: Sequence[Engine], client: SessionClient[Any]
     ) -> None:
         self._setup, self._point = setup, point
+        self.trials = TRIALS if setup.planned else 1
         t_p = point.t_p / setup.drafts if setup.side_by_side else point.t_p
         draft, *others = (paced_draft(each, t_p) for each in drafts[: setup.drafts])
         self._runner = RemoteRunner(
@@ -423,6 +433,7 @@ class Row:
         total = self._total
         found = {
             "ms_per_token": 1e3 * self._later_s / self._later_tokens,
+            "answers": len(self._answers_ms),
             "spread_ms_per_token": [min(self._answers_ms), max(self._answers_ms)],
             "predicted_ms_per_token": 1e3 * self._predicted_s / self._later_tokens,
             "output_mismatches": self._mismatches,
@@ -473,6 +484,11 @@ def _predicted(
     profile = planner.profile
     if point.t_c:  # else nothing is emulated
         profile = replace(profile, rtt=Mean(2 * point.t_c))
+    if setup.ahead.push_window:
+        missed = 1.0 - metrics.hit_rate  # also where the outcome was foreseen, but not drafted for
+        missing = max(profile.unexpected.value, missed)
+        known = min(profile.by_exit.value, 1.0 - missing)
+        profile = replace(profile, unexpected=Mean(missing), by_exit=Mean(known))
     if setup.ahead.push_window or mode.co_located:
         return round_seconds(profile, mode, setup.ahead.push_depth)
     plain = round_seconds(profile, Mode(setup.gamma), 1)

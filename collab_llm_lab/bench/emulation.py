@@ -55,14 +55,18 @@ def paced_draft(engine: Engine, t_p_s: float) -> PacedEngine:
     return PacedEngine(engine, pace)
 
 
-def blur(loaded: LoadedModel, noise: float, seed: int = 0) -> None:
+def blur(loaded: LoadedModel, noise: float, seed: int = 0, tokens: int | None = None) -> None:
     """Add noise to the LM head, ``noise`` times its spread: a draft model that is right less often.
 
     All else of the model stays, so its mistakes look like those of a weaker model: the right token
     is often among its next guesses.
+
+    Args:
+        tokens: of the model as it was trained: rows that ``widen`` has added stay as they are.
     """
     head = loaded.model.get_output_embeddings()
     weight = head.weight.detach().clone()  # it may be tied to the embedding, which stays
     random = torch.Generator().manual_seed(seed)
-    weight += noise * weight.std() * torch.randn(weight.shape, generator=random)
+    trained = weight[:tokens]
+    trained += noise * trained.std() * torch.randn(trained.shape, generator=random)
     head.weight = nn.Parameter(weight, requires_grad=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -63,6 +64,8 @@ MAX_TOKENS = 64
 BRANCHES = (1, 2, 4, 8)
 SESSIONS = (1, 4, 16)
 LANES = (32, 2048)  # sessions or forks, and cached columns of each
+PICTURE = 430
+"""Tokens of a prompt with a picture: 391 of 640 x 480 pixels by Qwen2-VL, and a question."""
 PAPER_EXITS = (1, 2, 3, 4)
 RECURRENT_LAYERS = 8  # of 24 of Qwen3.5-0.8B; every fourth one attends
 SAMPLED = SamplingConfig(temperature=0.8, seed=1)
@@ -89,8 +92,9 @@ def run_engine(
 
     Returns:
         ``threads.<n>`` with ``autoregressive``, ``speculation``, ``exits``, ``predraft``,
-        ``drafter``, ``sessions``, ``lanes``, ``forks``, ``rollbacks`` and ``paper_sized``; times in
-        ms. ``lanes`` and ``forks`` once more, with the most threads. ``mismatches`` over all of it.
+        ``drafter``, ``sessions``, ``pictures``, ``lanes``, ``forks``, ``rollbacks`` and
+        ``paper_sized``; times in ms. ``lanes`` and ``forks`` once more, with the most threads.
+        ``mismatches`` over all of it.
     """
     prompts = scene_prompts(answers, seed)
     results: dict[str, Any] = {"threads": {}, "gamma": GAMMA, "dtype": "float32"}
@@ -105,6 +109,7 @@ def run_engine(
                 ("predraft", partial(_predraft, models, repeats, prompts[0])),
                 ("drafter", partial(_drafter, models, repeats, prompts[0])),
                 ("sessions", partial(_sessions, models, repeats, prompts)),
+                ("pictures", partial(_pictures, models, repeats, paper_layers)),
                 ("lanes", partial(_lanes, models, repeats)),
                 ("forks", partial(_forks, models, repeats)),
                 ("rollbacks", partial(_rollbacks, models, repeats)),
@@ -378,6 +383,46 @@ def _sessions(models: _Models, repeats: int, prompts: Sequence[Prompt]) -> dict[
         "ratio": {k: found[k] / found["1"] for k in timed},
         "tokens_per_s": {k: 1e3 * int(k) * (GAMMA + 1) / found[k] for k in timed},
     }
+
+
+def _pictures(models: _Models, repeats: int, paper_layers: int) -> dict[str, Any]:
+    """One pass over several sessions, ``GAMMA`` + 1 new tokens each, after prompts with a picture.
+
+    Of the embedded target, and of a model as wide as Qwen2-VL-2B. ``over_one`` is how many times as
+    many tokens a second such a pass verifies as a pass of one session.
+    """
+    makes = {"nav_target": partial(models.shipped, "nav-target")}
+    if paper_layers:
+        makes["paper_sized"] = partial(models.paper_sized, paper_layers)
+    found = {}
+    for name, make in makes.items():
+        engine = Engine(make())
+        sessions = _copies(engine, max(SESSIONS))
+        timed = {f"{n}": partial(_verify, engine, sessions[:n]) for n in SESSIONS}
+        ms = {k: 1e3 * s for k, s in medians(timed, max(5, repeats // 5)).items()}
+        found[name] = {
+            "kv_mib": sessions[0].own_bytes / 2**20,
+            "ms": ms,
+            "over_one": {k: int(k) * ms["1"] / ms[k] for k in ms},
+        }
+    return found
+
+
+def _copies(engine: Engine, count: int) -> list[Session]:
+    """Return sessions with ``PICTURE`` columns of their own; they are read but once."""
+    prompt = EncodedPrompt(tuple(10 + i % 100 for i in range(PICTURE)))
+    first = engine.open(prompt)
+    first.feed(prompt.ids, last=0)
+    with tempfile.TemporaryDirectory(prefix="collab_llm_") as folder:
+        first.save(Path(folder) / "session")
+        return [engine.restore(Path(folder) / "session") for _ in range(count)]
+
+
+def _verify(engine: Engine, sessions: Sequence[Session]) -> None:
+    """Verify a draft after the prompt of each session, in one pass."""
+    for session in sessions:
+        session.length = PICTURE
+    engine.run([Feed(session, [9] * (GAMMA + 1)) for session in sessions])
 
 
 def _lanes(models: _Models, repeats: int) -> dict[str, dict[str, float]]:
@@ -684,6 +729,10 @@ def _rows(row: Mapping[str, Any]) -> Iterator[tuple[str, str, str, float]]:
         ms, ratio = row[part]["ms"], row[part]["ratio"]
         for n in ratio:
             yield f"{n} {what}", f"{ms[n]:.2f} ms", f"{ms['1']:.2f} ms", ratio[n]
+    for name, found in row["pictures"].items():
+        for n, over in found["over_one"].items():
+            base = f"{found['ms']['1']:.2f} ms"
+            yield f"{n} sessions with a picture, {name}", f"{found['ms'][n]:.2f} ms", base, over
     for name, found in row["lanes"].items():
         times = (f"{found[f'{what}_ms']:.0f} ms" for what in ("step", "read_once"))
         yield f"step of {name}, over one reading", *times, found["over_limit"]

@@ -28,9 +28,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import yaml
 from google.protobuf.message import Message
 from rich.console import Console
@@ -147,9 +149,8 @@ def run_verifier(
         after the first), ``first_p50_ms``, ``first_p99_ms`` (the first round: opening, picture and
         prompt included), ``queue_ms``, ``compute_ms`` (medians, as the verifier reports),
         ``drafting_ms`` (of the verifier), ``answers`` (decoded to the end), ``rounds``, ``speedup``
-        over one robot; ``capacity.<n>``: ``measured``, the tokens/s of ``robots_draft`` over those
-        of ``verifier_drafts``, and ``predicted``, 1 + gamma t_d / t_v with one robot's times; and
-        ``output_mismatches``: verdicts that differ from those of a session alone.
+        over one robot; ``capacity.<n>`` (see ``_capacity``); and ``output_mismatches``: verdicts
+        that differ from those of a session alone.
     """
     set_threads(ModelConfig(path="nav-draft"), ModelConfig(path="nav-target"))
     with console.status("recording what the pair proposes ..."):
@@ -184,16 +185,36 @@ def run_verifier(
 def _capacity(
     robots: Mapping[str, Mapping[str, float]], verifier: Mapping[str, Mapping[str, float]]
 ) -> dict[str, dict[str, float]]:
-    """Return how many times as many robots a server has time for if they draft themselves."""
-    one = next(iter(verifier.values()))
+    """Return how many times as many robots a server has time for if they draft themselves.
+
+    By the number of robots that the verifier drafts for: ``token_ms``, the time between two tokens
+    of a robot; ``robots``, how many robots that draft wait as long (interpolated); ``measured``,
+    the ratio of the two; and ``predicted``, 1 + gamma t_d / t_v (arXiv 2606.25091) with the times
+    of a single robot.
+    """
+    one = verifier[min(verifier, key=int)]
     predicted = 1.0 + one["drafting_ms"] / one["compute_ms"]
-    return {
-        count: {
-            "measured": row["tokens_per_s"] / verifier[count]["tokens_per_s"],
+    counts, waits = _token_times(robots)
+    found = {}
+    for count, row in verifier.items():
+        token_ms = 1e3 * int(count) / row["tokens_per_s"]
+        fitting = float(np.interp(token_ms, waits, counts))
+        if token_ms > waits[-1]:  # all are busy: robots and waits grow alike
+            fitting *= token_ms / waits[-1]
+        found[count] = {
+            "token_ms": token_ms,
+            "robots": fitting,
+            "measured": fitting / int(count),
             "predicted": predicted,
         }
-        for count, row in robots.items()
-    }
+    return found
+
+
+def _token_times(rows: Mapping[str, Mapping[str, float]]) -> tuple[list[int], list[float]]:
+    """Return the numbers of robots, and the time between two tokens of one of them [ms]."""
+    counts = sorted(int(count) for count in rows)
+    waits = [1e3 * n / rows[str(n)]["tokens_per_s"] for n in counts]
+    return counts, np.maximum.accumulate(waits).tolist()
 
 
 def record(prompts: Sequence[Prompt]) -> list[Recording]:
@@ -540,8 +561,9 @@ def _print(results: dict[str, Any], console: Console) -> None:
         show_rows(console, f"{title} [ms]", ["robots"], rows, columns)
     for count, found in results["capacity"].items():
         console.print(
-            f"{count} robots that draft: {found['measured']:.2f} times the tokens/s of a verifier"
-            f" that drafts; predicted {found['predicted']:.2f}"
+            f"{count} robots, drafted for, get a token every {found['token_ms']:.2f} ms, and so do"
+            f" {found['robots']:.1f} that draft: {found['measured']:.2f} times as many (predicted"
+            f" {found['predicted']:.2f})"
         )
     console.print(f"{results['output_mismatches']} verdicts differ from the recorded ones")
 
@@ -572,5 +594,19 @@ def _plot(results: dict[str, Any], file: Path | None) -> None:
         "draft to verdict": lambda axis: draw(
             axis, "median and 99 % (dashed) [ms]", p50_ms="o-", p99_ms="x--"
         ),
+        "what robots' drafts save a server": partial(_draw_capacity, results),
     }
-    draw_panels(panels, file, columns=2, size=(4.5, 3.5))
+    draw_panels(panels, file, columns=3, size=(4.5, 3.5))
+
+
+def _draw_capacity(results: Mapping[str, Any], axis: Any) -> None:
+    """Draw the time per token over the number of robots, on one core."""
+    for name, label in (("verifier_drafts", "the verifier drafts"), ("robots_draft", "they draft")):
+        axis.plot(*_token_times(results[name]), "o-", label=label)
+    counts, waits = _token_times(results["verifier_drafts"])
+    predicted = next(iter(results["capacity"].values()))["predicted"]
+    more = [predicted * count for count in counts]
+    axis.plot(more, waits, "--", label=f"predicted: {predicted:.2f} times as many")
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    label_axes(axis, "robots", "ms between two tokens of a robot")

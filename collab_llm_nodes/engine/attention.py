@@ -110,7 +110,7 @@ def group_chunks(
     for chunk in chunks:
         chunk.cache.reserve(chunk.end)
     if len(chunks) == 1:
-        return [InPlaceAttention(chunks[0], 0, heads, masks, upload)]
+        return [InPlaceAttention(chunks, 0, heads, masks, upload)]
     groups: list[GatheredAttention | InPlaceAttention] = []
     row, room = 0, TOGETHER
     for key, found in groupby(chunks, attrgetter("group")):
@@ -123,10 +123,22 @@ def group_chunks(
             groups.append(together)
             row, room = together.rows.stop, room - together.bytes
             del several[:count]
-        for chunk in several:
-            groups.append(InPlaceAttention(chunk, row, heads, masks, upload))
-            row += chunk.new
+        for alike in _alike(several):
+            apart = InPlaceAttention(alike, row, heads, masks, upload)
+            groups.append(apart)
+            row = apart.rows.stop
     return groups
+
+
+def _alike(chunks: Sequence[Chunk]) -> list[list[Chunk]]:
+    """Divide chunks, in order, into lists with equally many new tokens; long ones stay alone."""
+    found: list[list[Chunk]] = []
+    for chunk in chunks:
+        if found and chunk.new == found[-1][0].new <= SHORT:
+            found[-1].append(chunk)
+        else:
+            found.append([chunk])
+    return found
 
 
 def _fitting(chunks: Sequence[Chunk], room: int, heads: Heads, *, forks: bool) -> int:
@@ -150,18 +162,60 @@ def _fitting(chunks: Sequence[Chunk], room: int, heads: Heads, *, forks: bool) -
 
 
 class InPlaceAttention:
-    """One chunk that attends to its cache where it lies.
+    """Chunks with equally many new tokens that attend to their caches where these lie.
+
+    What does not depend on the columns is done once for all of them. With 16 sessions of 450
+    columns and 2 key heads of 32, a layer's attention takes 37 us a session in place of 51 (one
+    thread); 26 in a block.
 
     Attributes:
-        rows: the chunk's, among those of the pass.
+        rows: those of the chunks, among those of the pass.
     """
 
     def __init__(
-        self, chunk: Chunk, first_row: int, heads: Heads, masks: Masks, upload: Upload
+        self, chunks: Sequence[Chunk], first_row: int, heads: Heads, masks: Masks, upload: Upload
     ) -> None:
-        self.rows = slice(first_row, first_row + chunk.new)
-        self._new = chunk.new
+        self._new = chunks[0].new
+        self.rows = slice(first_row, first_row + len(chunks) * self._new)
         self._heads = heads
+        self._caches = [_InPlace(chunk, heads, masks, upload) for chunk in chunks]
+        # [layers][chunks], each [new, 2 * kv_heads, head_dim], as a layer computes them
+        written = (c.cache.written(c.start, c.end).transpose(1, 2).unbind(0) for c in chunks)
+        self._written = list(zip(*written, strict=True))
+
+    def begin(self) -> None:
+        """Make the masks on the device."""
+        for cache in self._caches:
+            cache.begin()
+
+    def attend(self, layer: int, qkv: Tensor, windowed: bool) -> Tensor:
+        """[rows, heads, head_dim] of the chunks' rows -> [rows, query heads * head_dim].
+
+        Writes keys and values of ``layer`` (from 0), which has a window or not.
+        """
+        heads, new = self._heads, self._new
+        query, written = qkv.split_with_sizes((heads.query, 2 * heads.key), 1)
+        torch._foreach_copy_(self._written[layer], written.split(new))
+        if new > SHORT and self._caches[0].is_causal(windowed):  # it is alone here
+            return self._caches[0].attend_causally(layer, query)
+        queries = _by_key_head(query, len(self._caches), heads).split(1)
+        found = [
+            cache.attend(layer, query, windowed)
+            for cache, query in zip(self._caches, queries, strict=True)
+        ]
+        return _rows(found[0] if len(found) == 1 else torch.cat(found), new, heads)
+
+    def finish(self) -> None:
+        """Do nothing: the caches hold everything."""
+
+    def leave(self) -> None:
+        """Do nothing: no block is used."""
+
+
+class _InPlace:
+    """The columns of one chunk, read where they lie."""
+
+    def __init__(self, chunk: Chunk, heads: Heads, masks: Masks, upload: Upload) -> None:
         # A prompt from its start is causal without a mask, which would be large.
         self._whole = chunk.new > SHORT and chunk.start == 0 and chunk.mask is None
         offset: int = chunk.cache.offset
@@ -177,49 +231,41 @@ class InPlaceAttention:
         if self._parts is None:
             keys, values = parts[0].unsqueeze(1).split_with_sizes((heads.key, heads.key), 2)
             self._keys, self._values = keys.unbind(0), values.unbind(0)
-        # [layers], each [new, 2 * kv_heads, head_dim], as a layer computes them
-        self._written = chunk.cache.written(chunk.start, chunk.end).transpose(1, 2).unbind(0)
+        self._enable_gqa = heads.shared > 1
 
     def begin(self) -> None:
         """Make the masks on the device: of layers without a window, and of those with one."""
         made = [None if mask is None else mask() for mask in self._planned]
         self._masks = made[0], made[-1]
 
-    def attend(self, layer: int, qkv: Tensor, windowed: bool) -> Tensor:
-        """[new, heads, head_dim] -> [new, query heads * head_dim].
-
-        Writes keys and values of ``layer`` (from 0), which has a window or not.
-        """
-        heads, new, mask = self._heads, self._new, self._masks[windowed]
-        query, written = qkv.split_with_sizes((heads.query, 2 * heads.key), 1)
-        self._written[layer].copy_(written)
-        if self._parts is None:
-            key, value = self._keys[layer], self._values[layer]
-        else:
+    def attend(self, layer: int, query: Tensor, windowed: bool) -> Tensor:
+        """[1, kv_heads, new * shared, head_dim] -> the same."""
+        mask = self._masks[windowed]
+        if self._products:
+            assert self._parts is not None
             keys, values = (by_layer[layer] for by_layer in self._parts)
-            if self._products:
-                query = _by_key_head(query, 1, heads)[0]
-                return _rows(_by_products(query, keys, values, mask)[None], new, heads)
-            key, value = torch.cat(keys, dim=1)[None], torch.cat(values, dim=1)[None]
-        if self._whole and mask is None:
-            output = functional.scaled_dot_product_attention(
-                query.transpose(0, 1)[None],
-                key,
-                value,
-                is_causal=True,
-                enable_gqa=heads.shared > 1,
-            )
-            return output[0].transpose(0, 1).reshape(new, -1)
+            return _by_products(query[0], keys, values, mask)[None]
+        key, value = self._columns(layer)
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+    def is_causal(self, windowed: bool) -> bool:
+        """Return True for a prompt from its start whose layers of this kind need no mask."""
+        return self._whole and self._masks[windowed] is None
+
+    def attend_causally(self, layer: int, query: Tensor) -> Tensor:
+        """[new, query heads, head_dim] -> [new, query heads * head_dim]."""
+        key, value = self._columns(layer)
         output = functional.scaled_dot_product_attention(
-            _by_key_head(query, 1, heads), key, value, attn_mask=mask
+            query.transpose(0, 1)[None], key, value, is_causal=True, enable_gqa=self._enable_gqa
         )
-        return _rows(output, new, heads)
+        return output[0].transpose(0, 1).reshape(query.shape[0], -1)
 
-    def finish(self) -> None:
-        """Do nothing: the cache holds everything."""
-
-    def leave(self) -> None:
-        """Do nothing: no block is used."""
+    def _columns(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values, each [1, kv_heads, columns, head_dim]."""
+        if self._parts is None:
+            return self._keys[layer], self._values[layer]
+        keys, values = (by_layer[layer] for by_layer in self._parts)
+        return torch.cat(keys, dim=1)[None], torch.cat(values, dim=1)[None]
 
 
 class GatheredAttention:

@@ -203,14 +203,14 @@ class Engine:
             round_up(tokens, self._backend.block) * self._column_bytes + self._backend.session_bytes
         )
 
-    def cache_room(self, *, rows: int, logits: int, pixels: int) -> float:
+    def cache_room(self, *, rows: int, logits: int, pixels: int, share: float = 1.0) -> float:
         """Return the bytes that are free for sessions, see ``ServingEngine.cache_room``."""
         config, dtype = self.loaded.model.config, self._embedding.dtype
         used = pass_bytes(
             config, dtype, rows=rows, logits=logits, columns=self.context, pixels=pixels
         )
         free = free_bytes(self.device) - used - self._backend.scratch_bytes
-        return self._backend.keep_room(max(0.0, _CACHES_SHARE * free))
+        return self._backend.keep_room(max(0.0, share * _CACHES_SHARE * free))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of ``tokens`` without special ones."""

@@ -206,7 +206,7 @@ class ServingEngine(DecodingEngine, Protocol):
     def cache_bytes(self, tokens: int) -> int:
         """Return the bytes that a session of so many tokens takes."""
 
-    def cache_room(self, *, rows: int, logits: int, pixels: int) -> float:
+    def cache_room(self, *, rows: int, logits: int, pixels: int, share: float = 1.0) -> float:
         """Return the bytes that are free for all sessions beside the largest pass.
 
         Ask once, when no session is open and a first pass has been: on a GPU they are taken then.
@@ -215,4 +215,5 @@ class ServingEngine(DecodingEngine, Protocol):
             rows: tokens of that pass.
             logits: those of them whose logits are wanted.
             pixels: of the largest picture, which may be encoded at the same time.
+            share: part of the free memory that may be taken; another model needs the rest.
         """

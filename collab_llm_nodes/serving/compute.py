@@ -185,6 +185,7 @@ class Compute:
     Args:
         max_sessions: KV caches at a time, if there is memory for them.
         pixels: of the largest picture that is encoded beside the passes.
+        cache_share: part of the free memory that is for KV caches of ``engine``.
         judge: of all jobs.
         name: of the service, for messages.
         emulated_compute_s: EMULATION: a pass takes at least this long.
@@ -198,6 +199,7 @@ class Compute:
         batch: BatchConfig,
         max_sessions: int,
         pixels: int = 0,
+        cache_share: float = 1.0,
         judge: Judge | None = None,
         name: str = "server",
         emulated_compute_s: float = 0.0,
@@ -218,6 +220,7 @@ class Compute:
         self._batch = batch
         self._max_sessions = max_sessions
         self._pixels = pixels
+        self._cache_share = cache_share
         self._expected_s = math.inf  # of a pass without its exits, smoothed; unknown: inf
         self._exit_s = 0.0  # of one exit of a pass, smoothed
         self._concluded: list[tuple[Client, Message]] = []  # of the present pass
@@ -285,7 +288,9 @@ class Compute:
         """
         drafted = self._batch.max_batch * _DRAFT_ROWS
         rows = drafted + self._batch.prefill_tokens
-        room = self._engine.cache_room(rows=rows, logits=drafted, pixels=self._pixels)
+        room = self._engine.cache_room(
+            rows=rows, logits=drafted, pixels=self._pixels, share=self._cache_share
+        )
         session = self._engine.cache_bytes(min(_SESSION_TOKENS, self._engine.context))
         if room < session:
             raise ModelError(

@@ -231,7 +231,7 @@ class Measured(FakeEngine):
     def cache_bytes(self, tokens: int) -> int:
         return 10 * tokens
 
-    def cache_room(self, *, rows: int, logits: int, pixels: int) -> float:
+    def cache_room(self, *, rows: int, logits: int, pixels: int, share: float = 1.0) -> float:
         return 200.0
 
 
@@ -298,7 +298,7 @@ def test_a_server_without_room_for_a_session_does_not_start(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Full(Measured):
-        def cache_room(self, *, rows: int, logits: int, pixels: int) -> float:
+        def cache_room(self, *, rows: int, logits: int, pixels: int, share: float = 1.0) -> float:
             return 199.0
 
     failed = threading.Event()

@@ -125,7 +125,7 @@ class FakeEngine:
     def cache_bytes(self, tokens: int) -> int:
         return 0
 
-    def cache_room(self, *, rows: int, logits: int, pixels: int) -> float:
+    def cache_room(self, *, rows: int, logits: int, pixels: int, share: float = 1.0) -> float:
         return math.inf
 
     def decode(self, tokens: Sequence[int]) -> str:

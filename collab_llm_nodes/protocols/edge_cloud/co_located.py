@@ -1,8 +1,8 @@
 """Drafts by the verifier's own draft model: co-located speculation (arXiv 2606.25091).
 
 One thread drafts for all sessions that ask for it, in batched passes. To the compute thread such a
-session is a robot without a network: its turn comes when its draft is there. So neither a pass of
-the target nor another session waits for the draft model.
+session is a robot without a network: its turn comes when its draft is there, or after
+``PATIENCE_S``. So neither a pass of the target nor another session waits for the draft model.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ from collab_llm_nodes.protocols.edge_cloud.server import Proposal, Wanted
 
 log = logging.getLogger(__name__)
 
+PATIENCE_S = 1.0
+"""Longest wait for a draft. Then the target decodes alone until the draft model has caught up."""
+
 Deliver = Callable[[Proposal], None]
 
 
@@ -41,6 +44,9 @@ class OwnDrafts:
     """The draft model's side of one session, which the drafting thread works for.
 
     Its first three methods are for any thread, the rest for the drafting thread.
+
+    Attributes:
+        deliver: delivers a draft to the session, from any thread.
     """
 
     def __init__(
@@ -52,8 +58,8 @@ class OwnDrafts:
         deliver: Deliver,
     ) -> None:
         self.sampling = opened.sampling
+        self.deliver = deliver
         self._thread = thread
-        self._deliver = deliver
         self._prompt_ids = tuple(prompt.ids)
         self._context = engine.context - len(prompt.ids)
         self._kv = engine.open(prompt, len(prompt.ids) + min(opened.max_tokens, self._context))
@@ -61,11 +67,13 @@ class OwnDrafts:
         self._eos = engine.eos
         self._draft: _Draft | None = None
         self._read: tuple[int, ...] = ()  # the answer that the cache was fed with
-        self._last_round = -1
+        self.round = -1  # of the draft that was wanted last
 
     def want(self, wanted: Wanted) -> None:
-        """Ask for a draft, which is delivered once; does not wait for it."""
-        self._thread.post(partial(self._thread.begin, self, wanted, time.monotonic()))
+        """Ask for a round's draft, which is delivered once; does not wait for it."""
+        if wanted.round > self.round:
+            self.round = wanted.round
+            self._thread.want(self, wanted)
 
     def close(self) -> None:
         """Free the cache. A draft that is still wanted is delivered without tokens."""
@@ -77,17 +85,13 @@ class OwnDrafts:
 
     # Everything below runs in the drafting thread.
 
-    def begin(self, wanted: Wanted, asked_at: float) -> bool:
-        """Begin the draft; return False if that round's has been asked for already."""
-        if wanted.round <= self._last_round:
-            return False
-        self._last_round = wanted.round
+    def begin(self, wanted: Wanted, asked_at: float) -> None:
+        """Begin the draft."""
         room = max(0, min(wanted.room, self._context - len(wanted.answer)))
         self._draft = _Draft(wanted, room, asked_at)
         kept = min(common_length(wanted.answer, self._read), len(wanted.answer) - 1)
         self._kv.length = min(self._kv.length, len(self._prompt_ids) + kept)
         self._extend(self._draft)
-        return True
 
     @property
     def complete(self) -> bool:
@@ -127,15 +131,13 @@ class OwnDrafts:
             draft.tokens += forced
             draft.probs += proposal(forced, self.sampling) or ()
 
-    def deliver(self, *, whole: bool = True) -> None:
-        """Deliver the draft, or one without tokens."""
+    def finish(self) -> Proposal:
+        """Return the complete draft."""
         draft, self._draft = self._draft, None
-        if draft is None:
-            return
-        tokens = tuple(draft.tokens) if whole else ()
-        probs = tuple(draft.probs[: len(tokens)]) if self.sampling.sends_probabilities else None
+        assert draft is not None
+        probs = tuple(draft.probs) if self.sampling.sends_probabilities else None
         took_s = time.monotonic() - draft.asked_at
-        self._deliver(Proposal(draft.wanted.round, tokens, probs, took_s))
+        return Proposal(draft.wanted.round, tuple(draft.tokens), probs, took_s)
 
     def free(self) -> None:
         """Free the cache."""
@@ -176,6 +178,8 @@ class DraftingThread:
         self._max_batch = max_batch
         self._emulated_s = emulated_pass_s
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._awaited: dict[tuple[OwnDrafts, int], float] = {}  # rounds, since; of all threads
+        self._behind = False
         self._drafting: dict[OwnDrafts, None] = {}  # in order of arrival
         self._stopping = False
         self._failed = False
@@ -198,6 +202,30 @@ class DraftingThread:
         """Have the thread handle ``event``."""
         self._inbox.put(event)
 
+    def want(self, drafts: OwnDrafts, wanted: Wanted) -> None:
+        """Have the thread draft for a session, or deliver a draft without tokens if it is behind.
+
+        Called by the compute thread.
+        """
+        if self._behind:
+            drafts.deliver(Proposal(wanted.round))
+            return
+        since = time.monotonic()
+        self._awaited[drafts, wanted.round] = since
+        self.post(partial(self.begin, drafts, wanted, since))
+
+    def end_overdue(self, now: float) -> None:
+        """Deliver drafts without tokens to sessions that have waited for ``PATIENCE_S``.
+
+        Called by any thread, now and then: the drafting thread may be stuck in a pass, or dead.
+        """
+        for (drafts, round_), since in [*self._awaited.items()]:
+            if now >= since + PATIENCE_S:
+                if not self._behind:
+                    log.warning("the draft model is behind: the target decodes alone meanwhile")
+                self._behind = True
+                self._deliver(drafts, Proposal(round_, took_s=now - since))
+
     def stop(self, timeout_s: float) -> bool:
         """End the thread; return False if a pass runs beyond ``timeout_s``."""
 
@@ -211,23 +239,30 @@ class DraftingThread:
     # Everything below runs in the thread.
 
     def begin(self, drafts: OwnDrafts, wanted: Wanted, asked_at: float) -> None:
-        """Begin the draft that is wanted."""
+        """Begin the draft that is wanted, unless the session has gone on without it."""
+        if (drafts, wanted.round) not in self._awaited:
+            return
+        if self._failed:
+            self._deliver(drafts, Proposal(wanted.round))
+            return
         try:
-            if not drafts.begin(wanted, asked_at):
-                return
+            drafts.begin(wanted, asked_at)
         except Exception as error:  # noqa: BLE001  it must not end the other sessions
             self._give_up(drafts, error)
             return
-        if drafts.complete or self._failed:
-            drafts.deliver(whole=not self._failed)
-        else:
-            self._drafting[drafts] = None
+        self._drafting[drafts] = None
+        self._deliver_complete([drafts])
 
     def end(self, drafts: OwnDrafts) -> None:
-        """Forget a session."""
+        """Forget a session. A draft that it waits for is delivered without tokens."""
         self._drafting.pop(drafts, None)
-        drafts.deliver(whole=False)
+        self._deliver(drafts, Proposal(drafts.round))
         drafts.free()
+
+    def _deliver(self, drafts: OwnDrafts, proposal: Proposal) -> None:
+        """Deliver a draft, in any thread, unless that round's has been delivered."""
+        if self._awaited.pop((drafts, proposal.round), None) is not None:
+            drafts.deliver(proposal)
 
     def _run(self) -> None:
         try:
@@ -237,9 +272,14 @@ class DraftingThread:
             # A fault of this code or of the device: the target decodes alone from now on.
             log.exception("the verifier drafts no more")
             self._failed = True
-            for drafts in [*self._drafting]:
-                self.end(drafts)
-            self._serve()
+            self._drafting.clear()
+            for drafts, round_ in [*self._awaited]:
+                self._deliver(drafts, Proposal(round_))
+        while not self._stopping:
+            try:
+                self._inbox.get()()
+            except Exception:
+                log.exception("a session of the draft model was not freed")
 
     def _serve(self) -> None:
         while not self._stopping:
@@ -253,6 +293,7 @@ class DraftingThread:
             self._inbox.get()()
         while not self._inbox.empty():
             self._inbox.get()()
+        self._behind = False
 
     def _step(self) -> None:
         """Make one pass, in which each session's draft gets its next token."""
@@ -267,10 +308,13 @@ class DraftingThread:
             except Exception as error:  # noqa: BLE001  it must not end the other sessions
                 self._give_up(drafts, error)
         time.sleep(max(0.0, due - time.monotonic()))
+        self._deliver_complete(batch)
+
+    def _deliver_complete(self, batch: Sequence[OwnDrafts]) -> None:
         for drafts in batch:
             if drafts in self._drafting and drafts.complete:
                 del self._drafting[drafts]
-                drafts.deliver()
+                self._deliver(drafts, drafts.finish())
 
     def _laws(self, batch: Sequence[OwnDrafts]) -> Sequence[Distribution | Exception]:
         """Return the distribution of each session's next token, or its error."""
@@ -287,7 +331,7 @@ class DraftingThread:
     def _give_up(self, drafts: OwnDrafts, error: Exception) -> None:
         log.warning("the target decodes a round alone: %s", error)
         self._drafting.pop(drafts, None)
-        drafts.deliver(whole=False)
+        self._deliver(drafts, Proposal(drafts.round))
 
 
 def _limited(drafts: OwnDrafts, result: Tensor | Exception) -> Tensor | Exception:

@@ -304,8 +304,9 @@ class Planner:
     def choose(self, *, co_located: bool = False) -> Mode:
         """Return the mode of the next answer: the fastest, and now and then another, to see.
 
-        First the cloud alone and the configured drafts are measured. Speculation has to save
-        ``min_gain`` at least, and more than luck may have made of the rounds so far.
+        First the cloud alone and the configured drafts are measured, the robot's and the
+        verifier's. Speculation has to save ``min_gain`` at least, and more than luck may have made
+        of the rounds so far.
 
         Args:
             co_located: the verifier has a draft model of its own.
@@ -316,6 +317,8 @@ class Planner:
             return Mode(0)
         if not self.profile.t_q.count:
             return self._first
+        if co_located and not self.profile.t_d.count:
+            return Mode(self._first.gamma, co_located=True)
         kinds = _SPECULATING if co_located else _SPECULATING[:2]
         gammas = range(1, self._config.max_gamma + 1)
         modes = (replace(kind, gamma=gamma) for kind in kinds for gamma in gammas)

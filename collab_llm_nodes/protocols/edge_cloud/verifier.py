@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -51,6 +52,8 @@ from collab_llm_nodes.transport.wire import at_most
 log = logging.getLogger(__name__)
 
 _FREE_S = 0.5  # on shutdown, for the compute thread to free its memory
+_MANY = 4096  # tokens, whose KV caches tell the models' shares
+_WATCH_S = 0.25  # between two looks at drafts that sessions wait for
 
 Encode = Callable[[Prompt], EncodedPrompt]
 Reply = Opened | EarlyExit | Verdict
@@ -121,15 +124,26 @@ class Verifier(StreamService[Reply]):
             name=self.name,
             emulated_compute_s=c.emulated_compute_s,
             metrics=self.metrics.compute,
+            cache_share=self._cache_share(),
             on_failure=fail,
         )
         if self._draft is not None:
             batch = c.batch.max_batch
             self._drafting = DraftingThread(self._draft[0], batch, c.emulated_draft_s)
+            self._watch = loop.create_task(_watch(self._drafting))
         if c.emulated_compute_s:
             log.warning("EMULATION: a forward pass takes at least %g s", c.emulated_compute_s)
 
+    def _cache_share(self) -> float:
+        """Return the target's share of the memory for KV caches, which its draft model may need."""
+        if self._draft is None or self._draft[0].device != self._engine.device:
+            return 1.0
+        here, there = (e.cache_bytes(_MANY) for e in (self._engine, self._draft[0]))
+        return here / max(1, here + there)
+
     async def stop(self) -> bool:
+        if self._drafting is not None:
+            self._watch.cancel()
         self._reader.shutdown(wait=False, cancel_futures=True)
         if self._pictures is not None:
             await self._pictures.stop()
@@ -281,6 +295,12 @@ class Verifier(StreamService[Reply]):
         for i, image in enumerate(opened.images):
             at_most(len(image), limits.max_image_bytes, f"images[{i}]", "bytes")
         check_max_tokens(opened.max_tokens, limits.max_tokens)
+
+
+async def _watch(drafting: DraftingThread) -> None:
+    while True:
+        await asyncio.sleep(_WATCH_S)
+        drafting.end_overdue(time.monotonic())
 
 
 class VerifierMetrics(ServerMetrics):

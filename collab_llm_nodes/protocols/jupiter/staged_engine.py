@@ -106,7 +106,7 @@ class StagedEngine:
         """Return 0: the workers hold the caches."""
         return 0
 
-    def cache_room(self, *, rows: int, logits: int, pixels: int) -> float:
+    def cache_room(self, *, rows: int, logits: int, pixels: int, share: float = 1.0) -> float:
         """Return infinity: the number of lanes is the limit."""
         return math.inf
 

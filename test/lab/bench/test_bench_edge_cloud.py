@@ -36,13 +36,17 @@ def test_modes_take_turns_and_answer_like_the_target(monkeypatch: pytest.MonkeyP
     )
     assert list(rows) == list(modes)
     assert len(set(map(id, turns))) == len(modes)
-    assert turns == turns[: len(modes)] * (TRIALS + len(prompts))
+    each = turns[: len(modes)]
+    planned = each[list(modes).index("planner")]
+    assert turns == each + [planned] * (TRIALS - 1) + each * len(prompts)
     for row in rows.values():
         assert row["output_mismatches"] == 1, "all but the one that was made wrong here"
         assert row["ms_per_token"] > 0
         assert row["predicted_ms_per_token"] > 0
         assert row["rounds"] * row["tau"] == pytest.approx(tokens)
-        assert len(row["trials_ms_per_token"]) == TRIALS
+        assert row["answers"] == len(prompts)
+    assert [len(row["trials_ms_per_token"]) for row in rows.values()].count(1) == len(modes) - 1
+    assert len(rows["planner"]["trials_ms_per_token"]) == TRIALS
     assert rows["ar"]["modes"] == ["ar"]
     assert rows["ar"]["tau"] == 1.0
     assert rows["sd"]["hit_rate"] == 0.0

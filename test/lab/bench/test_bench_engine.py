@@ -52,6 +52,11 @@ def test_the_benchmark_measures_what_it_names(
     for law in ("greedy", "sampled"):
         assert set(row["drafter"][law]["ratio"]) == {str(k) for k in BRANCHES}
     assert set(row["sessions"]["ratio"]) == {str(n) for n in SESSIONS}
+    (picture,) = row["pictures"].values()
+    assert picture["over_one"] == {
+        n: pytest.approx(int(n) * picture["ms"]["1"] / ms) for n, ms in picture["ms"].items()
+    }
+    assert picture["kv_mib"] > 1
     lanes = results["lanes"]["3x640"]
     assert lanes["over_limit"] == pytest.approx(lanes["step_ms"] / lanes["read_once_ms"])
     assert 0 < lanes["read_once_ms"] < lanes["step_ms"], "a step reads all of it and computes"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from collab_llm_lab.bench.scenes import scene_prompts
 from collab_llm_lab.bench.verifier import (
     LOADS,
@@ -29,7 +31,18 @@ def test_streamed_answers_are_those_of_robots_that_draft() -> None:
     assert min(tally.draft_s) > 0
 
 
-def test_the_gain_in_capacity_is_that_in_tokens() -> None:
-    robots = {"4": {"tokens_per_s": 300.0}}
-    verifier = {"4": {"tokens_per_s": 200.0, "drafting_ms": 4.0, "compute_ms": 10.0}}
-    assert _capacity(robots, verifier) == {"4": {"measured": 1.5, "predicted": 1.4}}
+def test_capacity_is_the_number_of_robots_that_wait_as_long() -> None:
+    robots = {"1": {"tokens_per_s": 1000.0}, "8": {"tokens_per_s": 1600.0}}  # 1 and 5 ms
+    times = {"drafting_ms": 4.0, "compute_ms": 10.0}
+    verifier = {
+        "1": {"tokens_per_s": 500.0, **times},
+        "8": {"tokens_per_s": 800.0, "drafting_ms": 9.0, "compute_ms": 9.0},
+    }
+    found = _capacity(robots, verifier)
+    assert found["1"] == {
+        "token_ms": 2.0,
+        "robots": pytest.approx(1 + 7 / 4),  # between the two that were measured
+        "measured": pytest.approx(2.75),
+        "predicted": 1.4,
+    }
+    assert found["8"]["robots"] == pytest.approx(16), "twice as many as were measured"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import queue
+import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -23,8 +27,9 @@ from collab_llm_nodes.errors import ModelError, VocabularyMismatch
 from collab_llm_nodes.models.guide import Guide
 from collab_llm_nodes.models.loading import ModelConfig, TargetConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt, Prompt
-from collab_llm_nodes.protocols.edge_cloud.co_located import DraftingThread
-from collab_llm_nodes.protocols.edge_cloud.messages import Draft
+from collab_llm_nodes.protocols.edge_cloud import co_located
+from collab_llm_nodes.protocols.edge_cloud.co_located import PATIENCE_S, DraftingThread, OwnDrafts
+from collab_llm_nodes.protocols.edge_cloud.messages import Draft, Opened, Verdict
 from collab_llm_nodes.protocols.edge_cloud.planner import Mode, Planner, PlannerConfig
 from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.protocols.edge_cloud.server import Proposal, VerifierSession, Wanted
@@ -171,17 +176,148 @@ def test_a_draft_model_that_fails_costs_no_answer(
 
 def test_a_session_that_ends_while_it_drafts_gets_its_proposal() -> None:
     """Else a robot whose session is evicted at that moment would wait until its deadline."""
-    gate, found = Gate(FakeEngine.num_layers), queue.SimpleQueue[Proposal]()
-    engine = FakeEngine(1, exits=(), before_layer=gate)
-    thread = DraftingThread(as_engine(engine), 8)
-    drafts = thread.open(EncodedPrompt(PROMPT_IDS), OPEN, found.put)
-    drafts.want(Wanted(0, (), 4, 23))
+    gate, engine, thread, drafts, found = waiting()
     assert gate.reached.wait(WAIT_S)
     drafts.close()
     gate.go.set()
     assert found.get(timeout=WAIT_S).tokens == ()
     engine.freed.get(timeout=WAIT_S)
     assert thread.stop(WAIT_S)
+
+
+def test_nobody_waits_for_a_draft_model_that_is_stuck(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in its first pass over a long prompt, or while kernels are chosen on a busy machine."""
+    monkeypatch.setattr(co_located, "PATIENCE_S", 0.01)
+    gate = Gate(FakeEngine.num_layers)
+    target, draft = FakeEngine(1), FakeEngine(1, exits=(), before_layer=gate)
+    run = drafted(connect(serve(target, **beside(draft)).port))
+    try:
+        answer = run.generate(PROMPT, GREEDY, 24)
+        assert gate.reached.is_set()
+    finally:
+        gate.go.set()
+    assert answer.tokens == target.answer(encode(PROMPT), GREEDY, 24)
+    assert answer.metrics.rounds == answer.metrics.tokens
+
+
+class Waiting(NamedTuple):
+    """A session of a draft model whose passes a gate holds."""
+
+    gate: Gate
+    engine: FakeEngine
+    thread: DraftingThread
+    drafts: OwnDrafts
+    found: queue.SimpleQueue[Proposal]
+
+
+def waiting(kind: type[FakeEngine] = FakeEngine) -> Waiting:
+    gate, found = Gate(FakeEngine.num_layers), queue.SimpleQueue[Proposal]()
+    engine = kind(1, exits=(), before_layer=gate)
+    thread = DraftingThread(as_engine(engine), 8)
+    drafts = thread.open(EncodedPrompt(PROMPT_IDS), OPEN, found.put)
+    drafts.want(Wanted(0, (), 4, 23))
+    return Waiting(gate, engine, thread, drafts, found)
+
+
+def test_a_draft_model_that_has_caught_up_drafts_again() -> None:
+    gate, _, thread, drafts, found = waiting()
+    assert gate.reached.wait(WAIT_S)
+    thread.end_overdue(time.monotonic())
+    assert found.empty(), "not yet"
+    thread.end_overdue(time.monotonic() + PATIENCE_S)
+    late = found.get_nowait()
+    assert (late.round, late.tokens, late.took_s >= PATIENCE_S) == (0, (), True)
+    drafts.want(Wanted(1, (5,), 4, 22))
+    assert found.get_nowait() == Proposal(1), "at once"
+    gate.go.set()
+    caught_up = threading.Event()
+    thread.post(caught_up.set)
+    assert caught_up.wait(WAIT_S)
+    number = 2
+    while not (found_ := wanted(drafts, found, number)).tokens:  # it is behind for a moment longer
+        number += 1
+    assert found_.round == number, "no draft of a round that is over"
+    assert thread.stop(WAIT_S)
+
+
+def wanted(drafts: OwnDrafts, found: queue.SimpleQueue[Proposal], round_: int) -> Proposal:
+    drafts.want(Wanted(round_, (5,) * round_, 4, 22))
+    return found.get(timeout=WAIT_S)
+
+
+class DyingEngine(FakeEngine):
+    """A draft model that fails in a way that nobody foresaw, and cannot free its sessions."""
+
+    def warm_up(self, on_exit: OnExit) -> None:
+        self.before_layer(self.num_layers)
+        raise RuntimeError("no device")
+
+    def open(self, prompt: EncodedPrompt, expected: int = 0) -> FakeSession:
+        session = super().open(prompt, expected)
+        session.close = partial(self._fail, session)  # type: ignore[method-assign]
+        return session
+
+    def _fail(self, session: FakeSession) -> None:
+        self.freed.put(None)
+        raise RuntimeError("no device")
+
+
+def test_a_dead_draft_model_delivers_what_is_wanted_before_and_after() -> None:
+    gate, engine, thread, drafts, found = waiting(DyingEngine)
+    gate.go.set()
+    assert found.get(timeout=WAIT_S) == Proposal(0)
+    drafts.close()
+    engine.freed.get(timeout=WAIT_S)
+    another = thread.open(EncodedPrompt(PROMPT_IDS), OPEN, found.put)
+    another.want(Wanted(0, (), 4, 23))
+    assert found.get(timeout=WAIT_S) == Proposal(0)
+    assert thread.stop(WAIT_S)
+
+
+def test_answers_that_are_given_up_leave_the_others_alone(serve: Serve, connect: Connect) -> None:
+    """Short sessions, cancelled ones and lost connections, all at a time."""
+    target, draft = FakeEngine(1), FakeEngine(1, noise=0.3)
+    port = serve(target, **beside(draft)).port
+    run = drafted(connect(port))
+
+    def ask(number: int) -> bool:
+        prompt, length = Prompt(f"room {number}"), 1 + number % 9
+        if number % 3 == 0:
+            client = connect(port)
+            inbox = verifier_bed.Inbox()
+            session = client.open(replace(OPEN, text=prompt.text, co_located=4), inbox.put)
+            session.send(Draft(0, 0, (), autoregressive_rounds=20))
+            inbox.skip_to(Opened if number % 2 else Verdict)
+            client.close() if number % 4 else session.close()
+            return True
+        answer = run.generate(prompt, GREEDY, length)
+        return answer.tokens == target.answer(encode(prompt), GREEDY, length)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(ask, range(60)))
+    for engine in (target, draft):
+        while engine.alive:
+            engine.freed.get(timeout=WAIT_S)
+
+
+def test_the_draft_models_caches_are_part_of_the_memory(serve: Serve) -> None:
+    asked = queue.SimpleQueue[float]()
+
+    class Measured(FakeEngine):
+        def cache_bytes(self, tokens: int) -> int:
+            return (30 if self.exit_layers else 10) * tokens
+
+        def cache_room(self, *, share: float = 1.0, **pass_: int) -> float:
+            asked.put(share)
+            return math.inf
+
+    serve(Measured(1), **beside(Measured(1, exits=())))
+    assert asked.get(timeout=WAIT_S) == 0.75, "the rest is the draft model's"
+    serve(Measured(1))
+    assert asked.get(timeout=WAIT_S) == 1.0
+    assert asked.empty()
 
 
 def test_a_verifier_without_a_draft_model_leaves_drafting_to_the_robot(
@@ -222,6 +358,14 @@ def test_the_planner_has_the_verifier_draft_where_that_is_faster() -> None:
     mode = Mode(4, co_located=True)
     expected = (0.1 + 4 * 0.01) / far.profile.tau(4, co_located=True)
     assert far.seconds_per_token(mode) == pytest.approx(expected)
+
+
+def test_the_planner_measures_the_verifiers_draft_model_before_it_judges_it() -> None:
+    known = planner(0.001, 0.001, 0.05)
+    assert known.choose(co_located=True).kind == "push_ahead"
+    known.profile.t_d = Mean()
+    assert known.choose(co_located=True) == Mode(4, co_located=True)
+    assert known.choose().kind == "push_ahead"
 
 
 def test_a_draft_model_with_another_tokenizer_is_refused() -> None:
