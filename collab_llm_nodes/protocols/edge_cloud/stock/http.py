@@ -174,7 +174,7 @@ class StockHttp:
             return Unauthenticated(words, field="token_file", remedy="check the API key")
         if status in _ABSENT:
             return NotFound(words, field="url", remedy="check url, model and kind")
-        if 300 <= status < 400:
+        if status < 400:
             return ProtocolError(words, field="url", remedy="give the address it redirects to")
         return InvalidInput(words, field="url", remedy="see the server's own log")
 
