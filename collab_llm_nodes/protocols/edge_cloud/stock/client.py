@@ -33,7 +33,7 @@ from collab_llm_nodes.protocols.edge_cloud.sessions import (
     SessionClient,
     SessionHandle,
 )
-from collab_llm_nodes.protocols.edge_cloud.stock.http import StockHttp
+from collab_llm_nodes.protocols.edge_cloud.stock.http import Pause, StockHttp
 from collab_llm_nodes.protocols.edge_cloud.stock.methods import MethodChoice
 from collab_llm_nodes.protocols.edge_cloud.stock.reference import Reference
 from collab_llm_nodes.protocols.edge_cloud.stock.server import (
@@ -109,6 +109,7 @@ class StockClient(SessionClient[Served]):
     ) -> None:
         read_token(config.token, config.token_file)  # a missing file is no fault of the server
         self.reference = Reference.load(config.tokenizer)
+        self._pause = Pause()
         super().__init__(config, on_state, heartbeat)
 
     def make_session(
@@ -121,7 +122,8 @@ class StockClient(SessionClient[Served]):
     async def connect(self, deadline_s: float) -> Served:
         """Return the server once it has passed all checks, which may take a whole answer's time."""
         config = self.config
-        http = StockHttp(config)
+        await self._pause.over()
+        http = StockHttp(config, self._pause)
         server: StockServer
         if config.kind == "vllm":
             choice = MethodChoice(config.method, config.seconds_per_megabyte / 1e6)
