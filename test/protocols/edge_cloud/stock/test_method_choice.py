@@ -33,7 +33,7 @@ def test_bytes_that_have_a_price_count_in_the_choice() -> None:
     seconds = {PROBES: 0.2, ONE_REQUEST: 0.1}
     for price_s, chosen in ((1.0, ONE_REQUEST), (10.0, PROBES)):
         methods = used(MethodChoice("auto", price_s / 1e6), 100, seconds)
-        assert methods[4:].count(chosen) > 90
+        assert methods[4:].count(chosen) > 80
 
 
 def test_a_method_that_is_set_is_used_alone() -> None:
