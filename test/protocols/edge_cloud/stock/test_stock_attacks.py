@@ -314,7 +314,7 @@ def busy(path: str, body: dict[str, Any], honest: dict[str, Any]) -> Reply:
 
 
 def aborted(path: str, body: dict[str, Any], honest: dict[str, Any]) -> dict[str, Any]:
-    empty = {"tokens": [], "top_logprobs": []}
+    empty: dict[str, list[Any]] = {"tokens": [], "top_logprobs": []}
     choices = [
         {**c, "finish_reason": "abort", "token_ids": [], "logprobs": empty}
         for c in honest["choices"]
