@@ -532,7 +532,7 @@ def test_a_gain_too_small_is_not_worth_the_radio() -> None:
         assert (planner.choose() == Mode(0)) == alone
 
 
-@pytest.mark.parametrize(("price", "kind"), [(0.0, "push_ahead"), (10.0, "sd"), (1e6, "ar")])
+@pytest.mark.parametrize(("price", "kind"), [(0.0, "push_ahead"), (30.0, "sd"), (1e6, "ar")])
 def test_bytes_that_have_a_price_count_in_the_choice(
     price: float, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
