@@ -131,7 +131,7 @@ class FakeVllm:
         honest = self._honest(handler.path, body)
         found = self.fault(handler.path, body, honest) if self.fault is not None else None
         if found is None and body.get("stream"):
-            found = Reply(body=b"".join(_events(honest)))
+            found = Reply(body=b"".join(events(honest)))
         if not isinstance(found, Reply) and not callable(found):
             found = Reply(body=json.dumps(honest if found is None else found).encode())
         if callable(found) or found.cut:
@@ -198,7 +198,7 @@ class FakeVllm:
         return logits - np.log(np.exp(logits).sum())
 
 
-def _events(honest: Answer) -> Iterator[bytes]:
+def events(honest: Answer) -> Iterator[bytes]:
     """Yield a streamed answer, one token at a time."""
     for token in honest["choices"][0]["token_ids"]:
         yield f"data: {json.dumps({'choices': [{'index': 0, 'token_ids': [token]}]})}\n\n".encode()

@@ -12,11 +12,12 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
-from fake_vllm import MODEL, FakeVllm, Reply, Write
+from fake_vllm import MODEL, FakeVllm, Reply, Write, events
 from waiting import wait_for
 
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.loading import ModelConfig, load
+from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Answer, Control, Request, Resources
 from collab_llm_nodes.protocols.edge_cloud.carrier import VerifierCarrier
@@ -30,7 +31,7 @@ from collab_llm_nodes.protocols.edge_cloud.stock.reference import Reference
 DEADLINE_S = 1.5
 ENDS_S = 30.0
 """An attack that is not ended takes for ever; a busy machine takes a few seconds."""
-MOST = 24
+QUESTION, MOST = "Where is the red chair?", 24
 MAX_BYTES = 1 << 20
 IN_FLIGHT = 16 << 20
 """Bytes that sockets may hold beyond those that are read."""
@@ -62,7 +63,7 @@ def ask(draft: Engine, client: StockClient, policy: str = "hold", gamma: int = 3
     loss = LinkLossConfig(policy=policy, after_s=DEADLINE_S, max_unverified=256)
     config = EdgeCloudConfig(client=EdgeClientConfig(gamma, MOST), link_loss=loss)
     edge = EdgeCloud(draft, config, Resources(VerifierCarrier(client)))
-    request = Request("a", config, turns=(Turn("user", "Where is the red chair?"),))
+    request = Request("a", config, turns=(Turn("user", QUESTION),))
     control = Control(time.monotonic() + 2 * ENDS_S)
     return edge.run(request, lambda progress: None, control)
 
@@ -209,6 +210,23 @@ def test_an_endless_stream_is_read_as_far_as_it_was_asked_for(
     assert took_s < ENDS_S
     assert endless.gone.wait(ENDS_S)
     assert endless.sent < MAX_BYTES + IN_FLIGHT
+
+
+def test_a_stream_that_breaks_off_goes_on_where_it_was(draft: Engine, server: FakeVllm) -> None:
+    left = threading.Semaphore(1)
+
+    def break_off(path: str, body: dict[str, Any], honest: dict[str, Any]) -> Any:
+        if not body.get("stream") or not left.acquire(blocking=False):
+            return None
+        return Reply(body=b"".join(events(honest)), cut=True)
+
+    server.fault = break_off
+    with StockClient(server.config()) as client:
+        answer = ask(draft, client, gamma=0)
+    assert answer.error is None
+    assert answer.verified
+    assert answer.tokens == server.greedy(server.reference.encode(Prompt(QUESTION)), MOST)
+    assert not left.acquire(blocking=False)
 
 
 def nested(path: str, body: dict[str, Any], honest: dict[str, Any]) -> Reply:
