@@ -7,12 +7,18 @@ node got another topic (``make policy``); a test compares.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from collab_llm.action import Navigate
+from collab_llm_nodes.agents.graph import AgentGraph
+from collab_llm_nodes.agents.settings import AgentConfig
 from collab_llm_nodes.nodes.graph import NODES
+from collab_llm_nodes.nodes.instruct import InstructionClient
 
 ROOT = Path(__file__).resolve().parents[1]
 POLICY = ROOT / "config" / "sros2_policy.xml"
@@ -29,6 +35,8 @@ ENCLAVES = {
     "markers": ("markers:Markers",),
 }
 """Processes of go2.launch.py and their nodes."""
+AGENTS = "agents"
+"""The process of ``collab-llm mcp``."""
 
 PARAMETERS: dict[str, dict[str, Any]] = {
     "camera_ingest": {"source": "videohub"},
@@ -40,6 +48,11 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 FURTHER = {
     "generate_router": {("actions", "call"): {"*/generate"}},  # for each protocol asked for
     "go2_driver": {("topics", "subscribe"): {"/lf/sportmodestate"}},  # by its parameter state_topic
+    "instruct": {  # while it announces an instruction and waits for the protocol that will answer
+        ("topics", "publish"): {"pending_instruction"},
+        ("services", "reply"): {"confirm_instruction"},
+        ("actions", "call"): {"*/generate"},
+    },
 }
 """Names that a node uses only for some requests or parameters."""
 
@@ -105,21 +118,34 @@ def policy(nodes: dict[str, list[Any]]) -> str:
     return HEAD + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def made(**node_arguments: Any) -> dict[str, list[Any]]:
-    """Return the nodes of each enclave, configured and active. Needs a context of rclpy."""
+@contextmanager
+def made(**node_arguments: Any) -> Iterator[dict[str, list[Any]]]:
+    """Yield the nodes of each enclave, configured and active. Needs a context of rclpy."""
+    with ExitStack() as ending:
+        nodes = {
+            enclave: [_started(member, ending, node_arguments) for member in members]
+            for enclave, members in ENCLAVES.items()
+        }
+        robot = ending.enter_context(AgentGraph(AgentConfig(), _SPACE))
+        asking = InstructionClient(
+            Navigate.Goal(), confirm=True, namespace=_SPACE, **node_arguments
+        )
+        ending.callback(asking.node.destroy_node)
+        yield {**nodes, AGENTS: [robot.node, asking.node]}
+
+
+def _started(member: str, ending: ExitStack, node_arguments: dict[str, Any]) -> Any:
+    """Return the node ``module:class``, configured and active until ``ending``."""
     from rclpy.parameter import Parameter
 
-    nodes: dict[str, list[Any]] = {}
-    for enclave, members in ENCLAVES.items():
-        nodes[enclave] = []
-        for member in members:
-            module, kind = member.split(":")
-            overrides = [Parameter(n, value=v) for n, v in PARAMETERS.get(module, {}).items()]
-            cls = getattr(import_module(f"collab_llm_nodes.nodes.{module}"), kind)
-            node = cls(parameter_overrides=overrides, namespace=_SPACE, **node_arguments)
-            nodes[enclave].append(node)
-            node.start()
-    return nodes
+    module, kind = member.split(":")
+    overrides = [Parameter(n, value=v) for n, v in PARAMETERS.get(module, {}).items()]
+    cls = getattr(import_module(f"collab_llm_nodes.nodes.{module}"), kind)
+    node = cls(parameter_overrides=overrides, namespace=_SPACE, **node_arguments)
+    ending.callback(node.destroy_node)
+    node.start()
+    ending.callback(node.stop)
+    return node
 
 
 def _named(name: str) -> str:
@@ -133,11 +159,8 @@ def main() -> None:
     import rclpy
 
     rclpy.init()
-    nodes = made()
-    POLICY.write_text(policy(nodes), encoding="utf-8")
-    for each in (node for members in nodes.values() for node in members):
-        each.stop()
-        each.destroy_node()
+    with made() as nodes:
+        POLICY.write_text(policy(nodes), encoding="utf-8")
     rclpy.shutdown()
 
 

@@ -72,10 +72,11 @@ def run_server(
     """Measure the stock server of ``config``, by each of its methods, and our verifier.
 
     Returns:
-        ``server.<name>.<n>`` for n robots with ``rounds_per_s, tokens_per_s, round_p50_ms,
-        bytes_up_per_round, bytes_down_per_round, answers, output_mismatches``, and
-        ``server.<name>.modes.<mode>`` as of ``bench edge-cloud``; ``name`` is ``ours`` or kind and
-        method. ``output_mismatches`` of all.
+        ``server.ours.<n>`` and ``server.<kind>.<n>.<method>`` for n robots with ``rounds_per_s,
+        tokens_per_s, round_p50_ms, bytes_up_per_round, bytes_down_per_round, answers,
+        output_mismatches``; ``server.ours.modes.<mode>`` and
+        ``server.<kind>.modes.<method>.<mode>`` as of ``bench edge-cloud``; ``output_mismatches``
+        of all.
     """
     set_threads(ModelConfig(path=draft))
     engine = Engine(load(ModelConfig(path=draft)))
@@ -86,30 +87,73 @@ def run_server(
         for prompt, answer in zip(prompts, right, strict=True)
         if not isinstance(answer, str)
     ]
-    results: dict[str, Any] = {"answers": answers, "gamma": GAMMA, "server": {}}
-    for name, opened in _clients(config):
+    measured = []
+    for name, method, opened in _clients(config):
         with opened as client:
-            rows: dict[str, Any] = {"modes": _modes(client, engine, prompts[:answers], right)}
+            modes = _modes(client, engine, prompts[:answers], right)
+            rows = Measured(name, method, modes)
+            measured.append(rows)
             for count in robots:
-                rows[str(count)] = measure_robots(client, scripts, count, seconds)
-                console.print(f"{name}: {count} robots: {rows[str(count)]['rounds_per_s']:.1f}/s")
-        results["server"][name] = rows
-    results["output_mismatches"] = sum(
-        row["output_mismatches"]
-        for rows in results["server"].values()
-        for row in (*rows["modes"].values(), *(r for n, r in rows.items() if n != "modes"))
-    )
-    _print(results, console)
-    return results
+                row = rows.robots[str(count)] = measure_robots(client, scripts, count, seconds)
+                console.print(f"{rows.title}: {count} robots: {row['rounds_per_s']:.1f}/s")
+    _print(measured, console)
+    return {
+        "answers": answers,
+        "gamma": GAMMA,
+        "server": by_server(measured),
+        "output_mismatches": sum(rows.output_mismatches for rows in measured),
+    }
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of one server by one method.
+
+    Attributes:
+        name: ``ours``, or the kind of a stock server.
+        method: of a server that has several, else empty.
+        modes: whole answers of one robot, by mode of decoding.
+        robots: many robots' rounds, by their number.
+    """
+
+    name: str
+    method: str
+    modes: dict[str, dict[str, Any]]
+    robots: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """Name and method."""
+        return f"{self.name} {self.method}".strip()
+
+    @property
+    def output_mismatches(self) -> int:
+        """Answers that were wrong."""
+        rows = (*self.modes.values(), *self.robots.values())
+        return sum(row["output_mismatches"] for row in rows)
+
+
+def by_server(measured: Sequence[Measured]) -> dict[str, Any]:
+    """Return the rows by server, then number of robots or ``modes``, then method if any."""
+    servers: dict[str, Any] = {}
+    for rows in measured:
+        server = servers.setdefault(rows.name, {})
+        for key, row in {"modes": rows.modes, **rows.robots}.items():
+            if rows.method:
+                server.setdefault(key, {})[rows.method] = row
+            else:
+                server[key] = row
+    return servers
 
 
 def _clients(
     config: TargetLinkConfig,
-) -> Iterator[tuple[str, contextlib.AbstractContextManager[SessionClient[Any]]]]:
+) -> Iterator[tuple[str, str, contextlib.AbstractContextManager[SessionClient[Any]]]]:
+    """Yield name, method and client of each server."""
     for method in METHODS[config.kind]:
-        name = config.kind if method == "auto" else f"{config.kind}_{method}"
-        yield name, StockClient(replace(config, method=method))
-    yield "ours", _ours(config.tokenizer)
+        named = "" if method == "auto" else method
+        yield config.kind, named, StockClient(replace(config, method=method))
+    yield "ours", "", _ours(config.tokenizer)
 
 
 @contextlib.contextmanager
@@ -274,20 +318,11 @@ class Replay:
             self._tally.mismatches += 1
 
 
-def _print(results: dict[str, Any], console: Console) -> None:
-    modes = {
-        (name, mode): row
-        for name, rows in results["server"].items()
-        for mode, row in rows["modes"].items()
-    }
+def _print(measured: Sequence[Measured], console: Console) -> None:
+    modes = {(rows.title, mode): row for rows in measured for mode, row in rows.modes.items()}
     columns = {"ms per token": "{ms_per_token:.1f}", "tau": "{tau:.2f}", "bytes": "{bytes}"}
     show_rows(console, "one robot", ["server", "mode"], modes, columns)
-    robots = {
-        (name, count): row
-        for name, rows in results["server"].items()
-        for count, row in rows.items()
-        if count != "modes"
-    }
+    robots = {(rows.title, count): row for rows in measured for count, row in rows.robots.items()}
     columns = {
         "rounds/s": "{rounds_per_s:.1f}",
         "tokens/s": "{tokens_per_s:.0f}",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import ssl
 from collections.abc import AsyncIterator
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -62,8 +64,8 @@ def client_options(
 ) -> dict[str, Any]:
     """Return the arguments of an ``httpx2.AsyncClient`` for the server at ``url``.
 
-    Redirects are not followed, since they would carry texts and keys elsewhere; nor are proxies of
-    the environment.
+    Redirects are not followed, since they would carry texts and keys elsewhere; proxies of the
+    environment are not used. Cookies are not kept: a server could send them without end.
 
     Args:
         tls_ca: certificate authority, a PEM file; empty: the system's.
@@ -74,7 +76,7 @@ def client_options(
     Raises:
         ConfigError: ``tls_ca`` cannot be read.
     """
-    verify = httpx2.create_ssl_context()
+    verify = _system_trust()
     if tls_ca:
         read_file(tls_ca, "tls_ca")
         check_certificates("", "", "tls_ca", tls_ca)
@@ -93,11 +95,18 @@ def client_options(
     return {
         "verify": verify,
         "trust_env": False,
+        "cookies": CookieJar(DefaultCookiePolicy(allowed_domains=())),
         "proxy": None if is_local_url(url) else proxy or None,
         "follow_redirects": False,
         "event_hooks": {"request": [], "response": [bound]},
         "limits": httpx2.Limits(max_connections=connections),
     }
+
+
+@functools.cache
+def _system_trust() -> ssl.SSLContext:
+    """Return the system's certificate authorities; reading them takes long."""
+    return httpx2.create_ssl_context()
 
 
 class TooLarge(Exception):

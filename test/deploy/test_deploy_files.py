@@ -18,17 +18,22 @@ from folders import ROOT
 from collab_llm_nodes.config import from_mapping, from_yaml
 from collab_llm_nodes.protocols.edge_cloud.settings import VerifierConfig
 from collab_llm_nodes.protocols.edge_cloud.verifier import VerifierMetrics
+from collab_llm_nodes.transport.ray_serve import RayConfig
 
 DEPLOY = ROOT / "deploy"
 CONTAINERFILES = sorted(DEPLOY.glob("*.Containerfile"))
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+COMPOSE_VLLM: dict[str, Any] = yaml.safe_load((DEPLOY / "compose_vllm.yaml").read_text())
 MANIFEST: list[dict[str, Any]] = [*yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())]
+KUBERAY: list[dict[str, Any]] = [*yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text())]
 HAPROXY = (ROOT / "config" / "haproxy_verifier.cfg").read_text()
+HAPROXY_VLLM = (DEPLOY / "haproxy_vllm.cfg").read_text()
+Manifest = list[dict[str, Any]]
 
 
-def of_kind(kind: str) -> dict[str, Any]:
+def of_kind(kind: str, manifest: Manifest = MANIFEST) -> dict[str, Any]:
     """Return the manifest's only object of ``kind``."""
-    (found,) = (each for each in MANIFEST if each["kind"] == kind)
+    (found,) = (each for each in manifest if each["kind"] == kind)
     return found
 
 
@@ -36,8 +41,14 @@ def pod() -> dict[str, Any]:
     return dict(of_kind("Deployment")["spec"]["template"]["spec"])
 
 
-def container(name: str) -> dict[str, Any]:
-    (found,) = (each for each in pod()["containers"] if each["name"] == name)
+def ray_pods() -> list[dict[str, Any]]:
+    """Return the templates of KubeRay's pods, the head's first."""
+    ray = of_kind("RayCluster", KUBERAY)["spec"]
+    return [group["template"] for group in (ray["headGroupSpec"], *ray["workerGroupSpecs"])]
+
+
+def container(name: str, spec: dict[str, Any] | None = None) -> dict[str, Any]:
+    (found,) = (each for each in (spec or pod())["containers"] if each["name"] == name)
     return dict(found)
 
 
@@ -102,20 +113,21 @@ def test_the_install_script_is_sound() -> None:
 # compose.yaml.
 
 
-def test_the_files_that_compose_mounts_are_there() -> None:
-    for name, service in COMPOSE["services"].items():
+@pytest.mark.parametrize("compose", [COMPOSE, COMPOSE_VLLM], ids=["verifier", "vllm"])
+def test_the_files_that_compose_mounts_are_there(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
         for volume in service.get("volumes", ()):
             source = volume.split(":")[0]
             if source.startswith("."):
                 assert (DEPLOY / source).is_file(), f"{name}: {source}"
             else:
-                assert source in COMPOSE["volumes"], f"{name}: {source}"
+                assert source in compose["volumes"], f"{name}: {source}"
         for secret in service.get("secrets", ()):
-            assert secret in COMPOSE["secrets"], name
+            assert secret in compose["secrets"], name
         for network in service["networks"]:
-            assert network in COMPOSE["networks"], name
+            assert network in compose["networks"], name
         for other in service.get("depends_on", ()):
-            assert other in COMPOSE["services"], name
+            assert other in compose["services"], name
 
 
 def test_only_haproxy_and_grafana_have_ports_and_only_haproxy_reaches_the_verifier() -> None:
@@ -123,6 +135,17 @@ def test_only_haproxy_and_grafana_have_ports_and_only_haproxy_reaches_the_verifi
     assert ports == {"haproxy": ["50551:50551"], "grafana": ["127.0.0.1:3000:3000"]}
     assert COMPOSE["services"]["verifier"]["networks"] == ["inside"]
     assert COMPOSE["networks"]["inside"]["internal"]
+
+
+def test_robots_reach_vllm_through_haproxy_alone() -> None:
+    services = COMPOSE_VLLM["services"]
+    assert {name: s["ports"] for name, s in services.items() if "ports" in s} == {
+        "haproxy": ["8443:8443"]
+    }
+    assert "outside" not in services["vllm"]["networks"]
+    assert COMPOSE_VLLM["networks"]["inside"]["internal"]
+    assert services["haproxy"]["environment"]["VLLM_ADDRESS"] == "vllm:8000"
+    assert "--enable-scale-out" in services["vllm"]["command"]
 
 
 def test_compose_gives_the_verifier_time_to_drain() -> None:
@@ -138,13 +161,24 @@ def test_compose_gives_the_verifier_time_to_drain() -> None:
     assert job["static_configs"][0]["targets"] == [f"verifier:{port(config.metrics_address)}"]
 
 
-@pytest.mark.parametrize("environment", ["compose", "kubernetes"])
-def test_haproxy_gets_each_variable_that_its_configuration_reads(environment: str) -> None:
-    if environment == "compose":
-        given = set(COMPOSE["services"]["haproxy"]["environment"])
-    else:
-        given = {variable["name"] for variable in container("haproxy")["env"]}
-    assert given == set(re.findall(r'"\$\{(\w+)\}"', HAPROXY))
+def variables(container: dict[str, Any]) -> set[str]:
+    return {variable["name"] for variable in container["env"]}
+
+
+@pytest.mark.parametrize(
+    ("given", "configuration"),
+    [
+        (set(COMPOSE["services"]["haproxy"]["environment"]), HAPROXY),
+        (set(COMPOSE_VLLM["services"]["haproxy"]["environment"]), HAPROXY_VLLM),
+        (variables(container("haproxy")), HAPROXY),
+        (variables(container("haproxy", ray_pods()[0]["spec"])), HAPROXY),
+    ],
+    ids=["compose", "compose_vllm", "kubernetes", "kuberay"],
+)
+def test_haproxy_gets_each_variable_that_its_configuration_reads(
+    given: set[str], configuration: str
+) -> None:
+    assert given == set(re.findall(r'"\$\{(\w+)\}"', configuration))
 
 
 # Kubernetes.
@@ -155,7 +189,10 @@ def test_the_manifest_follows_the_schemas() -> None:
         pytest.skip("no kubernetes-validate: pip install kubernetes-validate")
     import kubernetes_validate
 
-    for each in MANIFEST:
+    pods = [{"apiVersion": "v1", "kind": "Pod", **template} for template in ray_pods()]
+    for each in pods:
+        each["metadata"] = {"name": "of-ray", **each["metadata"]}
+    for each in (*MANIFEST, *(o for o in KUBERAY if o["kind"] != "RayCluster"), *pods):
         kubernetes_validate.validate(each, "1.33", strict=True)
 
 
@@ -194,6 +231,46 @@ def test_labels_volumes_and_references_of_the_manifest_agree() -> None:
         assert {mount["name"] for mount in each["volumeMounts"]} <= volumes
         assert not each["securityContext"]["allowPrivilegeEscalation"]
         assert each["securityContext"]["readOnlyRootFilesystem"]
+
+
+# KubeRay.
+
+
+def test_ray_is_the_version_that_the_image_has() -> None:
+    version = of_kind("RayCluster", KUBERAY)["spec"]["rayVersion"]
+    assert f"=={version}\n" in (ROOT / "requirements" / "ray.txt").read_text()
+
+
+def test_replicas_ports_and_drain_of_the_ray_cluster_fit_the_verifier() -> None:
+    settings = yaml.safe_load(of_kind("ConfigMap", KUBERAY)["data"]["verifier.yaml"])
+    ray = from_mapping(RayConfig, settings.pop("ray"))
+    config = from_mapping(VerifierConfig, settings)
+    head, worker = (template["spec"] for template in ray_pods())
+    (group,) = of_kind("RayCluster", KUBERAY)["spec"]["workerGroupSpecs"]
+    assert group["replicas"] == ray.replicas
+    resources = container("ray-worker", worker)["resources"]
+    assert float(resources["limits"]["nvidia.com/gpu"]) == ray.gpus_per_replica
+    assert float(resources["requests"]["cpu"]) == ray.cpus_per_replica
+    verifier = container("verifier", head)
+    assert str(verifier["readinessProbe"]["grpc"]["port"]) == port(config.address)
+    assert config.client_header == "x-client"
+    for spec, name in ((head, "ray-head"), (worker, "ray-worker")):
+        lives = float(container(name, spec)["lifecycle"]["preStop"]["exec"]["command"][-1])
+        assert config.drain_s + 20 < lives < spec["terminationGracePeriodSeconds"]
+
+
+def test_only_haproxy_of_the_ray_cluster_is_open_to_robots() -> None:
+    policies = [each["spec"] for each in KUBERAY if each["kind"] == "NetworkPolicy"]
+    rules = [rule for policy in policies for rule in policy["ingress"]]
+    assert [r["ports"] for r in rules if "from" not in r] == [[{"port": 50551}]]
+    service = of_kind("Service", KUBERAY)["spec"]
+    labels = ray_pods()[0]["metadata"]["labels"]
+    assert service["selector"].items() <= labels.items()
+    for template in ray_pods():
+        volumes = {volume["name"] for volume in template["spec"]["volumes"]}
+        for each in template["spec"]["containers"]:
+            assert {mount["name"] for mount in each["volumeMounts"]} <= volumes
+            assert not each["securityContext"]["allowPrivilegeEscalation"]
 
 
 # Grafana, and the workflow.

@@ -38,11 +38,8 @@ SHIPPED = rights(security_policy.POLICY.read_text(encoding="utf-8"))
 
 @pytest.mark.ros
 def test_the_policy_covers_all_that_the_nodes_make_and_no_more(ros_context: Any) -> None:
-    nodes = security_policy.made(context=ros_context)
-    made = rights(security_policy.policy(nodes))
-    for member in (node for members in nodes.values() for node in members):
-        member.stop()
-        member.destroy_node()
+    with security_policy.made(context=ros_context) as nodes:
+        made = rights(security_policy.policy(nodes))
     for kind, names in made.items():
         for name, enclaves in names.items():
             assert enclaves <= SHIPPED[kind][name], f"{kind} {name}: run `make policy`"
@@ -70,9 +67,18 @@ def test_the_processes_beside_the_graph_and_the_motion_have_few_rights() -> None
         "motion_watchdog": {"/api/sport/request"},
         "dashboard": {"emergency_stop"},
         "markers": {"markers"},
+        "agents": {"emergency_stop", "pending_instruction", "speech"},
     }.items():
         own = {t for t, who in SHIPPED["topics", "publish"].items() if f"/collab_llm/{name}" in who}
         assert own - common - {f"{name}/transition_event"} == more
+
+
+def test_agents_may_confirm_nothing_and_give_only_the_navigator_goals() -> None:
+    agents = "/collab_llm/agents"
+    assert agents not in SHIPPED["services", "request"]["confirm_instruction"]
+    assert agents not in SHIPPED["services", "request"]["reset_emergency_stop"]
+    called = {a for a, enclaves in SHIPPED["actions", "call"].items() if agents in enclaves}
+    assert called == {"*/generate", "dragon/generate", "edge_cloud/generate", "navigate"}
 
 
 def test_the_governance_for_a_go2_opens_the_robots_own_topics_and_no_others() -> None:
@@ -97,4 +103,5 @@ def test_the_governance_for_a_go2_opens_the_robots_own_topics_and_no_others() ->
 def test_nobody_may_set_parameters_or_change_the_state_of_another() -> None:
     asked = SHIPPED["services", "request"]
     assert asked
-    assert not [name for name in asked if name.endswith(("parameters", "state", "atomically"))]
+    setters = ("set_parameters", "set_parameters_atomically", "change_state")
+    assert not [name for name in asked if name.endswith(setters)]

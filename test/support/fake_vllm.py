@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -20,7 +21,9 @@ from collab_llm_nodes.protocols.edge_cloud.stock.settings import TargetLinkConfi
 
 MODEL, CONTEXT = "text-target", 2048
 Answer = dict[str, Any]
-Fault = Callable[[str, Answer, Answer], "Answer | Reply | None"]
+Write = Callable[[BaseHTTPRequestHandler], None]
+"""Writes a reply to the handler's connection, headers and all; the connection ends with it."""
+Fault = Callable[[str, Answer, Answer], "Answer | Reply | Write | None"]
 """Called with path, request and honest answer; returns what is sent instead, or None."""
 
 
@@ -33,6 +36,15 @@ class Reply(Exception):
         super().__init__()
         self.status, self.body, self.cut, self.headers = status, body, cut, headers
 
+    def write(self, handler: BaseHTTPRequestHandler) -> None:
+        """Send this reply."""
+        handler.send_response(self.status)
+        for name, value in self.headers.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.send_header("Content-Length", str(len(self.body)))
+        handler.end_headers()
+        handler.wfile.write(self.body[: len(self.body) // 2] if self.cut else self.body)
+
 
 class FakeVllm:
     """Use as a context manager.
@@ -43,11 +55,13 @@ class FakeVllm:
 
     Attributes:
         requests: path and body of each request.
+        headers: of each request.
     """
 
     def __init__(self, reference: Reference, weights: int = 0, fault: Fault | None = None) -> None:
         self.reference, self.weights, self.fault = reference, weights, fault
         self.requests: list[tuple[str, Answer]] = []
+        self.headers: list[Message] = []
         self.port = 0  # a free one
 
     def __enter__(self) -> FakeVllm:
@@ -113,22 +127,17 @@ class FakeVllm:
     def respond(self, handler: BaseHTTPRequestHandler, body: Answer) -> None:
         """Answer one request."""
         self.requests.append((handler.path, body))
+        self.headers.append(handler.headers)
         honest = self._honest(handler.path, body)
         found = self.fault(handler.path, body, honest) if self.fault is not None else None
         if found is None and body.get("stream"):
-            found = Reply(body=b"".join(_events(honest)))
-        if isinstance(found, Reply):
-            reply = found
-        else:
-            reply = Reply(body=json.dumps(honest if found is None else found).encode())
-        handler.send_response(reply.status)
-        for name, value in reply.headers.items():
-            handler.send_header(name.replace("_", "-"), value)
-        handler.send_header("Content-Length", str(len(reply.body)))
-        handler.end_headers()
-        handler.wfile.write(reply.body[: len(reply.body) // 2] if reply.cut else reply.body)
-        if reply.cut:
+            found = Reply(body=b"".join(events(honest)))
+        if not isinstance(found, Reply) and not callable(found):
+            found = Reply(body=json.dumps(honest if found is None else found).encode())
+        if callable(found) or found.cut:
             handler.close_connection = True
+        with contextlib.suppress(OSError):  # the client may leave before its end
+            found.write(handler) if isinstance(found, Reply) else found(handler)
 
     def _honest(self, path: str, body: Answer) -> Answer:
         if path == "/health":
@@ -189,7 +198,7 @@ class FakeVllm:
         return logits - np.log(np.exp(logits).sum())
 
 
-def _events(honest: Answer) -> Iterator[bytes]:
+def events(honest: Answer) -> Iterator[bytes]:
     """Yield a streamed answer, one token at a time."""
     for token in honest["choices"][0]["token_ids"]:
         yield f"data: {json.dumps({'choices': [{'index': 0, 'token_ids': [token]}]})}\n\n".encode()

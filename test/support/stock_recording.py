@@ -18,6 +18,7 @@ from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.protocols.edge_cloud.link import LinkConfig
 from collab_llm_nodes.protocols.edge_cloud.messages import Open
 from collab_llm_nodes.protocols.edge_cloud.stock.http import Count, StockHttp, ignore_bytes
+from collab_llm_nodes.protocols.edge_cloud.stock.methods import MethodChoice
 from collab_llm_nodes.protocols.edge_cloud.stock.reference import Reference
 from collab_llm_nodes.protocols.edge_cloud.stock.server import Facts, Row
 from collab_llm_nodes.protocols.edge_cloud.stock.session import Score
@@ -113,7 +114,7 @@ async def play(http: Any, model: str, picture: bytes | None, *, generates: bool)
         generates: use ``/inference/v1/generate`` where the server has it.
     """
     reference = Reference.load(model)
-    server = VllmServer(http, model, reference, "auto")
+    server = VllmServer(http, model, reference, MethodChoice("auto"))
     facts = await server.check()
     server.generates = server.generates and generates
     images = () if picture is None else (picture,)

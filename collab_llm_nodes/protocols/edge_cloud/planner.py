@@ -30,6 +30,9 @@ T_q is what a verification takes, the wait for its turn included: of a verifier 
 the cloud alone pays that per token. Speculation loses to the cloud alone if, roughly,
 2 T_c + gamma T_p > (tau - 1) T_q: with a fast server behind a slow link. Then the planner says so
 and lets the verifier stream.
+
+Where bytes on the link have a price beside the time that they take, modes are compared by time plus
+price; the bytes of a round are measured in each mode.
 """
 
 from __future__ import annotations
@@ -257,10 +260,18 @@ class PlannerConfig:
     )
     min_gain: float = setting(
         0.03,
-        "Speculate only if it saves this share of the time, and more than by luck so far. Raise it"
-        " where the robot's energy or the link's bytes cost more than time.",
+        "Speculate only if it saves this share of the cost, and more than by luck so far. Raise it"
+        " where the robot's energy costs more than time.",
         low=0.0,
         high=0.9,
+    )
+    seconds_per_megabyte: float = setting(
+        0.0,
+        "Price of a megabyte on the link, beyond the time that it takes: seconds that may be lost"
+        " to save one. Raise it where traffic is paid for or others need the link; a stock"
+        " server's rounds are kilobytes.",
+        low=0.0,
+        high=1e6,
     )
 
     def __post_init__(self) -> None:
@@ -280,6 +291,8 @@ class Planner:
         self.configure(config, gamma, depth)
         self._bias: dict[Mode, Mean] = {}  # of modes that were used: time taken over predicted
         self._bias_of_kind = {kind: Mean(1.0, weight=16) for kind in _KINDS}
+        self._bytes: dict[Mode, Mean] = {}  # of a round, both ways
+        self._bytes_of_kind = {kind: Mean(weight=16) for kind in _KINDS}
         self.profile = Profile()
 
     def configure(self, config: PlannerConfig, gamma: int, depth: int) -> None:
@@ -288,9 +301,16 @@ class Planner:
         self._depth = depth
         self._first = Mode(gamma, ahead=True)
 
-    def on_answer(self, mode: Mode, metrics: EdgeCloudMetrics) -> None:
-        """Compare the rounds of a complete answer in ``mode`` with what was predicted."""
+    def on_answer(self, mode: Mode, metrics: EdgeCloudMetrics, later_bytes: int = 0) -> None:
+        """Compare the rounds of a complete answer in ``mode`` with what was predicted.
+
+        Args:
+            later_bytes: sent and received in the rounds after the first one.
+        """
         later = metrics.rounds - 1  # the first one also opens the session
+        if later > 0:
+            self._bytes_of_kind[mode.kind].add(later_bytes / later)
+            self._bytes.setdefault(mode, Mean(weight=16)).add(later_bytes / later)
         predicted = round_seconds(self.profile, mode, self._depth)
         if later > 0 and predicted > 0:
             taken = (metrics.total_s - metrics.time_to_first_token_s) / later
@@ -306,7 +326,7 @@ class Planner:
 
         First the cloud alone and the configured drafts are measured, the robot's and the
         verifier's. Speculation has to save ``min_gain`` at least, and more than luck may have made
-        of the rounds so far.
+        of the rounds so far. Bytes cost what ``seconds_per_megabyte`` says.
 
         Args:
             co_located: the verifier has a draft model of its own.
@@ -322,17 +342,17 @@ class Planner:
         kinds = _SPECULATING if co_located else _SPECULATING[:2]
         gammas = range(1, self._config.max_gamma + 1)
         modes = (replace(kind, gamma=gamma) for kind in kinds for gamma in gammas)
-        best = min(modes, key=self.seconds_per_token)
+        best = min(modes, key=self.cost_per_token)
         alone = Mode(0)
         gain = max(self._config.min_gain, self._doubt())
-        worth = self.seconds_per_token(best) <= (1.0 - gain) * self.seconds_per_token(alone)
+        worth = self.cost_per_token(best) <= (1.0 - gain) * self.cost_per_token(alone)
         chosen, other = (best, alone) if worth else (alone, best)
-        token_s = self.seconds_per_token(chosen)
+        cost = self.cost_per_token(chosen)
         losses = [
-            (rival, self.seconds_per_token(rival) - token_s)
+            (rival, self.cost_per_token(rival) - cost)
             for rival in self._rivals(chosen, other, kinds)
         ]
-        return self._trials.choose(chosen, token_s, losses)
+        return self._trials.choose(chosen, cost, losses)
 
     def _doubt(self) -> float:
         """Relative standard error of tau, from the number of rounds that it is known by."""
@@ -347,9 +367,21 @@ class Planner:
         alike = (replace(kind, gamma=chosen.gamma) for kind in kinds)
         return [other, *near, *(mode for mode in alike if mode != chosen)]
 
+    def cost_per_token(self, mode: Mode) -> float:
+        """Predicted time per token, and the price of its bytes [s]."""
+        price_s = self._config.seconds_per_megabyte * self.round_bytes(mode) / 1e6
+        return self.seconds_per_token(mode) + price_s / self._tau(mode)
+
     def seconds_per_token(self, mode: Mode) -> float:
         """Predicted time per token; see the module's docstring."""
-        return self.round_seconds(mode) / self.profile.tau(mode.gamma, co_located=mode.co_located)
+        return self.round_seconds(mode) / self._tau(mode)
+
+    def _tau(self, mode: Mode) -> float:
+        return self.profile.tau(mode.gamma, co_located=mode.co_located)
+
+    def round_bytes(self, mode: Mode) -> float:
+        """Bytes of a round, as measured in this mode, or in its kind; 0 while unknown."""
+        return self._bytes.get(mode, self._bytes_of_kind[mode.kind]).value
 
     def round_seconds(self, mode: Mode) -> float:
         """Predicted time per round, corrected by how predictions of it, or its kind, came true."""

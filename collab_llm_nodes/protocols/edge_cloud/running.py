@@ -290,6 +290,7 @@ class _Generation:
         self._reported = 0  # number of tokens emitted
         self._patience = Patience(config.link_loss.after_s)
         self._session: Session | None = None
+        self._opening_bytes = 0  # to the first verdict, prompt and pictures included
         self._length = request.length(config.client.max_tokens)
         length = EdgeClientConfig(0 if mode.co_located else mode.gamma, self._length)
         filled = guide is not None or mode.co_located
@@ -354,7 +355,8 @@ class _Generation:
                 left_s = control.due - time.monotonic()
                 self._loop.run(left_s, asked_at=request.asked_at or None)
                 if not self._loop.paused:
-                    owner.planner.on_answer(self._mode, self._client.metrics)
+                    later = self._bytes - self._opening_bytes
+                    owner.planner.on_answer(self._mode, self._client.metrics, later)
             finally:
                 self._loop.close()  # it may not have run, but must answer requests for pre-drafts
                 self._report()
@@ -400,7 +402,13 @@ class _Generation:
         self._patience.on_sent(time.monotonic())
         self._session.send(draft)
 
+    @property
+    def _bytes(self) -> int:
+        """Bytes of the session so far, both ways."""
+        return 0 if self._session is None else self._session.bytes_up + self._session.bytes_down
+
     def _on_tokens(self, tokens: tuple[int, ...]) -> None:
+        self._opening_bytes = self._opening_bytes or self._bytes
         awaited = self._client.in_flight is not None
         self._patience.on_heard(time.monotonic(), waiting=awaited)
         self._report_tokens(tokens)

@@ -9,7 +9,13 @@ import pytest
 from fake_vllm import MODEL, FakeVllm
 from rich.console import Console
 
-from collab_llm_lab.bench.edge_cloud_server import GAMMA, Script, measure_robots
+from collab_llm_lab.bench.edge_cloud_server import (
+    GAMMA,
+    Measured,
+    Script,
+    by_server,
+    measure_robots,
+)
 from collab_llm_lab.bench.lossless.server import MAX_TOKENS, check_server, server_prompts
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.loading import ModelConfig, load
@@ -78,3 +84,15 @@ def test_many_robots_get_the_verdicts_of_their_scripts(server: FakeVllm, draft: 
     assert row["answers"] >= 3
     assert row["rounds_per_s"] > 0
     assert row["bytes_up_per_round"] > 0
+
+
+def test_rows_are_by_server_then_robots_then_method() -> None:
+    row, mode = {"output_mismatches": 1}, {"sd": {"output_mismatches": 2}}
+    measured = [Measured("vllm", m, mode, {"8": row}) for m in ("probes", "one_request")]
+    measured.append(Measured("ours", "", mode, {"8": row}))
+    both = {"probes": row, "one_request": row}
+    assert by_server(measured) == {
+        "vllm": {"modes": {"probes": mode, "one_request": mode}, "8": both},
+        "ours": {"modes": mode, "8": row},
+    }
+    assert sum(rows.output_mismatches for rows in measured) == 9

@@ -532,6 +532,26 @@ def test_a_gain_too_small_is_not_worth_the_radio() -> None:
         assert (planner.choose() == Mode(0)) == alone
 
 
+@pytest.mark.parametrize(("price", "kind"), [(0.0, "push_ahead"), (30.0, "sd"), (1e6, "ar")])
+def test_bytes_that_have_a_price_count_in_the_choice(
+    price: float, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a stock server a round is kilobytes, a streamed token a few hundred bytes."""
+    monkeypatch.setattr(planner_module, "_EXPLORE_SHARE", 0.0)
+    planner = Planner(PlannerConfig(enabled=True, seconds_per_megabyte=price), gamma=4, depth=3)
+    p = planner.profile = profile(**GO2, alpha=0.6)
+    for mode, size in [(Mode(0), 300), (Mode(4), 7_000), (Mode(4, ahead=True), 50_000)] * 20:
+        seconds = round_seconds(p, mode, 3)
+        planner.on_answer(
+            mode,
+            EdgeCloudMetrics(rounds=11, total_s=1.0 + 10 * seconds, time_to_first_token_s=1.0),
+            10 * size,
+        )
+        assert planner.round_bytes(mode) == pytest.approx(size)
+    assert planner.round_bytes(Mode(2)) == pytest.approx(7_000), "as of its kind"
+    assert planner.choose().kind == kind
+
+
 @pytest.mark.parametrize(("rounds", "alone"), [(9, True), (1000, False)])
 def test_a_gain_that_few_rounds_promise_may_have_been_luck(rounds: int, alone: bool) -> None:
     planner = Planner(PlannerConfig(enabled=True), gamma=4, depth=3)

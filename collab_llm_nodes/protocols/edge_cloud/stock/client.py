@@ -13,7 +13,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -33,7 +33,8 @@ from collab_llm_nodes.protocols.edge_cloud.sessions import (
     SessionClient,
     SessionHandle,
 )
-from collab_llm_nodes.protocols.edge_cloud.stock.http import StockHttp
+from collab_llm_nodes.protocols.edge_cloud.stock.http import Pause, StockHttp
+from collab_llm_nodes.protocols.edge_cloud.stock.methods import MethodChoice
 from collab_llm_nodes.protocols.edge_cloud.stock.reference import Reference
 from collab_llm_nodes.protocols.edge_cloud.stock.server import (
     GUIDED_TOP,
@@ -108,6 +109,7 @@ class StockClient(SessionClient[Served]):
     ) -> None:
         read_token(config.token, config.token_file)  # a missing file is no fault of the server
         self.reference = Reference.load(config.tokenizer)
+        self._pause = Pause()
         super().__init__(config, on_state, heartbeat)
 
     def make_session(
@@ -120,10 +122,12 @@ class StockClient(SessionClient[Served]):
     async def connect(self, deadline_s: float) -> Served:
         """Return the server once it has passed all checks, which may take a whole answer's time."""
         config = self.config
-        http = StockHttp(config)
+        await self._pause.over()
+        http = StockHttp(config, self._pause)
         server: StockServer
         if config.kind == "vllm":
-            server = VllmServer(http, config.model, self.reference, config.method)
+            choice = MethodChoice(config.method, config.seconds_per_megabyte / 1e6)
+            server = VllmServer(http, config.model, self.reference, choice)
         else:
             server = SglangServer(http, config.model, self.reference)
         try:
@@ -319,13 +323,18 @@ class _Stream:
 
     async def _stream(self, stream: Stream) -> None:
         prefix, begun = stream.prefix, time.monotonic()
+        end = len(prefix) + stream.count
         tokens = self._server.stream(self._prompt, prefix, stream.count, self._handle.count)
-        async for token in tokens:
-            laws = self._law.distributions([{token: 0.0}])
-            seconds = self._server_s(begun) if prefix == stream.prefix else time.monotonic() - begun
-            self._perform(self._session.on_scores(Score(prefix, ()), laws, seconds))
-            prefix, begun = (*prefix, token), time.monotonic()
-        if not self._session.finished and len(prefix) < len(stream.prefix) + stream.count:
+        async with aclosing(tokens):
+            async for token in tokens:
+                if self._session.finished or len(prefix) == end:
+                    raise wrong_answer("more tokens than were asked for")
+                laws = self._law.distributions([{token: 0.0}])
+                waited_s = time.monotonic() - begun
+                seconds = self._server_s(begun) if prefix == stream.prefix else waited_s
+                self._perform(self._session.on_scores(Score(prefix, ()), laws, seconds))
+                prefix, begun = (*prefix, token), time.monotonic()
+        if not self._session.finished and len(prefix) < end:
             raise Unavailable("the server ended its answer early", field="url")
 
     def _server_s(self, begun: float) -> float:

@@ -44,14 +44,32 @@ def ignore_bytes(up: int, down: int) -> None:
     """Count nothing."""
 
 
+class Pause:
+    """The pause that a server has asked all requests for."""
+
+    def __init__(self) -> None:
+        self._until = 0.0  # time.monotonic()
+
+    def extend(self, seconds: float) -> None:
+        """Make the pause last ``seconds`` from now, or ``_PAUSE_MAX_S``."""
+        self._until = max(self._until, time.monotonic() + min(_PAUSE_MAX_S, seconds))
+
+    async def over(self) -> None:
+        """Wait for the end of the pause."""
+        await asyncio.sleep(max(0.0, self._until - time.monotonic()))
+
+
 class StockHttp:
     """A pool of connections to one server; used in one event loop.
+
+    Args:
+        pause: which outlasts these connections.
 
     Raises:
         ConfigError: a certificate or the token's file cannot be read.
     """
 
-    def __init__(self, config: TargetLinkConfig) -> None:
+    def __init__(self, config: TargetLinkConfig, pause: Pause | None = None) -> None:
         token = read_token(config.token, config.token_file)
         options = client_options(
             config.url,
@@ -68,7 +86,7 @@ class StockHttp:
         self._answer_s = config.link.verdict_deadline_s
         timeout = httpx2.Timeout(self._answer_s, connect=config.link.connect_deadline_s)
         self._client = httpx2.AsyncClient(headers=headers, timeout=timeout, **options)
-        self._quiet_until = 0.0  # the server has asked for a pause until then, time.monotonic()
+        self._pause = pause or Pause()
         self.broken = asyncio.Event()
         """Set when the server cannot be reached, or has closed a connection in mid-answer."""
 
@@ -106,7 +124,7 @@ class StockHttp:
         """Yield the JSON objects of a streamed answer (server-sent events); raises as ``post``."""
         content = _encoded(body)
         count(len(content), 0)
-        await self._wait_for_leave()
+        await self._pause.over()
         with _typed(self):
             async with self._client.stream(
                 "POST", self._url + path, content=content, headers=_JSON
@@ -127,7 +145,7 @@ class StockHttp:
         self, method: str, path: str, body: Mapping[str, Any] | None, count: Count
     ) -> dict[str, Any]:
         content = None if body is None else _encoded(body)
-        await self._wait_for_leave()
+        await self._pause.over()
         with _typed(self):
             asked = self._client.request(method, self._url + path, content=content, headers=_JSON)
             response = await within(asked, self._answer_s)
@@ -135,10 +153,6 @@ class StockHttp:
         if response.status_code != 200:
             raise self._refused(response, response.content)
         return self._checked(response.content, response)
-
-    async def _wait_for_leave(self) -> None:
-        """Wait until the pause is over that the server has asked for."""
-        await asyncio.sleep(max(0.0, self._quiet_until - time.monotonic()))
 
     def _checked(self, content: bytes, response: httpx2.Response) -> dict[str, Any]:
         """Return the object in ``content``, unless it is an error report with status 200."""
@@ -166,15 +180,15 @@ class StockHttp:
         """Return the error that a report with ``status`` stands for."""
         words = f"the server answers {status}: {words_of(report, self._token)}"
         if is_transient(status):
-            pause_s = min(_PAUSE_MAX_S, asked_pause_s(headers, time.time()))
-            self._quiet_until = max(self._quiet_until, time.monotonic() + pause_s)
+            pause_s = asked_pause_s(headers, time.time())
+            self._pause.extend(pause_s)
             asks = f" (asks for a pause of {pause_s:g} s)" if pause_s else ""
             return Unavailable(words + asks, field="url", remedy=_LATER)
         if status in (401, 403):
             return Unauthenticated(words, field="token_file", remedy="check the API key")
         if status in _ABSENT:
             return NotFound(words, field="url", remedy="check url, model and kind")
-        if 300 <= status < 400:
+        if status < 400:
             return ProtocolError(words, field="url", remedy="give the address it redirects to")
         return InvalidInput(words, field="url", remedy="see the server's own log")
 

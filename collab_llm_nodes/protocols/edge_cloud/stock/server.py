@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -89,7 +89,7 @@ class StockServer(Protocol):
 
     def stream(
         self, prompt: ServedPrompt, prefix: tuple[int, ...], most: int, count: Count
-    ) -> AsyncIterator[int]:
+    ) -> AsyncGenerator[int, None]:
         """Yield the tokens of a greedy answer after ``prefix``: an end token or ``most``."""
 
 

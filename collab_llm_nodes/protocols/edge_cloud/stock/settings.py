@@ -43,8 +43,15 @@ class TargetLinkConfig(ClientLinkConfig):
         "auto",
         "Requests of a round at vLLM. probes: one token after each draft token, which uses the"
         " server's prefix cache; one_request: all at once, which reads the whole prompt again;"
-        " auto: what takes less time.",
+        " auto: what costs less, by time and seconds_per_megabyte.",
         choices=("auto", "probes", "one_request"),
+        read_only=True,
+    )
+    seconds_per_megabyte: float = setting(
+        0.0,
+        "Price of a megabyte on the link, for method: auto; as planner.seconds_per_megabyte [s].",
+        low=0.0,
+        high=1e6,
         read_only=True,
     )
     score_ahead: int = setting(

@@ -8,7 +8,7 @@ the end.
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from collab_llm_nodes.errors import VocabularyMismatch
@@ -106,7 +106,7 @@ class SglangServer:
 
     async def stream(
         self, prompt: ServedPrompt, prefix: tuple[int, ...], most: int, count: Count
-    ) -> AsyncIterator[int]:
+    ) -> AsyncGenerator[int, None]:
         body = _body((*prompt.ids, *prefix), most, 0, images=prompt.pictures)
         known = 0
         async for event in self._http.events(GENERATE, body | {"stream": True}, count):

@@ -16,7 +16,7 @@ import asyncio
 import base64
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,17 +81,18 @@ class VllmServer:
     """Requests to one vLLM; see ``StockServer``.
 
     Args:
-        method: ``probes``, ``one_request``, or ``auto``: what takes less time.
+        choice: of the method.
 
     Attributes:
         generates: pictures go to ``/inference/v1/generate``.
-        choice: of the method.
     """
 
-    def __init__(self, http: StockHttp, model: str, reference: Reference, method: str) -> None:
+    def __init__(
+        self, http: StockHttp, model: str, reference: Reference, choice: MethodChoice
+    ) -> None:
         self._http, self._model, self._reference = http, model, reference
         self.generates = False
-        self.choice = MethodChoice(method)
+        self.choice = choice
 
     async def alive(self, deadline_s: float) -> bool:
         return await self._http.alive("/health", deadline_s)
@@ -129,10 +130,16 @@ class VllmServer:
         if prompt.pictures is not None and not self.generates:
             return await self._score_chat(prompt, score, top, count)
         method = self.choice.next()
-        begun = time.monotonic()
+        begun, size = time.monotonic(), 0
+
+        def count_round(up: int, down: int) -> None:
+            nonlocal size
+            size += up + down
+            count(up, down)
+
         ask = self._probe if method == PROBES else self._score_at_once
-        rows = await ask(prompt, score, top, count)
-        self.choice.learn(method, time.monotonic() - begun)
+        rows = await ask(prompt, score, top, count_round)
+        self.choice.learn(method, time.monotonic() - begun, size)
         return rows
 
     async def choose(
@@ -149,7 +156,7 @@ class VllmServer:
 
     async def stream(
         self, prompt: ServedPrompt, prefix: tuple[int, ...], most: int, count: Count
-    ) -> AsyncIterator[int]:
+    ) -> AsyncGenerator[int, None]:
         sent = 0
         for whole in (False, True):
             path, body = self._continuation(prompt, prefix, {"max_tokens": most}, whole=whole)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collab_llm_nodes.protocols.edge_cloud.stock.methods import ONE_REQUEST, PROBES, MethodChoice
 
+SIZES = {PROBES: 5_000, ONE_REQUEST: 20_000}
+
 
 def used(choice: MethodChoice, rounds: int, seconds: dict[str, float]) -> list[str]:
     methods = []
     for _ in range(rounds):
         methods.append(choice.next())
-        choice.learn(methods[-1], seconds[methods[-1]])
+        choice.learn(methods[-1], seconds[methods[-1]], SIZES[methods[-1]])
     return methods
 
 
@@ -25,6 +27,13 @@ def test_a_method_that_has_become_faster_is_found() -> None:
     used(choice, 50, {PROBES: 0.1, ONE_REQUEST: 0.12})
     methods = used(choice, 400, {PROBES: 0.3, ONE_REQUEST: 0.1})
     assert methods[-50:].count(ONE_REQUEST) > 40
+
+
+def test_bytes_that_have_a_price_count_in_the_choice() -> None:
+    seconds = {PROBES: 0.2, ONE_REQUEST: 0.1}
+    for price_s, chosen in ((1.0, ONE_REQUEST), (10.0, PROBES)):
+        methods = used(MethodChoice("auto", price_s / 1e6), 100, seconds)
+        assert methods[4:].count(chosen) > 80
 
 
 def test_a_method_that_is_set_is_used_alone() -> None:

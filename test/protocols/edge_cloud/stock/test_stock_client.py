@@ -373,6 +373,21 @@ def test_a_pause_that_the_server_asks_for_is_made(server: FakeVllm) -> None:
         assert time.monotonic() - begun > 0.7
 
 
+def test_a_pause_asked_for_during_the_check_delays_the_next_one(server: FakeVllm) -> None:
+    asked: list[float] = []
+
+    def busy_once(path: str, body: dict[str, Any], honest: dict[str, Any]) -> Any:
+        if path != "/tokenize":
+            return None
+        asked.append(time.monotonic())
+        return Reply(429, Retry_After="0.7") if len(asked) == 1 else None
+
+    server.fault = busy_once
+    with connected(server) as client:
+        wait_for(lambda: client.status.state == "UP")
+    assert asked[1] - asked[0] > 0.7
+
+
 def test_a_refused_key_ends_the_session_and_is_not_repeated(
     server: FakeVllm, tmp_path: Any
 ) -> None:
