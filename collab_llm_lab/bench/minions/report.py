@@ -175,7 +175,7 @@ def run_minions(
 
 def join(earlier: Results, found: Results) -> dict[str, Any]:
     """Return ``earlier`` with the parts of ``found`` in place of its own."""
-    return beside(earlier, found, _ok, facts=_RUN)
+    return beside(earlier, found, _ok, facts=_RUN, shared=("reality",))
 
 
 def _ok(results: Results) -> bool:
