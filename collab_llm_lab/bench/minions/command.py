@@ -120,7 +120,7 @@ def bench_minions(
         wanted = SAFETY_GOALS if quick else goals
         return not results["failed"] and all(goals.get(goal, True) for goal in wanted)
 
-    asked = given(questions=log_questions, tokens=tokens, reality=pretrained_questions)
+    asked = given(questions=log_questions, tokens=tokens, pretrained=pretrained_questions)
     measure_parts(
         run_minions,
         results_keeper(json_file, plot, part, join, plot_all),

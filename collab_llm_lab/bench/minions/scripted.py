@@ -32,7 +32,7 @@ from collab_llm_nodes.protocols.minions.messages import CannotPlan
 from collab_llm_nodes.protocols.minions.plan import number
 from collab_llm_nodes.protocols.minions.reading import as_text
 
-_LEAST_SHARE = 0.5
+_LEAST_SHARE = 0.6
 """Share of a task's words that an output must have to be believed, chosen on the questions for
 development."""
 _SMALL_WORDS = frozenset(
