@@ -140,6 +140,11 @@ class InProcessChat:
         assert len(results) == len(requests), "a request has no result"
         return results
 
+    @property
+    def parameters(self) -> int:
+        """Number of the model's parameters."""
+        return sum(each.numel() for each in self._engine.loaded.model.parameters())
+
     def health(self) -> Mapping[str, object]:
         """Return figures for diagnostics, read without a lock."""
         return {

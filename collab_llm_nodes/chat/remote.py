@@ -91,6 +91,9 @@ OPTIONAL = ("temperature", "top_p", "seed", SYSTEM, FORM)
 """Parts of a request that some servers refuse."""
 _MAX_CHARACTERS = 1 << 21
 """Longest prompt; the server knows the context of its model and refuses less."""
+_MOST_PER_TOKEN, _FEW_TOKENS = 10, 200
+"""Characters of a token of a whole prompt at most; English has some four. Short prompts may be of
+blanks."""
 _LENGTH_FIELDS = ("max_completion_tokens", "max_tokens")
 _NOT_TAKEN = re.compile(
     r"(?:un|not |n't |does not )(?:support|permit|allow|accept|enabled|recogni[sz]|known|expected)"
@@ -151,6 +154,12 @@ class RemoteConfig:
         " or not.",
         read_only=True,
     )
+    extra_body: str = setting(
+        "",
+        "Further fields of each request, as a JSON object, for what only this server has:"
+        ' \'{"chat_template_kwargs": {"enable_thinking": false}}\'.',
+        read_only=True,
+    )
     parallel: int = setting(
         8,
         "Concurrent requests. Raise it to the server's own batch size; lower it below a rate"
@@ -178,6 +187,7 @@ class RemoteConfig:
                     remedy=f"any of {', '.join(OPTIONAL)}",
                 )
         check_paired("", "", self.token, self.token_file)
+        _further_fields(self.extra_body)
         if self.token_variable and (self.token or self.token_file):
             raise ConfigError(
                 "the API key is given twice",
@@ -213,8 +223,10 @@ class RemoteChat:
         self._config = config
         self._token = _api_key(config)
         self._random = random.Random()
-        self._left_out = set(config.omit)  # this and the next: of the loop's thread
+        self._extra = _further_fields(config.extra_body)
+        self._left_out = set(config.omit)  # this and the next two: of the loop's thread
         self._length_field = config.length_field
+        self._warned_of_context = False
         self._jobs = 0
         self._lock = threading.Lock()  # of _jobs and _closing
         self._closing = False
@@ -337,6 +349,7 @@ class RemoteChat:
             self._check(request)
             left_s = None if math.isinf(due) else due - begun
             text, finish, usage = await within(self._attempt_all(request, due, attempts), left_s)
+            self._check_whole(request, usage)
         except CollabError as error:
             error.attempts = attempts.made
             return error
@@ -344,6 +357,23 @@ class RemoteChat:
             text, finish, usage = "", Finish.DEADLINE, None
         seconds = time.monotonic() - begun
         return Reply(text, finish, usage, attempts.made, seconds)
+
+    def _check_whole(self, request: ChatRequest, usage: Usage | None) -> None:
+        """Log once that the server seems to have cut a prompt, as Ollama does without an error."""
+        if usage is None or self._warned_of_context:
+            return
+        characters = sum(len(turn.content) for turn in request.turns)
+        tokens = usage.prefill + usage.cached
+        if characters > _MOST_PER_TOKEN * max(tokens, _FEW_TOKENS):
+            self._warned_of_context = True
+            log.warning(
+                "%s read %d tokens of a prompt of %d characters: its context is too short, and the"
+                " rest was cut off. Raise it (Ollama: OLLAMA_CONTEXT_LENGTH, or num_ctx in a"
+                " Modelfile), or ask about smaller pieces",
+                self.name,
+                tokens,
+                characters,
+            )
 
     async def _attempt_all(
         self, request: ChatRequest, due: float, attempts: _Attempts
@@ -375,7 +405,8 @@ class RemoteChat:
     async def _attempt(self, body: dict[str, Any]) -> tuple[str, Finish, Usage | None] | _Failure:
         create = self._client.chat.completions.with_raw_response.create
         try:
-            response = await within(create(**body), self._config.attempt_s)
+            sent = create(**body, extra_body=self._extra or None)
+            response = await within(sent, self._config.attempt_s)
             return read_completion(response.content, self._token)
         except Reported as error:
             return self._refused(status_of(error.body), error.body, response.headers)
@@ -581,6 +612,19 @@ def _api_key(config: RemoteConfig) -> str:
             remedy="export it where this process starts, or use token_file",
         )
     return read_token(config.token or os.environ.get(variable, ""), config.token_file)
+
+
+def _further_fields(text: str) -> dict[str, Any]:
+    """Return the fields of ``extra_body``; raise ConfigError for another text."""
+    try:
+        fields = json.loads(text or "{}")
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise ConfigError(
+            "is no JSON object", field="extra_body", remedy="such as '{\"min_p\": 0.1}'"
+        )
+    return fields
 
 
 def _named(body: object) -> frozenset[str]:

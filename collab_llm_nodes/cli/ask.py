@@ -44,9 +44,10 @@ def ask(
 ) -> None:
     """Ask about long documents: a small model reads them, a large one reasons.
 
-    Exits with 0 for an answer, 1 if there is none or it was cut short.
+    Exits with 0 for an answer, 1 after an error or if it was cut short, 3 if the documents do not
+    give it, and 4 if the remote did not decide on it freely.
     """
-    from collab_llm_nodes.protocols.minions.command import Question, run_ask
+    from collab_llm_nodes.protocols.minions.command import Question, outcome_of, run_ask
 
     *files, text = words
     question = Question(
@@ -56,5 +57,7 @@ def ask(
     if answer.text:
         console.print(answer.text, style="bold", highlight=False)
     write_json(json_file, report)
+    status = outcome_of(answer)
     if answer.error is not None:
-        fail(answer.error)
+        fail(answer.error, status)
+    raise typer.Exit(status)

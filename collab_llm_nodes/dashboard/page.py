@@ -30,6 +30,7 @@ from collab_llm_nodes.dashboard.view import (
 )
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.protocols.base import Source
+from collab_llm_nodes.protocols.minions.metrics import marks_in
 from collab_llm_nodes.robot.mission import MAX_INSTRUCTION
 
 _WRITERS = {
@@ -376,7 +377,7 @@ class _Page:
         self._question.set_text(reading.question)
         self._found.set_text(reading.text if reading.final else f"{reading.stage} ...")
         self._documents.set_text(f"from: {', '.join(reading.documents)}" * bool(reading.documents))
-        self._reading_error.set_text(reading.error)
+        self._reading_error.set_text(reading_error(reading))
         self._rounds.set_content(drawing.rounds_html(reading))
         self._sent.set_text(sent_text(reading))
         self._cost.set_text(cost_text(reading))
@@ -482,6 +483,12 @@ def sides_text(recall: Recall) -> str:
     if not shares:
         return "" if recall.final else "looking for documents ..."
     return f"{len(recall.sources)} tokens: {shares}"
+
+
+def reading_error(reading: Reading) -> str:
+    """Return why a reading failed, or what is to be said against its answer; empty if nothing."""
+    marks = sorted(marks_in(reading.figures)) if reading.final else []
+    return " ".join(filter(None, (reading.error, *(mark.message for mark in marks))))
 
 
 def sent_text(reading: Reading) -> str:

@@ -463,6 +463,25 @@ def test_parts_can_be_left_out_from_the_start() -> None:
         RemoteConfig(model="large", omit=("stop",))
 
 
+def test_further_fields_are_sent_with_each_request() -> None:
+    further = {"chat_template_kwargs": {"enable_thinking": False}}
+    _, server = ask([response(completion())], extra_body=json.dumps(further))
+    assert server.seen[0].body["chat_template_kwargs"] == {"enable_thinking": False}
+    for wrong in ("[1]", "{", "3"):
+        with pytest.raises(ConfigError, match="is no JSON object"):
+            RemoteConfig(model="large", extra_body=wrong)
+
+
+@pytest.mark.parametrize(("characters", "warned"), [(9_000, False), (90_000, True)])
+def test_a_prompt_that_the_server_has_cut_is_reported(
+    caplog: pytest.LogCaptureFixture, characters: int, warned: bool
+) -> None:
+    """Ollama shortens a prompt to its context without an error."""
+    usage = {"prompt_tokens": 4096, "completion_tokens": 1}
+    ask([response(completion(usage=usage))], request=question("word " * (characters // 5)))
+    assert ("its context is too short" in caplog.text) == warned
+
+
 @pytest.mark.parametrize("seed", [0, 7, -1, 2**31, 3_000_000_000, 2**62])
 def test_seeds_have_31_bits(seed: int) -> None:
     request = question(sampling=SamplingConfig(temperature=0.5, seed=seed))

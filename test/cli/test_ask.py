@@ -170,3 +170,26 @@ def test_a_wrong_question_is_one_line(
     assert isinstance(result.exception, kind)
     assert told in str(result.exception)
     assert not terminal.remote.bodies
+
+
+@pytest.mark.parametrize(
+    ("says", "rounds", "status", "outcome"),
+    [
+        ("7 kg", 2, 0, "found"),
+        ("7 kg", 1, 4, "forced"),
+        ("Not mentioned in the outputs.", 2, 3, "unknown"),
+    ],
+)
+def test_the_exit_status_tells_what_the_answer_is(
+    terminal: Terminal, says: str, rounds: int, status: int, outcome: str
+) -> None:
+    terminal.remote_says = lambda prompt: final(says) if "Outputs" in prompt else HONEST
+    report = terminal.folder / "report.json"
+    arguments = ("--json", str(report), "--set", f"rounds={rounds}")
+    result = terminal.ask(str(terminal.document), "How heavy?", *arguments)
+    assert result.exit_code == status, result.output
+    told = json.loads(report.read_text())
+    assert (told["outcome"], told["verified"]) == (outcome, outcome == "found")
+    assert told["answer"] == ("unknown" if outcome == "unknown" else says)
+    assert ("NOT_FOUND" in result.output) == (outcome == "unknown")
+    assert ("had to answer in its last round" in result.output) == (outcome == "forced")

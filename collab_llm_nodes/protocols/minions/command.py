@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,14 @@ from rich.live import Live
 from rich.table import Table
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.errors import InvalidInput, did_you_mean, quoted
+from collab_llm_nodes.errors import InvalidInput, NotFound, did_you_mean, quoted
 from collab_llm_nodes.knowledge.documents import Document, DocumentLimits
 from collab_llm_nodes.knowledge.files import Folders, read_document
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols import registry
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
-from collab_llm_nodes.protocols.minions.messages import Mark
-from collab_llm_nodes.protocols.minions.metrics import MinionsMetrics, by_round
+from collab_llm_nodes.protocols.minions.messages import UNSURE
+from collab_llm_nodes.protocols.minions.metrics import MinionsMetrics, by_round, marks_in
 from collab_llm_nodes.protocols.minions.served import (
     LOCAL_ONLY,
     PROTOCOL,
@@ -44,7 +45,8 @@ _ROWS = 12
 """Jobs in the table."""
 _CELL = 60
 """Length of a text in a table [characters]."""
-_COUNTS = ("jobs", "done", "kept", "abstained", "truncated", "unreadable", "failed", "cut")
+_DROPPED = ("abstained", "truncated", "unreadable", "unsupported", "failed")
+_COUNTS = ("jobs", "done", "repaired", "kept", *_DROPPED, "cut")
 _TOKENS = ("prefill", "cached", "decode")
 
 
@@ -69,6 +71,25 @@ class Question:
     store: Path | None = None
     deadline_s: float = 300.0
     seed: int = 0
+
+
+class OutcomeStatus(IntEnum):
+    """What an answer is, and the exit status that says so; 2 is a wrong command line."""
+
+    FOUND = 0
+    FAILED = 1
+    UNKNOWN = 3
+    FORCED = 4
+
+
+def outcome_of(answer: Answer) -> OutcomeStatus:
+    """Return what ``answer`` is; forced means that the remote did not decide on it freely."""
+    if isinstance(answer.error, NotFound):
+        return OutcomeStatus.UNKNOWN
+    if answer.error is not None:
+        return OutcomeStatus.FAILED
+    forced = marks_in(answer.metrics.figures()) & UNSURE
+    return OutcomeStatus.FORCED if forced else OutcomeStatus.FOUND
 
 
 def run_ask(question: Question, console: Console) -> tuple[Answer, dict[str, Any]]:
@@ -106,6 +127,7 @@ def run_ask(question: Question, console: Console) -> tuple[Answer, dict[str, Any
     _print_ledgers(answer, console)
     report = {
         "answer": answer.text,
+        "outcome": outcome_of(answer).name.lower(),
         "verified": answer.verified,
         "error": str(answer.error or ""),
         "rounds": answer.metrics.rounds,
@@ -189,5 +211,6 @@ def _print_ledgers(answer: Answer, console: Console) -> None:
     summary = [f"rounds: {answer.metrics.rounds}", f"{answer.metrics.total_s:.1f} s"]
     if "cost_usd" in figures:
         summary.append(f"{figures['cost_usd']:.6f} US dollars")
-    summary += [mark.value for mark in Mark if f"marked_{mark.value}" in figures]
     console.print(", ".join(summary), highlight=False)
+    for mark in sorted(marks_in(figures)):
+        console.print(f"{mark.value}: {mark.message}", highlight=False)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from collab_llm_nodes.chat.base import Reply
 from collab_llm_nodes.errors import CollabError, ConfigError
 from collab_llm_nodes.protocols.minions.jobs import Fault, ProgramJobs
 from collab_llm_nodes.protocols.minions.messages import (
     Action,
+    Aggregate,
     AskLocal,
     AskRemote,
     Executed,
@@ -21,6 +22,9 @@ from collab_llm_nodes.protocols.minions.messages import (
     Retrieve,
     RunProgram,
 )
+
+A = TypeVar("A")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class Handlers:
         retrieve: takes the question and the number of passages.
         on_executed: called with the jobs of each round.
         on_action: called before each action; if it raises, the action fails.
+        aggregate: runs a program's aggregation in the sandbox.
     """
 
     remote: Callable[[AskRemote], Reply]
@@ -42,6 +47,7 @@ class Handlers:
     retrieve: Callable[[str, int], Sequence[str]] | None = None
     on_executed: Callable[[Executed], None] = lambda executed: None
     on_action: Callable[[Action], None] = lambda action: None
+    aggregate: Callable[[Aggregate], str | Fault] | None = None
 
 
 def drive(machine: Machine, handlers: Handlers) -> Outcome:
@@ -76,11 +82,9 @@ def _perform(action: Action, handlers: Handlers) -> Any:
         case AskLocal(prompts=prompts):
             return tuple(handlers.local(prompts))
         case RunProgram():
-            if handlers.program is None:
-                raise ConfigError(
-                    "programs need a sandbox", field="planner", remedy="set it to plan"
-                )
-            return handlers.program(action)
+            return _sandboxed(handlers.program)(action)
+        case Aggregate():
+            return _sandboxed(handlers.aggregate)(action)
         case Retrieve(question=question, k=k):
             if handlers.retrieve is None:
                 raise ConfigError(
@@ -89,3 +93,9 @@ def _perform(action: Action, handlers: Handlers) -> Any:
             return tuple(handlers.retrieve(question, k))
         case Executed():
             return handlers.on_executed(action)
+
+
+def _sandboxed(handler: Callable[[A], R] | None) -> Callable[[A], R]:
+    if handler is None:
+        raise ConfigError("programs need a sandbox", field="planner", remedy="set it to plan")
+    return handler

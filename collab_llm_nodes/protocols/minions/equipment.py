@@ -34,7 +34,10 @@ from collab_llm_nodes.protocols.minions.served import (
     ServedConfig,
     ServedMinions,
 )
+from collab_llm_nodes.protocols.minions.settings import FIELDS, SENTENCE
 
+_SMALL = 10**9
+"""Parameters below which a worker copies sentences better than it fills in fields."""
 _MAX_WARNINGS = 20
 """Different warnings that are logged; requests may cause any number."""
 
@@ -85,11 +88,21 @@ class Equipment:
 
     def warn(self, config: ServedConfig) -> None:
         """Log each warning about ``config`` once, up to a limit."""
-        warnings = config.warnings() if isinstance(config, ServedMinions) else ()
-        for warning in set(warnings) - self._warned:
-            if len(self._warned) < _MAX_WARNINGS:
-                self._warned.add(warning)
-                self._log.warning(warning)
+        for warning in config.warnings() if isinstance(config, ServedMinions) else ():
+            self.warn_of(warning)
+
+    def warn_of(self, warning: str) -> None:
+        """Log a warning once, up to a limit of different ones."""
+        if warning not in self._warned and len(self._warned) < _MAX_WARNINGS:
+            self._warned.add(warning)
+            self._log.warning(warning)
+
+    @property
+    def worker_form(self) -> str:
+        """Form of outputs that the local model manages: sentences for a small one in process."""
+        model = self.local.reader if isinstance(self.local, WindowedChat) else self.local
+        small = isinstance(model, InProcessChat) and model.parameters < _SMALL
+        return SENTENCE if small else FIELDS
 
     def accounts(self, answer: str, config: ServedConfig) -> Accounts:
         """Return empty ledgers for the answer with this id."""
@@ -154,7 +167,10 @@ class Equipment:
     def _price(self, config: CostConfig) -> Price | None:
         """Return the remote's price; None if the table has none."""
         name = config.priced_as or self.remote.name
-        return next((price for price in self._prices.prices if price.model == name), None)
+        found = next((price for price in self._prices.prices if price.model == name), None)
+        if found is None and self._away and not self._config.remote_model.server.local:
+            self.warn_of(f"no price of {name}: costs are not counted; add it to {config.prices}")
+        return found
 
 
 def _chat(config: ChatModelConfig, field: str, opened: ExitStack) -> ChatModel:

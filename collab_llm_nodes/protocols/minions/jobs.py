@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -47,7 +47,8 @@ _MESSAGES = {
     Fault.CRASHED: "The program ended its interpreter.",
     Fault.NOT_JOBS: "prepare_jobs returned something other than a list of JobManifest with text.",
     Fault.NO_JOBS: "There were no jobs in it.",
-    Fault.NOT_WRITTEN: "A task or its advice was not written out as a string in the program.",
+    Fault.NOT_WRITTEN: "A task or its advice was not built from constants of the program alone: it"
+    " depends on the text of documents or outputs.",
     Fault.NOT_A_PIECE: "The chunk of a job was not a document, a chunk of last_jobs or a piece that"
     " a chunking function, with a size written out in the program, had cut from one of them.",
     Fault.CHOICE: "The program chose its tasks from too many strings.",
@@ -162,6 +163,10 @@ class Dropped(str, Enum):
     FAILED = "failed"
 
 
+UNUSABLE = frozenset((Dropped.TRUNCATED, Dropped.UNREADABLE, Dropped.UNSUPPORTED, Dropped.FAILED))
+"""Reasons that lie in the worker, and not in the text."""
+
+
 @dataclass(frozen=True)
 class Job:
     """A job and its result."""
@@ -174,6 +179,11 @@ class Job:
     def kept(self) -> bool:
         """True if the output goes to the remote."""
         return self.dropped is Dropped.KEPT
+
+    @property
+    def without_chunk(self) -> Job:
+        """The job without its piece of text."""
+        return replace(self, manifest=replace(self.manifest, chunk=""))
 
 
 class Numbering:

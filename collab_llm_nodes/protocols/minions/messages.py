@@ -96,7 +96,7 @@ class AskRemote:
     """Ask the remote model; the reply is a ``chat.base.Reply``.
 
     Attributes:
-        stage: "message", "decompose", "synthesize" or "answer".
+        stage: "message", "advice", "decompose", "synthesize" or "answer".
         round: counts from 1.
         choice_bits: information in the choices of programs since the last message
             (``choice.py``).
@@ -135,6 +135,9 @@ class AskLocal:
     """Ask the local model all prompts at once; the reply is a tuple of replies or errors, in order.
 
     Prompts over one chunk begin with the same text and are neighbours.
+
+    Attributes:
+        stage: "execute", "repair" (the prompts of unreadable replies, extended) or "answer".
     """
 
     stage: str
@@ -160,6 +163,19 @@ class RunProgram:
 
 
 @dataclass(frozen=True)
+class Aggregate:
+    """Run a program's ``transform_outputs``; the reply is its text or a ``Fault``.
+
+    Attributes:
+        jobs: kept ones without their chunks, so that it can tell the remote nothing else.
+    """
+
+    round: int
+    program: str
+    jobs: tuple[Job, ...]
+
+
+@dataclass(frozen=True)
 class Retrieve:
     """Find the ``k`` passages that fit the question best; the reply is a tuple of texts."""
 
@@ -179,10 +195,27 @@ class Executed:
 class Mark(str, Enum):
     """Reservation about an answer."""
 
-    FORCED = "forced"  # the remote had to answer in the last round
-    PARTIAL = "partial"  # limits excluded jobs, outputs or text
-    UNDECIDED = "undecided"  # the remote made no decision
-    UNREADABLE = "unreadable"  # the remote's reply had the wrong form
+    FORCED = "forced"
+    PARTIAL = "partial"
+    UNDECIDED = "undecided"
+    UNREADABLE = "unreadable"
+    UNUSABLE = "unusable"
+
+    @property
+    def message(self) -> str:
+        """Sentence for the user."""
+        return _MARKED[self]
+
+
+_MARKED = {
+    Mark.FORCED: "The remote had to answer in its last round.",
+    Mark.PARTIAL: "Limits left out jobs, outputs or text.",
+    Mark.UNDECIDED: "The remote made no decision.",
+    Mark.UNREADABLE: "The remote's reply had the wrong form, and is given as it is.",
+    Mark.UNUSABLE: "Most outputs of the local model in a round could not be used.",
+}
+UNSURE = frozenset((Mark.FORCED, Mark.UNDECIDED, Mark.UNREADABLE))
+"""Marks of answers that the remote did not decide on freely."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +236,6 @@ class Outcome:
     error: CollabError | None = None
 
 
-Action = AskRemote | AskLocal | RunProgram | Retrieve | Executed
+Action = AskRemote | AskLocal | RunProgram | Aggregate | Retrieve | Executed
 Machine = Generator[Action, Any, Outcome]
 """Yields actions, is sent their replies, returns the outcome."""

@@ -7,6 +7,10 @@ from dataclasses import dataclass, field, fields
 
 from collab_llm_nodes.metrics import GenerationMetrics
 from collab_llm_nodes.protocols.minions.jobs import Job
+from collab_llm_nodes.protocols.minions.messages import Mark
+
+MARKED = "marked_"
+"""Prefix of the figures that stand for a ``Mark``."""
 
 
 @dataclass
@@ -46,3 +50,8 @@ def by_round(figures: Mapping[str, float]) -> dict[int, dict[str, float]]:
         if base and number.isascii() and number.isdigit() and len(number) < 4:
             rounds.setdefault(int(number), {})[base] = value
     return dict(sorted(rounds.items()))
+
+
+def marks_in(figures: Mapping[str, float]) -> frozenset[Mark]:
+    """Return the marks of the answer with these figures."""
+    return frozenset(mark for mark in Mark if figures.get(MARKED + mark.value))

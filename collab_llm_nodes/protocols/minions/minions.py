@@ -15,10 +15,9 @@ import json
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from os.path import commonprefix
 from typing import Any
 
-from collab_llm_nodes.chat.base import Finish, Reply
+from collab_llm_nodes.chat.base import Reply
 from collab_llm_nodes.errors import Cancelled, CollabError
 from collab_llm_nodes.models.guide import Guide
 from collab_llm_nodes.models.turns import Turn
@@ -30,19 +29,21 @@ from collab_llm_nodes.protocols.minions.dialogue import (
     check_input,
     retrieve_passages,
 )
+from collab_llm_nodes.protocols.minions.examples import example_turns
 from collab_llm_nodes.protocols.minions.jobs import (
     MAX_SAMPLES,
+    UNUSABLE,
     Dropped,
     Fault,
     Job,
     JobList,
     JobManifest,
-    JobOutput,
     Numbering,
     ProgramJobs,
 )
 from collab_llm_nodes.protocols.minions.messages import (
     Action,
+    Aggregate,
     AskLocal,
     AskRemote,
     CannotPlan,
@@ -58,19 +59,21 @@ from collab_llm_nodes.protocols.minions.messages import (
     fill,
     reply_turn,
 )
+from collab_llm_nodes.protocols.minions.outputs import judged, reply_form
 from collab_llm_nodes.protocols.minions.plan import Plan, jobs_of, plan_form, read_plan
 from collab_llm_nodes.protocols.minions.reading import (
     Decision,
     decision,
     find_program,
-    worker_output,
 )
 from collab_llm_nodes.protocols.minions.sandbox.limits import MAX_TEXT
+from collab_llm_nodes.protocols.minions.sandbox.retrieval import ABOUT as RETRIEVE_ABOUT
 from collab_llm_nodes.protocols.minions.settings import (
     HISTORY,
     PLAN,
     PROGRAM,
     SCRATCHPAD,
+    SENTENCE,
     MinionsConfig,
 )
 
@@ -104,6 +107,8 @@ class _MinionS:
         room: characters of outputs that may still be sent.
         choice_left: bits that programs may still disclose by their choice.
         choice_unsent: bits that the next message discloses.
+        advice: the remote's hints to itself.
+        program: the program that chose the jobs; empty for a plan.
         missing, scratchpad: memory between rounds, in the remote's words.
         history: the whole conversation, with ``carry: history``.
     """
@@ -117,7 +122,9 @@ class _MinionS:
     ) -> None:
         self.config, self.documents = config, documents
         self.check = check
-        self.style = prompts.STYLES[config.style]
+        style = prompts.STYLES[config.style]
+        self.style = style.of_sentences() if config.worker_form == SENTENCE else style
+        self.examples = example_turns(self.style, config.examples)
         self.text = question
         self.question = Part(Kind.QUESTION, question)
         self.numbering = Numbering()
@@ -127,6 +134,7 @@ class _MinionS:
         self.plan: Plan | None = None
         self.best = ""
         self.found = ""
+        self.advice = self.program = ""
         self.missing = ""
         self.scratchpad: list[str] = []
         self.history: list[Message] = []
@@ -142,6 +150,8 @@ class _MinionS:
             self.room = max(_ALWAYS_SENT, int(config.remote_share * length))
             for number in range(1, config.rounds + 1):
                 self.round = number
+                if config.advice and number == 1:
+                    yield from self._advise()
                 jobs = yield from self._decompose()
                 left_out = yield from self._execute(jobs)
                 decided: Decision = yield from self._synthesize(left_out)
@@ -160,6 +170,12 @@ class _MinionS:
         return self._outcome(self.best, self.missing)
 
     # ------------------------------------------------------------------ decompose
+
+    def _advise(self) -> Generator[Action, Any, None]:
+        """Ask the remote for hints, which it reads with each decomposition."""
+        asked = fill(prompts.ADVICE, document=self.style.document, question=self.question)
+        reply: Reply = yield self._ask("advice", [asked])
+        self.advice = reply.text.strip()
 
     def _decompose(self) -> Generator[Action, Any, JobList]:
         """Return the jobs of the remote's program, or of its plan if no program works."""
@@ -185,11 +201,12 @@ class _MinionS:
 
     def _jobs_of_reply(self, planner: str, text: str) -> Generator[Action, Any, JobList | Fault]:
         config = self.config
-        self.plan = None
+        self.plan, self.program = None, ""
         if planner == PROGRAM:
+            self.program = find_program(text)
             jobs: ProgramJobs | Fault = yield RunProgram(
                 self.round,
-                find_program(text),
+                self.program,
                 self.documents,
                 self.jobs,
                 self._chunkers(),
@@ -231,7 +248,11 @@ class _MinionS:
         chunkers = self._chunkers()
         sources = "\n\n".join(CHUNKERS[name].source(config.chunk_size) for name in chunkers)
         if planner == PROGRAM:
-            form = prompts.PROGRAM_FORM.format(chunkers=sources, example=chunkers[0])
+            form = prompts.PROGRAM_FORM.format(
+                chunkers=f"{sources}\n\n{RETRIEVE_ABOUT}",
+                example=chunkers[0],
+                aggregate=prompts.AGGREGATE_FORM if config.aggregate else "",
+            )
         else:
             form = prompts.PLAN_FORM.format(
                 chunkers=sources, reduce=prompts.PLAN_REDUCE if config.reduce else ""
@@ -242,7 +263,7 @@ class _MinionS:
             round=str(self.round),
             document=self.style.document,
             question=self.question,
-            rules=self.style.rules,
+            rules=self._rules(),
             tasks=(prompts.FIXED_TASKS if config.tasks else prompts.ANY_TASKS).format(
                 tasks=config.tasks
             ),
@@ -252,6 +273,12 @@ class _MinionS:
             carried=self._carried(),
             form=form,
         )
+
+    def _rules(self) -> Message | str:
+        if not self.advice:
+            return self.style.rules
+        hints = Part(Kind.REMOTE, self.advice)
+        return fill(prompts.ADVISED, advice=hints, rules=self.style.rules)
 
     def _carried(self) -> Message | str:
         """Return the remote's memory of earlier rounds."""
@@ -286,14 +313,36 @@ class _MinionS:
         failed = [reply for reply in replies if isinstance(reply, CollabError)]
         if failed and len(failed) == len(replies):
             raise failed[0]  # a failure, and not an empty result
-        self.jobs = tuple(self._job(*both) for both in zip(manifests, replies, strict=True))
-        answers = Counter(job.output.answer for job in self.jobs if job.kept and job.output.answer)
-        if answers:
-            self.found = answers.most_common(1)[0][0]
+        self._take([self._job(*both) for both in zip(manifests, replies, strict=True)])
+        yield from self._repair(local, replies)
+        if 2 * sum(job.dropped in UNUSABLE for job in self.jobs) > len(self.jobs):
+            self.marks.add(Mark.UNUSABLE)
         if left_out:
             self.marks.add(Mark.PARTIAL)
         yield Executed(self.round, self.jobs, left_out)
         return left_out
+
+    def _take(self, jobs: Sequence[Job]) -> None:
+        """Take ``jobs`` as those of this round."""
+        self.jobs = tuple(jobs)
+        answers = Counter(job.output.answer for job in self.jobs if job.kept and job.output.answer)
+        if answers:
+            self.found = answers.most_common(1)[0][0]
+
+    def _repair(
+        self, prompted: Sequence[LocalPrompt], replies: Sequence[Reply | CollabError]
+    ) -> Generator[Action, Any, None]:
+        """Ask once more for each reply that could not be read."""
+        places = [i for i, job in enumerate(self.jobs) if job.dropped is Dropped.UNREADABLE]
+        if not places or self.style.reply is None:
+            return
+        again = [_asked_again(prompted[place], replies[place]) for place in places]
+        repaired = yield AskLocal("repair", self.round, tuple(again))
+        jobs = [*self.jobs]
+        for place, reply in zip(places, repaired, strict=True):
+            if not isinstance(reply, CollabError):
+                jobs[place] = self._job(jobs[place].manifest, reply)
+        self._take(jobs)
 
     def _worker_prompt(self, manifest: JobManifest) -> LocalPrompt:
         text = self.style.worker.format(
@@ -302,27 +351,18 @@ class _MinionS:
         local = self.config.local
         seed = (self.round - 1) * MAX_SAMPLES + manifest.sample
         quotable = manifest.chunk if self.config.check_citations else ""
-        turns, reply = (Turn("user", text),), self.style.reply
-        return LocalPrompt(turns, local.temperature, local.max_tokens, seed, quotable, reply)
+        turns = (*self.examples, Turn("user", text))
+        guide = reply_form(self.style, manifest.chunk)
+        return LocalPrompt(turns, local.temperature, local.max_tokens, seed, quotable, guide)
 
     def _job(self, manifest: JobManifest, reply: Reply | CollabError) -> Job:
-        if isinstance(reply, CollabError) or reply.finish is Finish.REFUSAL:
-            return Job(manifest, JobOutput(), Dropped.FAILED)
-        if reply.finish is not Finish.STOP:
-            return Job(manifest, JobOutput(), Dropped.TRUNCATED)
-        output = worker_output(reply.text, quotes=self.style.quotes, max_characters=_MAX_FIELD)
-        if output is None:
-            return Job(manifest, JobOutput(), Dropped.UNREADABLE)
-        if output.answer is None and self.config.abstain_filter:
-            return Job(manifest, output, Dropped.ABSTAINED)
-        if self.config.check_citations:
-            cited = cited_lines(output.citation, manifest.chunk)
-            if cited is None:
-                return Job(manifest, output, Dropped.UNSUPPORTED)
-            output = replace(output, citation=cited)
-        if self.style.quotes:
-            output = replace(output, citation=None)  # its answer contains the quotes
-        return Job(manifest, output)
+        return judged(
+            manifest,
+            reply,
+            self.style,
+            check_citations=self.config.check_citations,
+            abstain_filter=self.config.abstain_filter,
+        )
 
     # ------------------------------------------------------------------ synthesize
 
@@ -330,7 +370,8 @@ class _MinionS:
         """Return the remote's decision about the outputs."""
         last = self.round == self.config.rounds
         forced = last and self.config.force_final or not self.style.more
-        chat = [self._synthesize_prompt(left_out, forced)]
+        aggregated = yield from self._aggregate()
+        chat = [self._synthesize_prompt(left_out, forced, aggregated)]
 
         def read(text: str) -> Decision | None:
             found = decision(text)
@@ -346,8 +387,21 @@ class _MinionS:
             self.marks.add(Mark.FORCED)
         return decided
 
-    def _synthesize_prompt(self, jobs_left_out: int, forced: bool) -> Message:
-        outputs, left_out = self._outputs()
+    def _aggregate(self) -> Generator[Action, Any, str]:
+        """Return the program's text about the kept outputs; empty without one that may be sent."""
+        kept = tuple(job.without_chunk for job in self.jobs if job.kept)
+        if not (self.config.aggregate and self.program and kept):
+            return ""
+        text: str | Fault = yield Aggregate(self.round, self.program, kept)
+        if isinstance(text, Fault) or len(text) > min(self.config.remote_characters, self.room):
+            return ""
+        self.room -= len(text)
+        return text
+
+    def _synthesize_prompt(self, jobs_left_out: int, forced: bool, aggregated: str) -> Message:
+        outputs, left_out = (
+            (Part(Kind.EXTRACT, aggregated), False) if aggregated else self._outputs()
+        )
         notes = prompts.JOBS_LEFT_OUT if jobs_left_out else ""
         if left_out:
             self.marks.add(Mark.PARTIAL)
@@ -417,54 +471,16 @@ class _MinionS:
         return Outcome(answer, frozenset(self.marks), self.round, explanation, self.jobs, error)
 
 
-def cited_lines(citation: str | None, chunk: str) -> str | None:
-    """Return ``citation`` as ``chunk`` has it, its lines joined by "; "; None if one is not there.
-
-    A part of a line needs ``_MIN_CITED`` characters, since a letter occurs in any text. A small
-    model miscopies rare names within a line; such a line is replaced by the one that it resembles.
-    """
-    lines = [" ".join(line.split()) for line in chunk.splitlines()]
-    text = " ".join(lines)
-    cited = (citation or "").split("; ")
-    if len(cited) > _MAX_CITED:
-        return None
-    found = []
-    for line in cited:
-        words = " ".join(line.split())
-        true = words in lines or (len(words) >= _MIN_CITED and words in text)
-        match = words if true else _resembled(words, lines)
-        if not match:
-            return None
-        found.append(match)
-    return "; ".join(found)
-
-
-def _resembled(words: str, lines: Sequence[str]) -> str:
-    """Return the only line that begins and ends as ``words`` do; empty if it is not unique."""
-    shares = [(_shared(words, line), line) for line in dict.fromkeys(lines)]
-    alike = [line for share, line in shares if share >= _ALIKE]
-    return alike[0] if len(alike) == 1 else ""
-
-
-def _shared(a: str, b: str) -> float:
-    """Return the length of the common prefix and suffix as a share of the longer text."""
-    short, long = sorted((len(a), len(b)))
-    if short < _ALIKE * long or not short:
-        return 0.0
-    begin, end = commonprefix([a, b]), commonprefix([a[::-1], b[::-1]])
-    return min(len(begin) + len(end), short) / long
-
-
 _ALWAYS_SENT = 1000
 """Outputs that may be sent about the shortest document [characters]."""
-_MAX_FIELD = 2000
-"""Length to which each field of an output is cut: a page of text is no extract [characters]."""
-_ALIKE = 0.75
-"""Share of a line that a miscopied citation must have in common with it."""
-_MIN_CITED = 12
-"""Shortest citation that is not a whole line [characters]."""
-_MAX_CITED = 32
-"""Longest citation [lines]."""
+
+
+def _asked_again(prompt: LocalPrompt, reply: Reply | CollabError) -> LocalPrompt:
+    """Return ``prompt`` with its unreadable reply and the request for a better one."""
+    assert isinstance(reply, Reply)
+    said = Turn("assistant", reply.text or "(no reply)")
+    turns = (*prompt.turns, said, Turn("user", prompts.WORKER_NOT_READABLE))
+    return replace(prompt, turns=turns)
 
 
 def _own_words(message: Message) -> str:

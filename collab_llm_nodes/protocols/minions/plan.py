@@ -22,7 +22,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from collab_llm_nodes.models.guide import Guide
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
@@ -36,11 +36,14 @@ from collab_llm_nodes.protocols.minions.jobs import (
 from collab_llm_nodes.protocols.minions.reading import find_object
 from collab_llm_nodes.protocols.minions.sandbox.limits import MAX_CHUNK, MAX_TASK
 
+T = TypeVar("T")
+
 _MAX_TASKS = 64
 _MAX_SIZE = 1_000_000
 _MOST_SAMPLES = 64
 """Samples in a plan, of which ``MAX_SAMPLES`` are taken; more are a mistake."""
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
+_LISTED = re.compile(r"; | \+ ")
 _NUMBER_WITHIN = 200
 """Characters of an answer in which its number is searched."""
 
@@ -82,17 +85,19 @@ class Reduction:
     def of(self, jobs: Iterable[Job]) -> float | None:
         """Return the number; None if a task has no number among its answers.
 
-        Samples of one task over one chunk count once, as the number that most of them give.
-        Overlapping chunks count each, so ``sum`` and ``count`` need disjoint ones.
+        Samples of one task over one chunk count once, as the numbers that most of them give: an
+        answer may list several, as in "12.50; 30.25". Overlapping chunks count each, so ``sum``
+        and ``count`` need disjoint ones.
         """
-        samples: dict[str, dict[int, list[float]]] = {task: {} for task in self.tasks}
+        samples: dict[str, dict[int, list[tuple[float, ...]]]] = {task: {} for task in self.tasks}
         for job in jobs:
-            value = number(job.output.answer or "")
-            if value is not None and job.manifest.task in samples:
+            values = numbers(job.output.answer or "")
+            if values and job.manifest.task in samples:
                 chunks = samples[job.manifest.task]
-                chunks.setdefault(job.manifest.chunk_id, []).append(value)
+                chunks.setdefault(job.manifest.chunk_id, []).append(values)
         answers = [
-            [_most_frequent(values) for values in samples[task].values()] for task in self.tasks
+            [value for given in samples[task].values() for value in _most_frequent(given)]
+            for task in self.tasks
         ]
         if not all(answers):
             return None
@@ -106,7 +111,14 @@ def number(text: str) -> float | None:
     return float(match.group().replace(",", "")) if match else None
 
 
-def _most_frequent(values: list[float]) -> float:
+def numbers(text: str) -> tuple[float, ...]:
+    """Return the numbers of a list such as "12.50; 30.25"; of other texts the first, if any."""
+    parts = [number(part) for part in _LISTED.split(text[:_NUMBER_WITHIN])]
+    values = [value for value in parts if value is not None]
+    return tuple(values if len(values) == len(parts) else values[:1])
+
+
+def _most_frequent(values: list[T]) -> T:
     """Return the value that occurs most often, and the first of several."""
     return Counter(values).most_common(1)[0][0]
 

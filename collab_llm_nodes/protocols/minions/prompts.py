@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 
 from collab_llm_nodes.models.guide import Guide
 
@@ -107,11 +108,21 @@ def prepare_jobs(context, last_jobs):
     return jobs
 
 A chunk must be a whole document, a chunk of `last_jobs`, or a piece that such a function has cut \
-from one of these. Write each task, each advice and each size out as a constant; computed ones are \
-refused. If you choose among too many pieces, each task is done over all of them.
-
+from one of these. Tasks, advice and sizes may be built from constants of your program, as by an \
+f-string; those that depend on the text of documents or outputs are refused. If you choose among \
+too many pieces, each task is done over all of them.
+{aggregate}
 The interpreter knows a part of Python: no classes with bases, no files, no network. Reply with \
 one Python code block."""
+
+AGGREGATE_FORM = """
+Write a second function that puts the outputs together:
+
+def transform_outputs(jobs: list[Job]) -> str
+
+`jobs` are those of this round in which something was found, without their chunks. You will read \
+its text in place of the outputs.
+"""
 
 PLAN_FORM = """\
 Reply with one JSON object:
@@ -138,6 +149,19 @@ PLAN_REDUCE_ABOUT = """
 
 "reduce" may be {"rule": "sum", "tasks": [1]}, to get one number in place of all answers. The \
 rules are sum, count and max over the answers to one task; ratio and diff take two tasks."""
+
+ADVICE = """\
+We have to answer this question about {document}:
+{question}
+
+You cannot read the text yourself. Before you give tasks to small models that can, think about how \
+the question is answered: which facts are needed, in which words and units the text may have them, \
+which formulas combine them, and which traps there are. Reply with a few short hints."""
+ADVISED = """\
+Your own hints:
+{advice}
+
+{rules}"""
 
 FAILED = """\
 {fault} Nothing was done. Send a corrected one, in the form described above."""
@@ -194,7 +218,7 @@ MISSING_FIELD = ',\n  "missing_info": "<what else you need, from which jobs; or 
 SCRATCHPAD_FIELD = ',\n  "scratchpad": "<what you have learnt so far and need to remember>"'
 LAST_ROUND = """\
 This is the last round: more information cannot be had. Give the best answer that the outputs \
-support.
+support; if they support none, the answer is "unknown".
 """
 NO_OUTPUTS = "None of the jobs has found anything."
 OUTPUTS_LEFT_OUT = "Some outputs were left out, because they were too many.\n"
@@ -263,6 +287,23 @@ Do the task, using only this text. Reply in JSON: explanation, citation and answ
 ## Task
 {task}"""
 """Prompt of the embedded worker, trained on it: few tokens follow the piece, and no advice."""
+
+NOT_FOUND = "Not found."
+"""Reply to ``WORKER_SENTENCE`` if the text gives no answer."""
+WORKER_SENTENCE = f"""\
+Copy the sentence of this text that does the task, word for word. If no sentence does, reply: \
+{NOT_FOUND}
+
+## Text
+{{chunk}}
+
+## Task
+{{task}}
+
+{{advice}}"""
+
+WORKER_NOT_READABLE = """\
+Your reply had not the form asked for. Reply again, with the JSON object alone."""
 
 _TEXT = {"type": "string"}
 _TEXT_OR_NONE = {"type": ["string", "null"]}
@@ -389,6 +430,14 @@ _ATOMIC = """\
 - Each task must be a single step. Most ask for mentions of a few keywords."""
 
 
+class Form(str, Enum):
+    """Form of a worker's replies."""
+
+    FIELDS = "fields"  # an object with explanation, citation and answer
+    QUOTES = "quotes"  # an object of quotes by keyword, without those that have none
+    SENTENCE = "sentence"  # a sentence of the text, word for word
+
+
 @dataclass(frozen=True)
 class Style:
     """Wording of one experiment.
@@ -397,8 +446,9 @@ class Style:
         document: name for the text.
         rules: rules of the decomposition.
         worker: template of the worker's prompt.
-        quotes: the worker replies with quotes for keywords and omits those without one.
-        reply: limit on the worker's replies; None for a worker that is trained on their form.
+        form: form of the worker's replies.
+        reply: limit on these; None for a worker that is trained on their form, and for sentences,
+            whose limit depends on the text (``outputs.reply_form``).
         guidelines: guidelines of the synthesis.
         more: the remote's decision to continue; empty: it must answer at once.
         answer: form of the final answer.
@@ -407,11 +457,17 @@ class Style:
     document: str
     rules: str
     worker: str
-    quotes: bool
+    form: Form
     reply: Guide | None
     guidelines: str
     more: str
     answer: str
+
+    def of_sentences(self) -> Style:
+        """Return the style with sentences as the worker's replies, where it asks for fields."""
+        if self.reply is not ANSWER_FORM:
+            return self
+        return replace(self, worker=WORKER_SENTENCE, form=Form.SENTENCE, reply=None)
 
 
 STYLES = {
@@ -419,7 +475,7 @@ STYLES = {
         "the log of a robot",
         "- Each task must be one of the simple questions that the model has learnt.",
         WORKER_BRIEF,
-        quotes=False,
+        form=Form.FIELDS,
         reply=None,
         guidelines=_CONSERVATIVE,
         more=MORE,
@@ -429,7 +485,7 @@ STYLES = {
         "one or more documents",
         "- Each task must be a single step without calculations.",
         WORKER_ANSWER,
-        quotes=False,
+        form=Form.FIELDS,
         reply=ANSWER_FORM,
         guidelines=_CONSERVATIVE,
         more=MORE,
@@ -440,7 +496,7 @@ STYLES = {
         "- No task may need a calculation or difficult reasoning. Everything that a calculation"
         " needs must be extracted by a task of its own.",
         WORKER_ANSWER,
-        quotes=False,
+        form=Form.FIELDS,
         reply=ANSWER_FORM,
         guidelines=_CONSERVATIVE,
         more=MORE,
@@ -450,7 +506,7 @@ STYLES = {
         "the medical records of several patients",
         _ATOMIC,
         WORKER_QUOTES,
-        quotes=True,
+        form=Form.QUOTES,
         reply=QUOTES_FORM,
         guidelines=_ANSWER_NOW,
         more="",
@@ -460,7 +516,7 @@ STYLES = {
         "several documents",
         _ATOMIC,
         WORKER_QUOTES,
-        quotes=True,
+        form=Form.QUOTES,
         reply=QUOTES_FORM,
         guidelines=_QUOTE_THE_ANSWER,
         more="need more information",

@@ -9,11 +9,11 @@ from typing import Any
 from collab_llm_nodes.chat.completions import whole_characters
 from collab_llm_nodes.chat.structured import last_object
 from collab_llm_nodes.models.thoughts import answer_of
+from collab_llm_nodes.protocols.minions.abstention import UNKNOWN, says_nothing
 from collab_llm_nodes.protocols.minions.jobs import JobOutput
 from collab_llm_nodes.protocols.minions.prompts import FINAL
 
 _CODE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
-_NOTHING = frozenset({"", "none", "null", "n/a"})
 
 
 def find_object(text: str) -> dict[str, Any] | None:
@@ -51,14 +51,17 @@ def find_program(text: str) -> str:
 
 
 def as_text(value: Any) -> str | None:
-    """Return a field of a model's reply as text; None if it is empty or says "none"."""
+    """Return a field of a model's reply as text; None if it is empty or says that it is."""
     if isinstance(value, list):
         texts = [text for item in value if (text := as_text(item)) is not None]
         return "; ".join(texts) or None
-    if value is None or isinstance(value, (bool, dict)):
-        return None
-    text = str(value).strip()
-    return None if text.lower() in _NOTHING else text
+    if isinstance(value, dict):
+        pairs = [(key, text) for key, item in value.items() if (text := as_text(item))]
+        return "; ".join(f"{key}: {text}" for key, text in pairs) or None
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    text = "" if value is None else str(value).strip()
+    return None if says_nothing(text) else text
 
 
 def worker_output(text: str, *, quotes: bool, max_characters: int) -> JobOutput | None:
@@ -72,9 +75,9 @@ def worker_output(text: str, *, quotes: bool, max_characters: int) -> JobOutput 
     fields = find_object(text)
     if fields is None:
         return None
+    fields = _unwrapped(fields)
     if quotes and "answer" not in fields:
-        texts = [(as_text(key), as_text(value)) for key, value in fields.items()]
-        found = {key: quote for key, quote in texts if quote}
+        found = {key: quote for key, value in fields.items() if (quote := as_text(value))}
         quoted = "; ".join(f"{key}: {quote}" for key, quote in found.items())[:max_characters]
         return JobOutput("", "; ".join(found.values()) or None, quoted or None)
     if "answer" not in fields:
@@ -84,6 +87,12 @@ def worker_output(text: str, *, quotes: bool, max_characters: int) -> JobOutput 
         for value in (as_text(fields.get(key)) for key in ("explanation", "citation", "answer"))
     )
     return JobOutput(explanation or "", citation, answer)
+
+
+def _unwrapped(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the object with an answer, which may be the only value of ``fields``."""
+    inner = next(iter(fields.values())) if len(fields) == 1 else None
+    return inner if isinstance(inner, dict) and "answer" in inner else fields
 
 
 @dataclass(frozen=True)
@@ -119,6 +128,11 @@ def decision(text: str) -> Decision | None:
     if not (of("decision") or of("message")):
         return None
     final = of("decision").lower() == FINAL
-    if final and not of("answer"):
+    answer = of("answer") or (UNKNOWN if final and _is_written(fields.get("answer")) else "")
+    if final and not answer:
         return None
-    return Decision(final, of("answer"), of("explanation"), missing, of("scratchpad"))
+    return Decision(final, answer, of("explanation"), missing, of("scratchpad"))
+
+
+def _is_written(answer: Any) -> bool:
+    return isinstance(answer, str) and bool(answer.strip())

@@ -14,18 +14,27 @@ from functools import partial
 
 from collab_llm_nodes.chat.base import ChatRequest, Finish, Reply
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.errors import CollabError, InvalidInput
+from collab_llm_nodes.errors import CollabError, InvalidInput, NotFound
 from collab_llm_nodes.knowledge.retrieval import RetrievalConfig
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
+from collab_llm_nodes.protocols.minions.abstention import UNKNOWN, says_nothing
 from collab_llm_nodes.protocols.minions.baselines import local_only, rag, remote_only
 from collab_llm_nodes.protocols.minions.choice import padding_s
 from collab_llm_nodes.protocols.minions.dialogue import no_passage_found, reply_cut_off
 from collab_llm_nodes.protocols.minions.driving import Handlers, drive
 from collab_llm_nodes.protocols.minions.equipment import Equipment
-from collab_llm_nodes.protocols.minions.jobs import Dropped, Fault, Job, ProgramJobs
+from collab_llm_nodes.protocols.minions.jobs import (
+    UNUSABLE,
+    Dropped,
+    Fault,
+    Job,
+    ProgramJobs,
+)
 from collab_llm_nodes.protocols.minions.messages import (
+    UNSURE,
     Action,
+    Aggregate,
     AskLocal,
     AskRemote,
     Executed,
@@ -36,7 +45,7 @@ from collab_llm_nodes.protocols.minions.messages import (
     Retrieve,
     RunProgram,
 )
-from collab_llm_nodes.protocols.minions.metrics import MinionsMetrics
+from collab_llm_nodes.protocols.minions.metrics import MARKED, MinionsMetrics
 from collab_llm_nodes.protocols.minions.minion import minion
 from collab_llm_nodes.protocols.minions.minions import minions
 from collab_llm_nodes.protocols.minions.served import (
@@ -48,7 +57,7 @@ from collab_llm_nodes.protocols.minions.served import (
     ServedMinion,
     ServedMinions,
 )
-from collab_llm_nodes.protocols.minions.settings import DirectConfig
+from collab_llm_nodes.protocols.minions.settings import AUTO, DirectConfig
 from collab_llm_nodes.protocols.minions.sources import Sources, field_of, sources_of
 from collab_llm_nodes.protocols.options import names
 
@@ -58,8 +67,17 @@ _REPORT_S = 0.25
 _PROMPT_FIELDS = ("text", "turns")
 """Fields of a model's errors that mean its prompt."""
 _TEXT = re.compile(r"documents(?:\[(\d+)\])?")
-_DONE = {"decompose": 0.05, "program": 0.15, "execute": 0.2, "synthesize": 0.9, "answer": 0.5}
+_DONE = {
+    "decompose": 0.05,
+    "program": 0.15,
+    "execute": 0.2,
+    "answer": 0.5,
+    "repair": 0.85,
+    "synthesize": 0.9,
+}
 """Share of a round that is done at the start of a stage."""
+_COUNTED = {"repair": "repaired"}
+"""Figure that counts the prompts of a stage, if not as jobs."""
 _EXECUTION = 0.7
 """Share of a round that its jobs take."""
 
@@ -188,6 +206,7 @@ class _Run:
             self._retrieve,
             self._executed,
             self._begin,
+            self._aggregate,
         )
         try:
             self._report()
@@ -208,6 +227,8 @@ class _Run:
             return local_only(question, texts, direct)
         if self.protocol == MINION:
             return minion(question, texts, config)
+        if config.worker_form == AUTO:
+            config = dataclasses.replace(config, worker_form=self.equipment.worker_form)
         return minions(question, texts, config, self.control.check)
 
     def _texts(self) -> tuple[str, ...]:
@@ -241,8 +262,8 @@ class _Run:
                 self._move(stage, round)
             case AskLocal(stage=stage, round=round, prompts=prompts):
                 self._move(stage, round)
-                self.counts[f"jobs.{round}"] += len(prompts)
-            case RunProgram(round=round):
+                self.counts[f"{_COUNTED.get(stage, 'jobs')}.{round}"] += len(prompts)
+            case RunProgram(round=round) | Aggregate(round=round):
                 self._move("program", round)
             case Retrieve():
                 self._move("retrieve", self.round)
@@ -302,6 +323,8 @@ class _Run:
         return results
 
     def _note_done(self, done: int, jobs: int) -> None:
+        if self.stage in _COUNTED:
+            return
         self.counts[f"done.{self.round}"] = done
         self._advance(_DONE[self.stage] + _EXECUTION * done / max(jobs, 1))
 
@@ -322,6 +345,12 @@ class _Run:
                 due=self.control.due,
                 check=self.control.check,
             )
+
+    def _aggregate(self, action: Aggregate) -> str | Fault:
+        self.program_begun = time.monotonic()
+        with self.equipment.sandbox(self.control) as sandbox:
+            due, check = self.control.due, self.control.check
+            return sandbox.aggregate(action.program, action.jobs, due=due, check=check)
 
     def _wait(self, seconds: float) -> None:
         """Wait, at most until the deadline or a cancellation."""
@@ -345,7 +374,7 @@ class _Run:
         )
 
     def _executed(self, executed: Executed) -> None:
-        self.jobs = tuple(map(_without_chunk, executed.jobs))
+        self.jobs = tuple(job.without_chunk for job in executed.jobs)  # the documents can be freed
         reasons = Counter(job.dropped.value or "kept" for job in executed.jobs)
         for reason in ("kept", *filter(None, (each.value for each in Dropped))):
             self.counts[f"{reason}.{executed.round}"] = reasons[reason]
@@ -360,17 +389,41 @@ class _Run:
     def _answered(self, outcome: Outcome) -> Answer:
         self.accounts.record_energy(self.round)
         self.marks |= outcome.marks
-        error = outcome.error
+        answer, error = outcome.answer, outcome.error
         if error is not None:
             error.field = self._field(error.field)
-        sure = error is None and Mark.UNDECIDED not in self.marks
+        elif says_nothing(answer):
+            answer, error = UNKNOWN, self._not_found()
+        elif remark := self._unusable():
+            self.equipment.warn_of(remark)
+        sure = error is None and not self.marks & UNSURE
         return Answer(
-            outcome.answer,
+            answer,
             verified=sure and self.config.way != LOCAL_ONLY,
             stage=self.stage,
-            share_done=1.0 if error is None else self.share,
+            share_done=1.0 if outcome.error is None else self.share,
             metrics=self._metrics(),
             error=error,
+        )
+
+    def _not_found(self) -> NotFound:
+        """Return the error for an answer that says that there is none."""
+        return NotFound(
+            "the models found no answer in the documents",
+            field="prompt",
+            remedy=self._unusable() or "ask in the documents' words, or allow more rounds",
+        )
+
+    def _unusable(self) -> str:
+        """Return how many outputs could not be used, and the remedy; empty if they were few."""
+        if Mark.UNUSABLE not in self.marks:
+            return ""
+        totals = self._metrics().figures()
+        reasons = [f"{totals[each]:.0f} {each}" for each in sorted(UNUSABLE) if totals.get(each)]
+        return (
+            f"of {totals['jobs']:.0f} outputs of the local model {', '.join(reasons)}:"
+            f" {'raise local.max_tokens, ' * bool(totals.get(Dropped.TRUNCATED))}"
+            "set worker_form to sentence and examples above 0, or use a larger local model"
         )
 
     def _field(self, name: str) -> str:
@@ -387,7 +440,7 @@ class _Run:
         for name, count in self.counts.items():
             totals[name.partition(".")[0]] += count
         own = {name: float(count) for name, count in (totals | self.counts).items()}
-        own |= {f"marked_{mark.value}": 1.0 for mark in self.marks}
+        own |= {MARKED + mark.value: 1.0 for mark in self.marks}
         accounts = self.accounts
         return MinionsMetrics(
             rounds=self.round,
@@ -397,11 +450,6 @@ class _Run:
             own=own | accounts.figures(),
             jobs=self.jobs,
         )
-
-
-def _without_chunk(job: Job) -> Job:
-    """Return ``job`` without its chunk, so that the documents can be freed."""
-    return dataclasses.replace(job, manifest=dataclasses.replace(job.manifest, chunk=""))
 
 
 check_minion, check_minions = partial(check, MINION), partial(check, MINIONS)

@@ -18,12 +18,14 @@ from collab_llm_nodes.config import (
     setting,
 )
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
+from collab_llm_nodes.protocols.minions.examples import EXAMPLES
 from collab_llm_nodes.protocols.minions.jobs import MAX_SAMPLES
 from collab_llm_nodes.protocols.minions.prompts import STYLES
 from collab_llm_nodes.protocols.minions.sandbox.limits import SandboxLimits
 
 PROGRAM, PLAN = "program", "plan"
 EMBEDDED = "embedded"
+AUTO, FIELDS, SENTENCE = "auto", "fields", "sentence"
 RETRIES, SCRATCHPAD, HISTORY = "retries", "scratchpad", "history"
 _REPEATS_ITSELF = 0.01
 """Temperature below which samples of one job hardly differ."""
@@ -120,6 +122,22 @@ class MinionsConfig(MinionConfig):
         high=1_000_000,
         per_request=GIVEN,
     )
+    worker_form: str = setting(
+        AUTO,
+        "Form of the worker's outputs, where the style asks for fields. fields: an object with"
+        " explanation, citation and answer; sentence: a sentence of the piece, word for word,"
+        " which small models manage; auto: sentence for a worker in this process of less than a"
+        " billion parameters, else fields.",
+        choices=(AUTO, FIELDS, SENTENCE),
+        per_request=ANY,
+    )
+    examples: int = setting(
+        0,
+        "Solved examples before each job. They help a small worker to keep to its form.",
+        low=0,
+        high=len(EXAMPLES),
+        per_request=ANY,
+    )
     abstain_filter: bool = setting(
         True, "Send no outputs in which the worker found nothing.", per_request=ON
     )
@@ -139,6 +157,18 @@ class MinionsConfig(MinionConfig):
         0, "Work on this many retrieved passages instead of the documents; 0: off.",
         low=0, high=10_000, per_request=LIMIT,
     )  # fmt: skip
+    advice: bool = setting(
+        False,
+        "Ask the remote for advice before it decomposes the question first, as the authors' code"
+        " does.",
+        per_request=ANY,
+    )
+    aggregate: bool = setting(
+        False,
+        "Let programs put the kept outputs together on the robot (transform_outputs), as the"
+        " authors' code does.",
+        per_request=ANY,
+    )
     reduce: bool = setting(
         False, "Let plans compute with the answers on the robot. Not in the paper.", per_request=ANY
     )

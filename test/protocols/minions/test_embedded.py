@@ -33,7 +33,8 @@ from collab_llm_nodes.protocols.minions.embedded.remote import UNKNOWN, Planner
 from collab_llm_nodes.protocols.minions.embedded.windows import WindowedChat
 from collab_llm_nodes.protocols.minions.messages import AskRemote, CannotPlan, LocalPrompt
 from collab_llm_nodes.protocols.minions.minion import minion
-from collab_llm_nodes.protocols.minions.minions import cited_lines, minions
+from collab_llm_nodes.protocols.minions.minions import minions
+from collab_llm_nodes.protocols.minions.outputs import cited_lines
 from collab_llm_nodes.protocols.minions.plan import Plan, read_plan
 from collab_llm_nodes.protocols.minions.settings import LocalConfig, MinionConfig, MinionsConfig
 

@@ -35,6 +35,7 @@ from collab_llm_nodes.errors import (
     DeadlineExceeded,
     InvalidInput,
     ModelError,
+    NotFound,
     Unavailable,
 )
 from collab_llm_nodes.knowledge.chunking import ChunkPlan, chunks
@@ -47,8 +48,8 @@ from collab_llm_nodes.protocols.base import Progress, Resources
 from collab_llm_nodes.protocols.minions import choice, minions, running
 from collab_llm_nodes.protocols.minions.equipment import Equipment
 from collab_llm_nodes.protocols.minions.jobs import MAX_SAMPLES, Fault
-from collab_llm_nodes.protocols.minions.messages import CannotPlan
-from collab_llm_nodes.protocols.minions.metrics import MinionsMetrics, by_round
+from collab_llm_nodes.protocols.minions.messages import CannotPlan, Mark
+from collab_llm_nodes.protocols.minions.metrics import MinionsMetrics, by_round, marks_in
 from collab_llm_nodes.protocols.minions.running import MINION
 from collab_llm_nodes.protocols.minions.served import (
     CostConfig,
@@ -633,3 +634,58 @@ def test_half_characters_in_a_question_are_refused() -> None:
     assert answer.error.field == "prompt"
     assert not bed.remote.seen
     registry.find("minions").check(asked(CONFIG))
+
+
+# ---------------------------------------------------------------- found, forced, unknown
+
+
+def test_an_answer_that_there_is_none_is_not_found() -> None:
+    says = "The outputs do not mention a weight."
+    with served(in_turn(HONEST, final(says)), weigh, CONFIG) as bed:
+        answer = bed.ask()
+    assert isinstance(answer.error, NotFound)
+    assert (answer.text, answer.verified, answer.error.field) == ("unknown", False, "prompt")
+    assert "more rounds" in answer.error.remedy
+
+
+def test_a_forced_answer_is_not_verified() -> None:
+    with served(in_turn(HONEST, final("7 kg")), weigh, replace(CONFIG, rounds=1)) as bed:
+        answer = bed.ask()
+    assert (answer.text, answer.error, answer.verified) == ("7 kg", None, False)
+    assert marks_in(figures(answer)) == {Mark.FORCED}
+
+
+def test_a_remote_without_the_form_is_not_verified() -> None:
+    with served(in_turn(HONEST, "It is 7 kg."), weigh, replace(CONFIG, rounds=1)) as bed:
+        answer = bed.ask()
+    assert (answer.text, answer.verified) == ("It is 7 kg.", False)
+
+
+def test_unusable_outputs_come_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
+    prose = in_turn("I read it all.")
+    for says, where in (("unknown", None), ("7 kg", caplog)):
+        with served(in_turn(HONEST, final(says)), prose, CONFIG) as bed:
+            answer = bed.ask()
+        values = figures(answer)
+        assert (values["jobs.1"], values["unreadable.1"]) == (PAGES, PAGES)
+        assert (values["repaired.1"], values["done.1"]) == (PAGES, PAGES)
+        assert values["marked_unusable"] == 1
+        told = caplog.text if where else str(answer.error)
+        assert f"of {PAGES} outputs of the local model {PAGES} unreadable: set worker_form" in told
+
+
+def test_a_program_aggregates_on_the_robot() -> None:
+    program = HONEST.removesuffix("```") + (
+        "\ndef transform_outputs(jobs):\n    return f'{len(jobs)} page has it'\n```"
+    )
+    config = replace(CONFIG, aggregate=True)
+    with served(in_turn(program, final("7 kg")), weigh, config) as bed:
+        answer = bed.ask()
+        assert "transform_outputs" in text_of(bed.remote.seen[0])
+        assert "1 page has it" in text_of(bed.remote.seen[1])
+        assert '"answer": "7 kg"' not in bed.wire
+    assert answer.text == "7 kg"
+    assert figures(answer)["sent_extract"] == len("1 page has it")
+    with served(in_turn(HONEST, final("7 kg")), weigh, config) as bed:
+        bed.ask()
+        assert '"answer": "7 kg"' in bed.wire, "a program without the function"

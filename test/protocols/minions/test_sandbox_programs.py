@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
+from textwrap import dedent, indent
 
 import pytest
 from minions_world import PATIENT
 
+from collab_llm_nodes.protocols.minions.choice import Bounds, canonical
 from collab_llm_nodes.protocols.minions.jobs import (
     Cut,
     Fault,
@@ -261,3 +263,161 @@ def test_a_late_interruption_does_not_crash_the_next_program() -> None:
         for _ in range(3):
             assert isinstance(running.run(program, [_REPORT]), JobList)
             running.interrupt()  # the program has just ended
+
+
+# ---------------------------------------------------------------- idioms of the authors' code
+
+
+def _canonical(sandbox: Sandbox, program: str, last: tuple[Job, ...] = ()) -> JobList | Fault:
+    """Return what the host makes of the jobs of ``program``."""
+    result = sandbox.run(program, [_REPORT], last)
+    assert isinstance(result, ProgramJobs), result
+    chunks = [job.manifest.chunk for job in last]
+    return canonical(result, Bounds([_REPORT], chunks, 0, 1, 100), 64)[0]
+
+
+def _program(body: str) -> str:
+    return "def prepare_jobs(context, last_jobs):\n" + indent(dedent(body), "    ")
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        "f'Extract the {metric} of {2000 + 15}.'",
+        "'Extract the {} of {}.'.format(metric, 2015)",
+        "'Extract the %s of %d.' % (metric, 2015)",
+        "'Extract the ' + metric + ' of ' + '2015.'",
+        "' '.join(['Extract the', metric, 'of', '2015.'])",
+        "T[metric]['task']",
+    ],
+)
+def test_tasks_are_built_from_constants(sandbox: Sandbox, task: str) -> None:
+    program = _program(
+        f"""
+        T = {{m: dict(task='Extract the %s of 2015.' % m) for m in ['revenue', 'profit']}}
+        return [
+            JobManifest(page, {task}, advice='Look for ' + 'a table.')
+            for metric in ['revenue', 'profit']
+            for page in chunk_by_page(context[0])
+        ]
+        """
+    )
+    jobs = _canonical(sandbox, program)
+    assert isinstance(jobs, JobList)
+    assert {(job.task, job.advice) for job in jobs.jobs} == {
+        (f"Extract the {metric} of 2015.", "Look for a table.") for metric in ("revenue", "profit")
+    }
+    assert len(jobs.jobs) == 6
+
+
+def test_sizes_are_built_from_constants(sandbox: Sandbox) -> None:
+    pieces = "[JobManifest(c, 't') for c in chunk_by_section(context[0], {size})]"
+    assert isinstance(
+        _canonical(sandbox, _program(f"return {pieces.format(size='50 * 4')}")), JobList
+    )
+    by_length = _program(f"return {pieces.format(size='101 + len(context[0])')}")
+    assert _canonical(sandbox, by_length) is Fault.NOT_A_PIECE
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        "f'About {page[:9]}.'",
+        "'word ' + page.split()[0]",
+        "f'Part {number} of {len(pages)}'",
+        "'Look.' if page == 'x' else 'Look: ' + str(hash(page))",
+    ],
+)
+def test_tasks_that_depend_on_the_text_are_refused(sandbox: Sandbox, task: str) -> None:
+    program = _program(
+        f"""
+        pages = chunk_by_page(context[0])
+        return [JobManifest(page, {task}) for number, page in enumerate(pages, 7)]
+        """
+    )
+    assert _canonical(sandbox, program) is Fault.NOT_WRITTEN
+
+
+def test_tasks_of_the_last_round_may_be_used_again(sandbox: Sandbox) -> None:
+    program = _program(
+        """
+        return [
+            JobManifest(job.manifest.chunk, f'{job.manifest.task} again, in {2015}')
+            for job in last_jobs if job.output.answer
+        ]
+        """
+    )
+    jobs = _canonical(sandbox, program, _LAST)
+    assert isinstance(jobs, JobList)
+    assert {job.task for job in jobs.jobs} == {"t again, in 2015"}
+
+
+def test_jobs_are_dicts_or_come_from_a_generator(sandbox: Sandbox) -> None:
+    program = _program(
+        """
+        if not context:
+            return
+        for page in chunk_by_page(context[0]):
+            yield {"chunk": page, "task": "Look.", "advice": "Well."}
+        yield from (JobManifest(chunk=page, task="Look.") for page in chunk_by_page(context[0]))
+        """
+    )
+    jobs = _run(sandbox, program).jobs
+    assert [job.advice for job in jobs] == ["Well."] * 3 + [""] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ("['revenue'], pages, k=1", ["# Income statement"]),
+        ("['Depreciation', 'revenue'], pages, k=2", ["# Income statement", "# Cash flow"]),
+        ("keywords=['of', 'cash'], chunks=pages, weights={'of': 9.0}, k=1", ["# Notes"]),
+        ("['nowhere'], pages, k=0", []),
+    ],
+)
+def test_chunks_are_retrieved_by_keywords(
+    sandbox: Sandbox, arguments: str, found: list[str]
+) -> None:
+    program = _program(
+        f"""
+        pages = chunk_by_page(context[0])
+        found = retrieve_top_k_chunks({arguments})
+        return [JobManifest(page, 'Look.') for page in found] + [JobManifest(context[0], 'Look.')]
+        """
+    )
+    *jobs, _ = _run(sandbox, program).jobs
+    assert [job.chunk.split("\n")[0] for job in jobs] == found
+
+
+def test_wrong_retrievals_are_a_programs_own_errors(sandbox: Sandbox) -> None:
+    for arguments in ("'revenue', context", "['revenue'], [3]", "['revenue']"):
+        program = _program(f"return retrieve_top_k_chunks({arguments})")
+        assert sandbox.run(program, [_REPORT]) is Fault.RAISED
+
+
+# ---------------------------------------------------------------- aggregation
+
+_SUM = """
+def transform_outputs(jobs):
+    numbers = [float(job.output.answer) for job in jobs if job.output.answer]
+    return f"The sum is {sum(numbers)}; chunks: {''.join(job.manifest.chunk for job in jobs)}"
+"""
+
+
+def test_a_program_aggregates_outputs(sandbox: Sandbox) -> None:
+    kept = [job.without_chunk for job in _LAST]
+    assert sandbox.aggregate(_SUM, kept) == "The sum is 167.0; chunks: "
+
+
+@pytest.mark.parametrize(
+    ("program", "fault"),
+    [
+        ("x = 1", Fault.SYNTAX),
+        ("def transform_outputs(jobs): return 3", Fault.NOT_JOBS),
+        ("def transform_outputs(jobs): return context[0]", Fault.RAISED),
+        ("def transform_outputs(jobs): return open('/etc/passwd').read()", Fault.RAISED),
+        ("#" * MAX_SOURCE + _SUM, Fault.TOO_LONG),
+    ],
+)
+def test_an_aggregation_fails_with_a_code(sandbox: Sandbox, program: str, fault: Fault) -> None:
+    assert sandbox.aggregate(program, []) is fault

@@ -14,15 +14,22 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
 from collab_llm_nodes.protocols.minions.jobs import Cut, Fault, Job, ProgramJobs, RequestedJob
 from collab_llm_nodes.protocols.minions.sandbox.limits import MAX_SOURCE, MAX_TEXT, SandboxLimits
-from collab_llm_nodes.protocols.minions.sandbox.wire import TooLong, receive, send
+from collab_llm_nodes.protocols.minions.sandbox.wire import (
+    AGGREGATE,
+    PREPARE,
+    TooLong,
+    receive,
+    send,
+)
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _START_DEADLINE_S = 60.0
 _MAX_REPLY = 3 * MAX_TEXT + (1 << 20)
@@ -76,7 +83,15 @@ class Sandbox:
             ModelError: the sandbox cannot be started here.
         """
         begun = time.monotonic()
-        result = self._run(program, documents, last_jobs, chunkers, chunk_size, due, check)
+        request = {
+            "stage": PREPARE,
+            "program": program,
+            "documents": list(documents),
+            **_job_data(last_jobs),
+            "chunkers": list(chunkers),
+            "chunk_size": chunk_size,
+        }
+        result = self._in_turn(request, _program_jobs, due, check)
         name = hashlib.sha256(program.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         outcome = result.value if isinstance(result, Fault) else f"{len(result.jobs)} jobs"
         log.info("program %s: %s after %.3f s", name, outcome, time.monotonic() - begun)
@@ -111,36 +126,54 @@ class Sandbox:
         with self._turn:
             self._end()
 
-    def _run(
+    def aggregate(
         self,
         program: str,
-        documents: Sequence[str],
-        last_jobs: Sequence[Job],
-        chunkers: Sequence[str],
-        chunk_size: int,
+        jobs: Sequence[Job],
+        *,
+        due: float = float("inf"),
+        check: Callable[[], None] = lambda: None,
+    ) -> str | Fault:
+        """Run the function ``transform_outputs(jobs)`` that ``program`` defines.
+
+        Args:
+            jobs: all that it sees of the documents.
+            due, check: as of :meth:`run`.
+
+        Returns:
+            Its text, or a fixed code.
+
+        Raises:
+            ModelError: the sandbox cannot be started here.
+        """
+        request = {"stage": AGGREGATE, "program": program, "documents": [], **_job_data(jobs)}
+        request |= {"chunkers": [], "chunk_size": 0}
+        return self._in_turn(request, _text, due, check)
+
+    def _in_turn(
+        self,
+        request: dict[str, Any],
+        read: Callable[[dict[str, Any]], T | Fault],
         due: float,
         check: Callable[[], None],
-    ) -> ProgramJobs | Fault:
-        if len(program) > MAX_SOURCE:
+    ) -> T | Fault:
+        if len(request["program"]) > MAX_SOURCE:
             return Fault.TOO_LONG
-        request = {
-            "program": program,
-            "documents": list(documents),
-            **_job_data(last_jobs),
-            "chunkers": list(chunkers),
-            "chunk_size": chunk_size,
-        }
         wait = min(max(due - time.monotonic(), 0), threading.TIMEOUT_MAX)
         if not self._turn.acquire(timeout=wait):
             return Fault.TIME
         try:
-            return self._exchange(request, due, check)
+            return self._exchange(request, read, due, check)
         finally:
             self._turn.release()
 
     def _exchange(
-        self, request: dict[str, Any], due: float, check: Callable[[], None]
-    ) -> ProgramJobs | Fault:
+        self,
+        request: dict[str, Any],
+        read: Callable[[dict[str, Any]], T | Fault],
+        due: float,
+        check: Callable[[], None],
+    ) -> T | Fault:
         peer = self._started()
         check()
         if time.monotonic() >= due:
@@ -149,7 +182,7 @@ class Sandbox:
         try:
             peer.settimeout(max(due - time.monotonic(), 1e-3))
             send(peer, request)
-            return _program_jobs(receive(peer, _MAX_REPLY, due))
+            return read(receive(peer, _MAX_REPLY, due))
         except TimeoutError:
             self._replace()
             return Fault.TIME
@@ -223,6 +256,10 @@ def _job_data(jobs: Sequence[Job]) -> dict[str, Any]:
         answer = (output.explanation, output.citation, output.answer)
         last_jobs.append([number, manifest.task, manifest.advice, *ids, *answer])
     return {"last_chunks": list(numbers), "last_jobs": last_jobs}
+
+
+def _text(reply: dict[str, Any]) -> str | Fault:
+    return Fault(reply["fault"]) if "fault" in reply else str(reply["text"])
 
 
 def _program_jobs(reply: dict[str, Any]) -> ProgramJobs | Fault:

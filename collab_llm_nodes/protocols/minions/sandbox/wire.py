@@ -8,6 +8,8 @@ import struct
 import time
 from typing import Any
 
+PREPARE, AGGREGATE = "prepare", "aggregate"
+"""What a program is run for: to prepare jobs, or to aggregate their outputs."""
 _LENGTH = struct.Struct(">Q")
 
 

@@ -7,7 +7,6 @@ ends when the parent closes it or has gone.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import datetime
 import math
@@ -15,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pydantic_monty as monty
@@ -32,7 +31,9 @@ from collab_llm_nodes.protocols.minions.sandbox.limits import (
     PROCESS_MB,
     SandboxLimits,
 )
-from collab_llm_nodes.protocols.minions.sandbox.wire import TooLong, receive, send
+from collab_llm_nodes.protocols.minions.sandbox.programs import constants_in, without_yield
+from collab_llm_nodes.protocols.minions.sandbox.retrieval import RETRIEVE, retrieve_top_k_chunks
+from collab_llm_nodes.protocols.minions.sandbox.wire import AGGREGATE, TooLong, receive, send
 
 _PRELUDE = """\
 from dataclasses import dataclass
@@ -75,7 +76,8 @@ _DETERMINISTIC: monty.OSPolicy = {
 _MAX_REQUEST = 1 << 30
 _MAX_CUTS = 4
 """Different calls of chunking functions; the host repeats each on all documents (``choice.py``)."""
-_MAX_SIZE = 1 << 31
+_BLANK, _BLANKS = "x", 8
+"""Text and number of the blank documents; programs name documents by their index."""
 _FAULTS: dict[type[BaseException], Fault] = {
     SyntaxError: Fault.SYNTAX,
     TimeoutError: Fault.TIME,
@@ -123,7 +125,78 @@ def _answer(pool: monty.Monty, request: Mapping[str, Any], limits: SandboxLimits
 
 
 def _run(pool: monty.Monty, request: Mapping[str, Any], limits: SandboxLimits) -> dict[str, Any]:
-    functions = _Chunkers(request["chunkers"], request["chunk_size"], limits)
+    program = without_yield(request["program"])
+    if request["stage"] == AGGREGATE:
+        return {"text": _aggregated(pool, program, request, limits)}
+    functions = _Functions(request["chunkers"], request["chunk_size"], limits)
+    jobs = _checked(_requested(pool, program, request, functions, limits), limits)
+    texts, cuts = _for_blanks(pool, program, request, limits)
+    own = constants_in(program)
+    own["texts"] = list(dict.fromkeys([*own["texts"], *texts]))
+    own["sizes"] = sorted({*own["sizes"], *(size for _, size in cuts)})
+    return {"cuts": functions.used(jobs["chunks"]), **own, **jobs}
+
+
+def _for_blanks(
+    pool: monty.Monty, program: str, request: Mapping[str, Any], limits: SandboxLimits
+) -> tuple[list[str], list[tuple[str, int]]]:
+    """Return the tasks, advice and calls of chunking functions of ``program`` for blank documents.
+
+    They depend on the program alone, so they are as much its own as the constants in it, and a
+    program may build its tasks from constants.
+    """
+    jobs = {tuple(job[1:3]) for job in request["last_jobs"]}
+    blank = {
+        "documents": [_BLANK] * _BLANKS,
+        "last_chunks": [_BLANK],
+        "last_jobs": [[0, *job, 1, 1, "", "", _BLANK, _BLANK] for job in sorted(jobs)],
+    }
+    functions = _Functions(request["chunkers"], request["chunk_size"], limits)
+    try:
+        found = _checked(_requested(pool, program, blank, functions, limits), limits)
+    except (_Refused, monty.MontyError):
+        return [], []  # it has only its constants, then
+    return [text for _, *texts in found["jobs"] for text in texts], functions.calls
+
+
+def _requested(
+    pool: monty.Monty,
+    program: str,
+    request: Mapping[str, Any],
+    functions: _Functions,
+    limits: SandboxLimits,
+) -> Any:
+    """Return what ``prepare_jobs`` of ``program`` returns, at most ``limits.jobs`` items of it."""
+    with _session(pool, request, functions, limits) as feed:
+        try:
+            feed(program)
+            _check_defined(feed, "prepare_jobs")
+            return feed(_CALL.format(jobs=limits.jobs))
+        except monty.MontyError:
+            if functions.exhausted:
+                raise _Refused(Fault.CALLS) from None
+            raise
+
+
+def _aggregated(
+    pool: monty.Monty, program: str, request: Mapping[str, Any], limits: SandboxLimits
+) -> str:
+    """Return the text that ``transform_outputs`` of ``program`` makes of the last jobs."""
+    functions = _Functions(request["chunkers"], request["chunk_size"], limits)
+    with _session(pool, request, functions, limits) as feed:
+        feed(program)
+        _check_defined(feed, "transform_outputs")
+        text = feed("transform_outputs(last_jobs)")
+    if not isinstance(text, str) or len(text) > MAX_TEXT:
+        raise _Refused(Fault.NOT_JOBS)
+    return text
+
+
+@contextlib.contextmanager
+def _session(
+    pool: monty.Monty, request: Mapping[str, Any], functions: _Functions, limits: SandboxLimits
+) -> Iterator[Callable[[str], Any]]:
+    """Lend a function that runs code in a new interpreter, with the documents and last jobs."""
     budget: monty.ResourceLimits = {
         "max_feed_duration_secs": limits.run_s,
         "max_memory": limits.memory_mb << 20,
@@ -144,30 +217,21 @@ def _run(pool: monty.Monty, request: Mapping[str, Any], limits: SandboxLimits) -
 
         last = {name: request[name] for name in ("last_chunks", "last_jobs")}
         feed(_PRELUDE, {"context": request["documents"], **last})
-        try:
-            feed(request["program"])
-            _check_defined(feed)
-            requested = feed(_CALL.format(jobs=limits.jobs))
-        except monty.MontyError:
-            if functions.exhausted:
-                raise _Refused(Fault.CALLS) from None
-            raise
-    checked = _checked(requested, limits)
-    return {"cuts": functions.used(checked["chunks"]), **_literals(request["program"]), **checked}
+        yield feed
 
 
-def _check_defined(feed: Callable[[str], Any]) -> None:
+def _check_defined(feed: Callable[[str], Any], name: str) -> None:
     try:
-        feed("prepare_jobs")
+        feed(name)
     except monty.MontyRuntimeError:
         raise _Refused(Fault.SYNTAX) from None
 
 
-class _Chunkers:
-    """Chunking functions of a program, with limits of calls and time.
+class _Functions:
+    """Functions that a program may call, with limits of calls and time.
 
     Args:
-        names: functions that it may call.
+        names: chunking functions that it may call.
         size: replaces any size that it requests, unless 0.
 
     Attributes:
@@ -179,7 +243,15 @@ class _Chunkers:
         self._given: dict[tuple[str, int], set[int]] = {}  # hashes of the pieces, by call
         self._calls, self._left_s = MAX_CALLS, limits.cut_s
         self._size = size
-        self.by_name = {name: self._function(CHUNKERS[name]) for name in names}
+        self.by_name: dict[str, Callable[..., list[str]]] = {
+            name: self._function(CHUNKERS[name]) for name in names
+        }
+        self.by_name[RETRIEVE] = self._retrieve
+
+    @property
+    def calls(self) -> list[tuple[str, int]]:
+        """Name and size of all calls of chunking functions."""
+        return sorted(self._given)
 
     def used(self, chunks: list[str]) -> list[tuple[str, int]]:
         """Return name and size of the calls that gave one of ``chunks``.
@@ -217,27 +289,19 @@ class _Chunkers:
 
         return function
 
+    def _retrieve(self, *args: Any, **kwargs: Any) -> list[str]:
+        self._calls -= 1
+        self._check(self._calls >= 0 and not self.exhausted)
+        begun = time.process_time()
+        try:
+            return retrieve_top_k_chunks(*args, **kwargs)
+        finally:
+            self._left_s -= time.process_time() - begun
+
     def _check(self, within: bool) -> None:
         if not within:
             self.exhausted = True
             raise RuntimeError("too much to cut")
-
-
-def _literals(program: str) -> dict[str, Any]:
-    """Return the distinct strings, in order, sizes and chunkers in the source of ``program``."""
-    try:
-        nodes = list(ast.walk(ast.parse(program)))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        nodes = []
-    constants = [node for node in nodes if isinstance(node, ast.Constant)]
-    constants.sort(key=lambda node: (node.lineno, node.col_offset))
-    values = [node.value for node in constants]
-    names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    return {
-        "texts": list(dict.fromkeys(value for value in values if isinstance(value, str))),
-        "sizes": sorted({value for value in values if type(value) is int and value < _MAX_SIZE}),
-        "chunkers": sorted(names & CHUNKERS.keys()),
-    }
 
 
 def _checked(requested: Any, limits: SandboxLimits) -> dict[str, Any]:
@@ -271,8 +335,8 @@ def _checked(requested: Any, limits: SandboxLimits) -> dict[str, Any]:
 
 
 def _fields(item: Any) -> tuple[str, str, str]:
-    if isinstance(item, monty.MontyClassProxy):
-        found = item.attributes
+    found = item.attributes if isinstance(item, monty.MontyClassProxy) else item
+    if isinstance(found, dict):
         fields = found.get("chunk"), found.get("task"), found.get("advice") or ""
         match fields:
             case (str(chunk), str(task), str(advice)) if task.strip():
