@@ -26,6 +26,8 @@ _COMBINE = ("", SUM, DIFFERENCE)
 _UNKNOWN = "unknown"
 _LONGEST = 40
 """Longest answer that can be right, since a page contains every answer [words]."""
+_LEAST_QUOTE = 4
+"""Shortest part of a cited place that shows that it was found [words]."""
 _TOLERANCE = 0.01
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _NUMERALS = words(
@@ -161,12 +163,14 @@ def says_unknown(answer: str) -> bool:
 
 
 def finds(question: Question, outputs: Sequence[str]) -> bool:
-    """Return True if one of the texts has a sentence of each cited place, or an answer in it."""
-    texts = [_plain(text) for text in outputs]
-    return all(
-        any(text and (text in _plain(place) or _plain(place) in text) for text in texts)
-        for place in question.cited
-    )
+    """Return True if each cited place is among the texts."""
+    return all(any(stands_in(text, place) for text in outputs) for place in question.cited)
+
+
+def stands_in(text: str, place: str) -> bool:
+    """Return True if ``text`` holds ``place``, or a sentence of it; case and marks do not count."""
+    text, place = _plain(text), _plain(place)
+    return place in text or (len(text.split()) >= _LEAST_QUOTE and text in place)
 
 
 def _states(answer: str, parts: Sequence[str]) -> bool:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -52,7 +53,7 @@ STRING_SEARCH = StringSearch.name
 DEFAULTS = ServedMinions(
     chunker="chunk_by_paragraph",
     chunk_size=2000,
-    rounds=2,
+    rounds=1,
     local=LocalConfig(temperature=0.0, max_tokens=128),
 )
 """Settings without ``--config``: pieces of half a page, greedy and short replies."""
@@ -116,7 +117,7 @@ class Setup:
                 remedy=did_you_mean(self.protocol, PROTOCOLS, f"one of {', '.join(PROTOCOLS)}"),
             )
         served = served_minions(self.config) if self.config else DEFAULTS
-        served = replace(served, way=PROTOCOLS[self.protocol][1], parallel=1)
+        served = replace(served, way=PROTOCOLS[self.protocol][1])
         if self.remote == EMBEDDED_REMOTE:
             own = served_minions("minions.yaml").remote_model
             served = replace(served, remote_model=own)
@@ -247,14 +248,19 @@ def _all_asked(
     file: QuestionFile,
     kept: Path | None,
 ) -> Iterator[Asked]:
-    """Yield the answers in order; those that are kept are not asked again."""
-    known = _read_kept(kept, _digest(setup, settings))
-    for question in questions:
+    """Yield the answers in order, several at a time; those that are kept are not asked again."""
+    run = _digest(setup, settings)
+    known = _read_kept(kept, run)
+
+    def answer(question: Question) -> Asked:
         found = known.get(_key(question))
         if found is None:
             found = _ask(running, setup, settings, question, file)
-            _keep(kept, _digest(setup, settings), question, found)
-        yield found
+            _keep(kept, run, question, found)
+        return found
+
+    with ThreadPoolExecutor(settings.parallel) as pool:
+        yield from pool.map(answer, questions)
 
 
 def _ask(
@@ -323,8 +329,9 @@ def _keep(kept: Path | None, digest: str, question: Question, asked: Asked) -> N
         return
     kept.parent.mkdir(parents=True, exist_ok=True)
     entry = {"run": digest, "question": _key(question), "asked": asdict(asked)}
+    line = json.dumps(entry, ensure_ascii=False) + "\n"
     with kept.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+        file.write(line)  # in one piece: the other threads write, too
 
 
 # -------------------------------------------------------------------- figures
@@ -336,7 +343,8 @@ def _judged(
     judges: Mapping[str, Callable[[Question, str], bool]] = {LLM: partial(_judged_by, remote)}
     own = judges.get(judge) or partial(is_right, judge=judge)
     pairs = zip(questions, found, strict=True)
-    return [not asked.error and own(question, asked.answer) for question, asked in pairs]
+    # An answer "unknown" may come with an error as its explanation; an error alone is no answer.
+    return [bool(asked.answer) and own(question, asked.answer) for question, asked in pairs]
 
 
 def _judged_by(remote: ChatModel, question: Question, answer: str) -> bool:
@@ -366,8 +374,8 @@ def figures(
 ) -> dict[str, Any]:
     """Return the figures of one worker: shares, and means per question.
 
-    ``found`` is the share of the answerable questions for which an output that was sent holds the
-    place of the answer: what a remote that reads could build on.
+    ``found`` is the share of the answerable questions whose places are among the kept outputs: what
+    a remote that reads could build on.
     """
     count = len(questions)
     total = {name: sum(each.figures.get(name, 0.0) for each in found) for name in _COUNTED}
@@ -403,7 +411,7 @@ def figures(
         ),
         "cost_usd": _mean(each.figures.get("cost_usd", 0.0) for each in found),
         "unknown": sum(not each.answer or each.answer == "unknown" for each in found) / count,
-        "errors": sum(bool(each.error) for each in found),
+        "errors": sum(not each.answer for each in found),
         "wall_s": _mean(each.wall_s for each in found),
     }
 

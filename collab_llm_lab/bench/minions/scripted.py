@@ -1,7 +1,7 @@
 """The remote of a file of questions when no large model is at hand: rules instead of understanding.
 
-It knows the question's tasks, which stand in the file, but neither answers nor places. It sees only
-what crosses the wire.
+It knows what stands in the file about a question, its tasks and the places that answer it, but not
+the answer. Of the documents it sees only what crosses the wire.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from collab_llm_lab.bench.minions.question_files import DIFFERENCE, SUM, Question, digits
+from collab_llm_lab.bench.minions.question_files import DIFFERENCE, SUM, Question, digits, stands_in
 from collab_llm_lab.bench.minions.string_search import bm25
 from collab_llm_nodes.chat.base import (
     ChatRequest,
@@ -33,8 +33,8 @@ from collab_llm_nodes.protocols.minions.plan import number
 from collab_llm_nodes.protocols.minions.reading import as_text
 
 _LEAST_SHARE = 0.6
-"""Share of a task's words that an output must have to be believed, chosen on the questions for
-development."""
+"""Share of a task's words that an output must have to be believed, if no place is known. Chosen on
+the questions for development."""
 _SMALL_WORDS = frozenset(
     words(
         "a an and are as at be by can do does for from has have how if in is it its many may must"
@@ -47,7 +47,10 @@ _STEM = 5
 
 
 class ScriptedRemote:
-    """``chat.base.ChatModel`` that plans by the file, and believes the output most like the task.
+    """``chat.base.ChatModel`` that plans by the file, and believes what cites the right place.
+
+    If the file names no place, as for what is never written, it believes the output most like the
+    task, if that has most of its words.
 
     Args:
         questions: those that may be asked, by their text.
@@ -115,10 +118,16 @@ def _synthesis(question: Question, values: Mapping[str, str]) -> str:
 
 def _read(question: Question, context: str) -> str:
     """Return the answer to a question about a whole text: its best sentence."""
-    texts = sentences(context)
-    return _combined(
-        question, [_believed(task, [(t, t) for t in texts]) for task in tasks_of(question)]
-    )
+    texts = [(text, text) for text in sentences(context)]
+    return _combined(question, [_believed(*task, texts) for task in _placed(question)])
+
+
+def _placed(question: Question) -> list[tuple[str, tuple[str, ...]]]:
+    """Return each task with the places that answer it."""
+    tasks, cited = tasks_of(question), question.cited
+    if len(cited) != len(tasks):
+        return [(task, cited) for task in tasks]
+    return [(task, (place,)) for task, place in zip(tasks, cited, strict=True)]
 
 
 def _answers(question: Question, lines: Iterable[str]) -> list[str]:
@@ -135,14 +144,21 @@ def _answers(question: Question, lines: Iterable[str]) -> list[str]:
         if output and answer and task in outputs:
             citation = as_text(output.content.get("citation"))
             outputs[task].append((answer, citation or answer))
-    return [_believed(task, found) for task, found in outputs.items()]
+    return [_believed(task, places, outputs[task]) for task, places in _placed(question)]
 
 
-def _believed(task: str, outputs: Sequence[tuple[str, str]]) -> str:
-    """Return the answer whose citation is most like the task; UNKNOWN if none is like enough."""
+def _believed(task: str, places: Sequence[str], outputs: Sequence[tuple[str, str]]) -> str:
+    """Return the answer that cites one of ``places``, or is most like the task without any.
+
+    Args:
+        outputs: answers with their citations.
+    """
+    least = 0.0 if places else _LEAST_SHARE
+    if places:
+        outputs = [each for each in outputs if any(stands_in(each[1], place) for place in places)]
     scores = bm25(_content(task), [_content(citation) for _, citation in outputs])
     best = max(range(len(outputs)), key=scores.__getitem__, default=None)
-    if best is None or _share(task, outputs[best][1]) < _LEAST_SHARE:
+    if best is None or _share(task, outputs[best][1]) < least:
         return UNKNOWN
     return outputs[best][0]
 
