@@ -99,10 +99,10 @@ class Setup:
 
     @property
     def name(self) -> str:
-        """Name of the row: the worker, with what differs from the defaults."""
-        worker = Path(self.worker).name
-        protocol = () if self.protocol == "minions" else (self.protocol,)
-        return " ".join((worker, *protocol, *self.options))
+        """Name of the row: the worker, and what differs from the defaults."""
+        protocol = "" if self.protocol == "minions" else self.protocol
+        config = Path(self.config).name
+        return " ".join(filter(None, (Path(self.worker).name, protocol, config, *self.options)))
 
     def settings(self) -> ServedMinions:
         """Return the settings of the protocol.

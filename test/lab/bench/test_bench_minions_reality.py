@@ -72,7 +72,10 @@ def material(tmp_path: Path) -> Path:
             question=difference,
             answers=["1"],
             kind="two_places",
-            cited=["The minimum discussion period is two weeks."],
+            cited=[
+                "The minimum discussion period is two weeks.",
+                "The maximum discussion period is 3 weeks.",
+            ],
             tasks=["What is the minimum discussion period?", "And the maximum discussion period?"],
             combine="difference",
         ),
