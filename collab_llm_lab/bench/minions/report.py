@@ -33,6 +33,7 @@ from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.chat.ledger import PriceTable
 from collab_llm_nodes.config import from_yaml
 from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.models.trained import holds_trained
 from collab_llm_nodes.protocols.minions.embedded.remote import ROLE, Planner
 
 _RUN = ("machine", "models", "threads", "processes")
@@ -227,7 +228,7 @@ def _string_search(run: _Run) -> dict[str, Any]:
 def _trained(run: _Run) -> dict[str, Any]:
     """Return rows and plans of the trained remote, and rows of both on the same questions."""
     folder = run.bench.spec.family / TARGET
-    if not (folder / f"{ROLE}.json").is_file():
+    if not holds_trained(folder, ROLE, "role"):
         run.bench.report(f"{folder} has not learnt to plan: no remote is trained")
         return {"trained": {}, "remotes": {}}
     cases = run.main[: run.sizes.trained]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ from collab_llm_lab.bench.minions.question_files import (
 from collab_llm_lab.bench.minions.reality import Setup, run_reality
 from collab_llm_lab.bench.minions.scripted import ScriptedRemote
 from collab_llm_lab.bench.minions.string_search import best_sentence, bm25, line_that_begins
-from collab_llm_nodes.chat.base import ChatRequest, Reply
+from collab_llm_nodes.chat.base import ChatRequest, Finish, Reply
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.cli.output import console
-from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
+from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, Unavailable
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.minions import prompts
@@ -157,6 +158,37 @@ def test_the_exact_judge(answers: list[str], said: str, right: bool) -> None:
 )
 def test_the_judge_of_numbers_takes_one_number_within_a_percent(said: str, right: bool) -> None:
     assert is_right(Question("a", ("d",), "q?", ("1577",)), said, "number") is right
+
+
+class Judge:
+    """A chat model that says the same to everything, and keeps what it was asked."""
+
+    name = "judge"
+
+    def __init__(self, says: str | CollabError) -> None:
+        self.says, self.asked = says, list[str]()
+
+    def ask(self, requests: Sequence[ChatRequest], *_: object) -> list[Reply | CollabError]:
+        self.asked += [request.turns[-1].content for request in requests]
+        said = self.says if isinstance(self.says, CollabError) else Reply(self.says, Finish.STOP)
+        return [said for _ in requests]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("says", "right"), [("Yes.", True), ("no", False), ("maybe", False)])
+def test_a_model_judges_what_the_words_do_not_decide(says: str, right: bool) -> None:
+    question = Question("a", ("d",), "How long is it?", ("2 weeks",))
+    judge = Judge(says)
+    assert reality._judged_by(judge, question, "a fortnight") is right
+    assert "2 weeks" in judge.asked[0]
+    assert "a fortnight" in judge.asked[0]
+    assert reality._judged_by(judge, question, "2 weeks") is True
+    assert reality._judged_by(judge, Question("b", ("d",), "q?", ()), "500 dollars") is False
+    assert len(judge.asked) == 1  # these need no judgement
+    with pytest.raises(Unavailable):
+        reality._judged_by(Judge(Unavailable("gone")), question, "a fortnight")
 
 
 def test_a_place_is_found_if_each_citation_is_among_the_outputs() -> None:
