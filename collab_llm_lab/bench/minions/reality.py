@@ -249,7 +249,7 @@ def _all_asked(
     kept: Path | None,
 ) -> Iterator[Asked]:
     """Yield the answers in order, several at a time; those that are kept are not asked again."""
-    run = _digest(setup, settings)
+    run = _digest(setup)
     known = _read_kept(kept, run)
 
     def answer(question: Question) -> Asked:
@@ -299,10 +299,12 @@ def _texts(job: Job) -> list[str]:
 # -------------------------------------------------------------------- what is kept
 
 
-def _digest(setup: Setup, settings: ServedMinions) -> str:
-    """Return a digest of models and settings, but not of the code that answers."""
-    named = json.dumps([setup.remote, setup.seed, setup.protocol, asdict(settings)], default=str)
-    return hashlib.sha256(named.encode()).hexdigest()[:16]
+def _digest(setup: Setup) -> str:
+    """Return a digest of what was asked for, but not of the code that answers."""
+    named = asdict(setup)
+    if Path(setup.config).is_file():
+        named["config"] = Path(setup.config).read_text(encoding="utf-8")
+    return hashlib.sha256(json.dumps(named).encode()).hexdigest()[:16]
 
 
 def _key(question: Question) -> str:
@@ -329,9 +331,9 @@ def _keep(kept: Path | None, digest: str, question: Question, asked: Asked) -> N
         return
     kept.parent.mkdir(parents=True, exist_ok=True)
     entry = {"run": digest, "question": _key(question), "asked": asdict(asked)}
-    line = json.dumps(entry, ensure_ascii=False) + "\n"
     with kept.open("a", encoding="utf-8") as file:
-        file.write(line)  # in one piece: the other threads write, too
+        # On a line of its own, since a run that was killed may have left half of one.
+        file.write("\n" + json.dumps(entry, ensure_ascii=False))
 
 
 # -------------------------------------------------------------------- figures
