@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 
 from collab_llm_nodes.models.turns import Turn
+from collab_llm_nodes.protocols.minions.outputs import spoken
 from collab_llm_nodes.protocols.minions.prompts import NOT_FOUND, Form, Style
 
 
@@ -21,7 +22,7 @@ class Example:
     def reply(self, form: Form) -> str:
         """Return the worker's reply."""
         if form is Form.SENTENCE:
-            return self.citation or NOT_FOUND
+            return spoken(self.citation) or NOT_FOUND
         how = "The text says so." if self.citation else "None"
         fields = {
             "explanation": how,
@@ -52,17 +53,16 @@ EXAMPLES = (
         "2025-03-04 10:12 Ada Wolf brought the parcel to the lab.",
         "Ada Wolf",
     ),
-    Example(_VISIT, "What is the phone number of Ada Wolf?"),
 )
-"""Examples with and without an answer in turn."""
+"""Examples with and without an answer in turn; the last one has one, since models repeat it."""
 
 
 def example_turns(style: Style, count: int) -> tuple[Turn, ...]:
-    """Return the first ``count`` examples as a chat; none for forms that have no examples."""
+    """Return the last ``count`` examples as a chat; none for forms that have no examples."""
     if style.form is Form.QUOTES or (style.form is Form.FIELDS and style.reply is None):
         return ()
     turns: list[Turn] = []
-    for example in EXAMPLES[:count]:
+    for example in EXAMPLES[len(EXAMPLES) - count :]:
         asked = style.worker.format(chunk=example.text, task=example.task, advice="")
         turns += [Turn("user", asked), Turn("assistant", example.reply(style.form))]
     return tuple(turns)

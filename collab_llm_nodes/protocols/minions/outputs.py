@@ -31,6 +31,7 @@ _MAX_CITED = 32
 """Longest citation [lines]."""
 _AROUND = " \t\n\"'`*\u201c\u201d\u2018\u2019"
 """Marks around a sentence that are the model's, not the text's."""
+_STAMP = re.compile(r"^[\W\d_]+")
 _NUMBER = re.compile(r"\d+(?:[.,:/]\d+)*")
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _WORD = re.compile(r"[a-z]+")
@@ -48,12 +49,17 @@ def reply_form(style: Style, chunk: str) -> Guide | None:
     """Return the limit on a reply about ``chunk``; None if it has none."""
     if style.form is not Form.SENTENCE:
         return style.reply
-    texts = "\n".join([*dict.fromkeys(filter(_is_long, sentences(chunk))), NOT_FOUND])
+    choices = dict.fromkeys(map(spoken, sentences(chunk)))
+    texts = "\n".join([*(each for each in choices if len(each) >= _MIN_CITED), NOT_FOUND])
     return Guide("choice", texts) if len(texts.encode()) <= MAX_GUIDE_BYTES else None
 
 
-def _is_long(sentence: str) -> bool:
-    return len(sentence) >= _MIN_CITED
+def spoken(sentence: str) -> str:
+    """Return ``sentence`` without a time, a date or a bullet before it.
+
+    A model that writes token by token would have to choose a line of a log by its time.
+    """
+    return _STAMP.sub("", sentence) or sentence
 
 
 def judged(
@@ -69,7 +75,7 @@ def judged(
         return Job(manifest, JobOutput(), Dropped.FAILED)
     if reply.finish is not Finish.STOP:
         return Job(manifest, JobOutput(), Dropped.TRUNCATED)
-    output = _output(reply.text, style)
+    output = _output(reply.text, style, manifest.chunk)
     if output is None:
         return Job(manifest, JobOutput(), Dropped.UNREADABLE)
     if output.answer is None and abstain_filter:
@@ -84,14 +90,18 @@ def judged(
     return Job(manifest, output)
 
 
-def _output(text: str, style: Style) -> JobOutput | None:
+def _output(text: str, style: Style, chunk: str) -> JobOutput | None:
     if style.form is not Form.SENTENCE:
         quotes = style.form is Form.QUOTES
         return worker_output(text, quotes=quotes, max_characters=_MAX_FIELD)
-    sentence = text.strip(_AROUND)[:_MAX_FIELD]
-    if not sentence:
+    said = text.strip(_AROUND)
+    if not said:
         return None
-    return JobOutput() if says_nothing(sentence) else JobOutput("", sentence, sentence)
+    if says_nothing(said):
+        return JobOutput()
+    whole = [each for each in sentences(chunk) if said in (each, spoken(each))]
+    sentence = "; ".join(dict.fromkeys(whole or [said]))[:_MAX_FIELD]
+    return JobOutput("", sentence, sentence)
 
 
 def _supported(output: JobOutput, manifest: JobManifest) -> JobOutput | None:

@@ -419,10 +419,11 @@ class _Run:
         if Mark.UNUSABLE not in self.marks:
             return ""
         totals = self._metrics().figures()
-        reasons = [f"{totals[each]:.0f} {each}" for each in sorted(UNUSABLE) if totals.get(each)]
+        names = sorted(each.value for each in UNUSABLE)
+        reasons = [f"{totals[name]:.0f} {name}" for name in names if totals.get(name)]
         return (
             f"of {totals['jobs']:.0f} outputs of the local model {', '.join(reasons)}:"
-            f" {'raise local.max_tokens, ' * bool(totals.get(Dropped.TRUNCATED))}"
+            f" {'raise local.max_tokens, ' * bool(totals.get(Dropped.TRUNCATED.value))}"
             "set worker_form to sentence and examples above 0, or use a larger local model"
         )
 

@@ -146,7 +146,7 @@ def test_progress_reports_stages_rounds_and_jobs() -> None:
     with served(remote, weigh, CONFIG) as bed:
         bed.ask()
     stages = list(dict.fromkeys(each.stage for each in bed.progress))
-    assert stages == ["documents", "decompose", "program", "execute", "synthesize"]
+    assert stages == ["documents", "decompose", "program", "execute", "repair", "synthesize"]
     assert {each.metrics.rounds for each in bed.progress} == {1, 2}
     shares = [each.share_done for each in bed.progress]
     assert shares == sorted(shares)
@@ -488,6 +488,8 @@ def test_the_shipped_files_fit_the_configuration() -> None:
     assert MinionsConfig(**own) == PRESETS["embedded"]
     assert openai.remote_model.server.token_variable == "OPENAI_API_KEY"
     assert openai.way == "protocol"
+    small = served_minions("minions_small.yaml")
+    assert (small.worker_form, small.local_model.at) == ("sentence", "in_process")
 
 
 def test_a_preset_gives_defaults_which_the_file_overrides(tmp_path: Path) -> None:

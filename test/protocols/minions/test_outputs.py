@@ -37,7 +37,7 @@ SENTENCES = GENERAL.of_sentences()
         "not explicitly stated in the passage",
         "The document does not say how hot the pump was.",
         "The document does not say ...",
-        "The text doesn't mention the price, e.g. of 3.5 kg.",
+        "The text doesn't mention the price of 3.5 kg.",
         "The log does not contain this information.",
         "The price of the seat is not mentioned in the text.",
         "It is not stated.",
@@ -225,6 +225,25 @@ def test_sentences_are_chosen_from_the_text() -> None:
     ]
     long = "\n".join(f"A line with the number {i}." for i in range(MAX_GUIDE_BYTES // 20))
     assert reply_form(SENTENCES, long) is None
+
+
+def test_times_and_bullets_before_a_sentence_are_not_the_models_to_choose() -> None:
+    left = ("2026-11-02 06:10 Hedy left bay 3.", "2026-11-03 06:12 Hedy left bay 3.")
+    log = "\n- 24 boxes stood in it.\n".join(left)
+    guide = reply_form(SENTENCES, log)
+    assert guide is not None
+    assert guide.source.splitlines() == ["Hedy left bay 3.", "boxes stood in it.", NOT_FOUND]
+    manifest = JobManifest(log, "t", "", 1, 1)
+    for said, answer in (
+        ("boxes stood in it.", "- 24 boxes stood in it."),
+        (
+            "Hedy left bay 3.",
+            "2026-11-02 06:10 Hedy left bay 3.; 2026-11-03 06:12 Hedy left bay 3.",
+        ),
+    ):
+        reply = Reply(said, Finish.STOP)
+        job = judged(manifest, reply, SENTENCES, check_citations=True, abstain_filter=True)
+        assert (job.kept, job.output.answer) == (True, answer)
 
 
 @pytest.mark.parametrize("name", sorted(set(STYLES) - {"general", "financebench"}))

@@ -10,8 +10,8 @@ from collab_llm_nodes.knowledge.words import words
 
 RETRIEVE = "retrieve_top_k_chunks"
 ABOUT = """\
-def retrieve_top_k_chunks(keywords: list[str], chunks: list[str], weights: dict[str, float] = {},
-                          k: int = 10) -> list[str]:
+def retrieve_top_k_chunks(keywords: list[str], chunks: list[str],
+                          weights: dict[str, float] | None = None, k: int = 10) -> list[str]:
     \"\"\"Return the k chunks that fit the keywords best (BM25), in their order.\"\"\""""
 """Its signature and docstring for a prompt."""
 _K1, _B = 1.5, 0.75
