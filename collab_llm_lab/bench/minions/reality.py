@@ -191,7 +191,7 @@ def run_reality(
     for id in file.without_evidence():
         console.print(f"{id}: its documents do not have what it cites", highlight=False)
     asked = tuple(each for each in file.questions if each.development == development)
-    baseline = replace(setup, worker=STRING_SEARCH, options=())
+    baseline = replace(setup, worker=STRING_SEARCH)
     rows: dict[str, dict[str, Any]] = {}
     for each in dict.fromkeys((baseline, setup)):
         rows[each.name] = _row(each, asked, file, judge, answers, console)

@@ -114,6 +114,24 @@ def test_lines_that_cannot_be_used_are_named_and_skipped(tmp_path: Path) -> None
     assert list(found.documents) == ["rules.txt"]
 
 
+def test_our_questions_about_debian_can_be_asked(tmp_path: Path) -> None:
+    file = Path(__file__).parents[3] / "docs/benchmarks/minions_questions.jsonl"
+    for entry in file.read_text().splitlines():
+        for name in json.loads(entry)["documents"]:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("The text is not here.")
+    found = read_questions(file, tmp_path)
+    assert found.skipped == ()
+    asked = [question for question in found.questions if not question.development]
+    developed = [question for question in found.questions if question.development]
+    assert len(asked) >= 100
+    assert len(developed) == 30
+    assert not {q.documents for q in asked} & {q.documents for q in developed}
+    assert {q.kind for q in asked} == {"number", "name", "yes_no", "two_places", "absent"}
+    assert all(bool(q.cited) == bool(q.answers) == (q.kind != "absent") for q in found.questions)
+    assert found.without_evidence() == [q.id for q in found.questions if q.cited]
+
+
 def test_a_file_without_questions_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"questions.jsonl:1.* is no JSON"):
         read_questions(write(tmp_path, "prose"), tmp_path)
