@@ -15,7 +15,7 @@ Results = Mapping[str, Any]
 def plot_all(results: Results, file: Path) -> None:
     """Draw a panel for each part and each sweep that ``results`` holds."""
     panels: dict[str, Draw] = {}
-    if "reality" in results:
+    if results.get("reality"):
         panels["real documents"] = partial(_reality, rows=results["reality"])
     if "protocols" in results:
         panels["cost and accuracy"] = partial(_cost, results=results)
