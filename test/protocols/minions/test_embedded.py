@@ -14,6 +14,7 @@ from collab_llm_nodes.errors import Cancelled, CollabError, DeadlineExceeded, Mo
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.minions import prompts
+from collab_llm_nodes.protocols.minions.citations import cited_lines
 from collab_llm_nodes.protocols.minions.driving import Handlers, drive
 from collab_llm_nodes.protocols.minions.embedded.queries import (
     CHANGE,
@@ -34,7 +35,6 @@ from collab_llm_nodes.protocols.minions.embedded.windows import WindowedChat
 from collab_llm_nodes.protocols.minions.messages import AskRemote, CannotPlan, LocalPrompt
 from collab_llm_nodes.protocols.minions.minion import minion
 from collab_llm_nodes.protocols.minions.minions import minions
-from collab_llm_nodes.protocols.minions.outputs import cited_lines
 from collab_llm_nodes.protocols.minions.plan import Plan, read_plan
 from collab_llm_nodes.protocols.minions.settings import LocalConfig, MinionConfig, MinionsConfig
 

@@ -207,11 +207,28 @@ _MANUAL = "The wheel nuts are tightened to 210 Nm; check them. Yes.\nThe tank ho
     ],
 )
 def test_a_sentence_is_an_output(reply: str, dropped: Dropped, answer: str | None) -> None:
-    manifest = JobManifest(_MANUAL, "t", "", 1, 1)
+    manifest = JobManifest(_MANUAL, "", "", 1, 1)
     said = Reply(reply, Finish.STOP)
     job = judged(manifest, said, SENTENCES, check_citations=True, abstain_filter=True)
     assert job.dropped is dropped
     assert not job.kept or (job.output.answer, job.output.citation) == (answer, None)
+
+
+@pytest.mark.parametrize(
+    ("task", "kept"),
+    [
+        ("How many litres does the tank hold?", True),
+        ("What is the volume of tanks?", True),
+        ("What is 30?", True),
+        ("Which colour has the seat?", False),
+        ("What is it?", True),
+    ],
+)
+def test_a_sentence_without_a_word_of_its_task_is_no_answer(task: str, kept: bool) -> None:
+    manifest = JobManifest(_MANUAL, task, "", 1, 1)
+    reply = Reply("The tank holds 30 litres.", Finish.STOP)
+    job = judged(manifest, reply, SENTENCES, check_citations=True, abstain_filter=True)
+    assert job.dropped is (Dropped.KEPT if kept else Dropped.ABSTAINED)
 
 
 def test_sentences_are_chosen_from_the_text() -> None:
@@ -233,7 +250,7 @@ def test_times_and_bullets_before_a_sentence_are_not_the_models_to_choose() -> N
     guide = reply_form(SENTENCES, log)
     assert guide is not None
     assert guide.source.splitlines() == ["Hedy left bay 3.", "boxes stood in it.", NOT_FOUND]
-    manifest = JobManifest(log, "t", "", 1, 1)
+    manifest = JobManifest(log, "", "", 1, 1)
     for said, answer in (
         ("boxes stood in it.", "- 24 boxes stood in it."),
         (
@@ -269,7 +286,7 @@ def test_examples_are_outputs_that_would_be_kept(style: object) -> None:
 
 # ---------------------------------------------------------------- in the protocol
 
-_ASKED = plan("How much?", chunker="chunk_by_paragraph", size=100)
+_ASKED = plan("How much water?", chunker="chunk_by_paragraph", size=100)
 _PARAGRAPHS = "\n\n".join(
     f"Tank {i} holds {i}0 litres of water, and no more than that." for i in range(1, 6)
 )
