@@ -3,6 +3,7 @@
 PARTS = (
     "parallel",
     "protocols",
+    "string_search",
     "trained",
     "privacy",
     "attacks",
@@ -10,7 +11,7 @@ PARTS = (
     "sweeps",
     "requests",
     "workers",
-    "reality",
-    "reality_encoder",
+    "pretrained",
+    "pretrained_encoder",
 )
 """Parts of ``collab-llm bench minions``, in their order."""

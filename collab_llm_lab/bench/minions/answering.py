@@ -21,6 +21,7 @@ from collab_llm_lab.bench.minions.material import Case
 from collab_llm_lab.bench.minions.methods import Answered, Method, Models, answer_all
 from collab_llm_lab.bench.minions.oracle import Oracle
 from collab_llm_lab.bench.minions.shown import shown_examples, teach_plain_chat
+from collab_llm_lab.bench.minions.string_search import StringSearch, line_that_begins
 from collab_llm_lab.training.text.rendering import prompt_text
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.chat.base import ChatModel
@@ -51,7 +52,7 @@ class ModelSpec:
 
     Attributes:
         family: folder of the text family; its worker's tokenizer counts all tokens.
-        worker: folder of the local model.
+        worker: folder of the local model; None: string search in its place.
         trained: the remote is the family's target as planner instead of the oracle.
         shown: seed of few-shot examples for the worker; None for one that was trained.
         window: length of the windows in which the local model reads a long text [tokens].
@@ -60,7 +61,7 @@ class ModelSpec:
     """
 
     family: Path
-    worker: Path
+    worker: Path | None
     trained: bool = False
     shown: int | None = None
     window: int = 640
@@ -122,11 +123,7 @@ class ModelCache:
 
 def _open(spec: ModelSpec) -> Models:
     counter = Counter(read(spec.family / WORKER))
-    engine = Engine(read(spec.worker))
-    plain = spec.shown is not None and teach_plain_chat(engine)
-    local: ChatModel = InProcessChat(engine, _LIMITS, spec.worker.name)
-    if spec.shown is not None:
-        local = shown_examples(local, spec.shown, plain=plain)
+    local = _open_worker(spec)
     if spec.trained:
         target = ModelConfig(path=str(spec.family / TARGET))
         remote: ChatModel = open_planner(target, PRICED_AS, _LIMITS)
@@ -138,6 +135,15 @@ def _open(spec: ModelSpec) -> Models:
         encoder = TextEncoder(TextEncoderConfig(str(spec.encoder)))
     local = WindowedChat(local, counter.text, spec.window)
     return Models(remote, local, prices.of(PRICED_AS), encoder)
+
+
+def _open_worker(spec: ModelSpec) -> ChatModel:
+    if spec.worker is None:
+        return StringSearch(line_that_begins)
+    engine = Engine(read(spec.worker))
+    plain = spec.shown is not None and teach_plain_chat(engine)
+    local = InProcessChat(engine, _LIMITS, spec.worker.name)
+    return local if spec.shown is None else shown_examples(local, spec.shown, plain=plain)
 
 
 Task = tuple[ModelSpec, Method, Case]

@@ -9,7 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from collab_llm_lab.bench.minions import PARTS
-from collab_llm_lab.bench.options import given, measure_parts, part_option, results_keeper
+from collab_llm_lab.bench.options import (
+    given,
+    measure_parts,
+    part_option,
+    results_keeper,
+)
 from collab_llm_nodes.cli.options import JsonOption, PlotOption, SeedOption
 
 SAFETY_GOALS = ("no canary seen", "no attack escapes or hangs")
@@ -21,6 +26,36 @@ def bench_minions(
         "models"
     ),
     questions: Annotated[
+        Path | None,
+        typer.Option(help="Questions about --documents, a file of JSON lines, instead of logs."),
+    ] = None,
+    documents: Annotated[
+        Path, typer.Option(help="Folder of the documents that --questions name.")
+    ] = Path("."),
+    worker: Annotated[
+        str,
+        typer.Option(help="Local model: a folder, hub id or shipped name; empty: of --config."),
+    ] = "string-search",
+    remote: Annotated[
+        str, typer.Option(help="Remote model: oracle (rules), embedded, or the URL of a server.")
+    ] = "oracle",
+    judge: Annotated[str, typer.Option(help="exact, number, or llm, which asks the remote.")] = (
+        "exact"
+    ),
+    protocol: Annotated[
+        str, typer.Option(help="Of --questions: minions, minion, rag, local-only or remote-only.")
+    ] = "minions",
+    config: Annotated[
+        str, typer.Option(help="Of --questions: parameter file of minions_server.")
+    ] = "",
+    options: Annotated[
+        list[str] | None, typer.Option("--set", help="Of --questions: NAME=VALUE; repeat.")
+    ] = None,
+    development: Annotated[
+        bool,
+        typer.Option("--development", help="Ask the questions kept for development instead."),
+    ] = False,
+    log_questions: Annotated[
         int | None, typer.Option(help="Questions of the main table.", min=7)
     ] = None,
     tokens: Annotated[int | None, typer.Option(help="Length of its logs.", min=500)] = None,
@@ -51,7 +86,11 @@ def bench_minions(
     json_file: JsonOption = None,
     plot: PlotOption = None,
 ) -> None:
-    """Minion, MinionS and baselines on long robot logs (paper 000): accuracy, tokens, cost.
+    """Minion, MinionS and baselines (paper 000): accuracy, tokens, cost.
+
+    With --questions, a worker and a remote of your choice answer them about your documents, and
+    string search in place of the worker for comparison. Otherwise the shipped models answer
+    questions about long robot logs.
 
     The JSON is written after each part. With --part, a file that is there keeps its other parts,
     and --plot draws them all.
@@ -60,14 +99,28 @@ def bench_minions(
     escapes.
     """
     from collab_llm_lab.bench.minions.plots import plot_all
+    from collab_llm_lab.bench.minions.reality import Setup, run_reality
     from collab_llm_lab.bench.minions.report import QUICK, Sizes, join, run_minions
+
+    if questions is not None:
+        measure_parts(
+            run_reality,
+            results_keeper(json_file, plot, ["reality"], join, plot_all),
+            lambda results: not results["failed"],
+            questions=questions,
+            documents=documents,
+            setup=Setup(remote, worker, protocol, config, tuple(options or ()), seed=seed),
+            judge=judge,
+            development=development,
+            answers=answers,
+        )
 
     def succeeded(results: dict[str, Any]) -> bool:
         goals = results["goals"]
         wanted = SAFETY_GOALS if quick else goals
         return not results["failed"] and all(goals.get(goal, True) for goal in wanted)
 
-    asked = given(questions=questions, tokens=tokens, reality=pretrained_questions)
+    asked = given(questions=log_questions, tokens=tokens, pretrained=pretrained_questions)
     measure_parts(
         run_minions,
         results_keeper(json_file, plot, part, join, plot_all),

@@ -60,11 +60,11 @@ RETRIEVED = (2, 4, 8, 16, 32, 64)
 SEPARATE_CHUNKS = (1, 16, 32, 64, 128)
 CHUNKS_AT_ONCE = (1, 2, 3)
 SUB_TASKS = (1, 2, 3, 4)
-REALITY_CHARACTERS = 400
+PRETRAINED_CHARACTERS = 400
 """Pieces for a pretrained worker [characters]."""
-REALITY_REPLY = 64
+PRETRAINED_REPLY = 64
 """Length limit of its replies; longer ones repeat themselves [tokens]."""
-REALITY_WINDOW = 160
+PRETRAINED_WINDOW = 160
 """Windows in which it reads a long text, as long as a piece [tokens]."""
 _CHUNK_TOKENS = 512
 _WARM = 0.4
@@ -184,14 +184,14 @@ def workers(
     return found
 
 
-def reality(bench: Bench, folder: Path, cases: Sequence[Case]) -> dict[str, Any]:
+def pretrained(bench: Bench, folder: Path, cases: Sequence[Case]) -> dict[str, Any]:
     """Return rows with a pretrained model as worker, after few-shot examples, in one round.
 
     ``trained_worker`` has the rows of the shipped worker on the same questions.
     """
-    own = bench.with_models(worker=folder, shown=bench.seed, window=REALITY_WINDOW)
-    local = replace(MINIONS.local, max_tokens=REALITY_REPLY)
-    config = replace(MINIONS, local=local, chunk_size=REALITY_CHARACTERS, rounds=1)
+    own = bench.with_models(worker=folder, shown=bench.seed, window=PRETRAINED_WINDOW)
+    local = replace(MINIONS.local, max_tokens=PRETRAINED_REPLY)
+    config = replace(MINIONS, local=local, chunk_size=PRETRAINED_CHARACTERS, rounds=1)
     methods = {
         **chosen("remote_only", "rag_bm25"),
         "minions": Method(partial(minions, config=config)),
@@ -203,15 +203,15 @@ def reality(bench: Bench, folder: Path, cases: Sequence[Case]) -> dict[str, Any]
     return {
         "model": folder.name,
         "examples": EXAMPLES,
-        "chunk_characters": REALITY_CHARACTERS,
-        "window_tokens": REALITY_WINDOW,
-        "reply_tokens": REALITY_REPLY,
+        "chunk_characters": PRETRAINED_CHARACTERS,
+        "window_tokens": PRETRAINED_WINDOW,
+        "reply_tokens": PRETRAINED_REPLY,
         "protocols": rows,
         "trained_worker": trained,
     }
 
 
-def reality_retrieval(bench: Bench, encoder: Path, cases: Sequence[Case]) -> dict[str, Any]:
+def pretrained_retrieval(bench: Bench, encoder: Path, cases: Sequence[Case]) -> dict[str, Any]:
     """Return the row of RAG with the passages of a pretrained encoder."""
     rows, _ = bench.with_models(encoder=encoder).rows(chosen("rag_dense"), cases)
     return {"encoder": encoder.name, "protocols": rows}

@@ -15,6 +15,8 @@ Results = Mapping[str, Any]
 def plot_all(results: Results, file: Path) -> None:
     """Draw a panel for each part and each sweep that ``results`` holds."""
     panels: dict[str, Draw] = {}
+    if results.get("reality"):
+        panels["real documents"] = partial(_reality, rows=results["reality"])
     if "protocols" in results:
         panels["cost and accuracy"] = partial(_cost, results=results)
         panels["classes of questions"] = partial(_classes, results=results)
@@ -27,6 +29,20 @@ def plot_all(results: Results, file: Path) -> None:
     for name, rows in results.get("sweeps", {}).items():
         panels[name.replace("_", " ")] = partial(_sweep, rows=rows)
     draw_panels(panels, file, columns=4, size=(4, 3.6))
+
+
+def _reality(axis: Any, rows: Mapping[str, Any]) -> None:
+    by_worker = {name: row["accuracy_by_kind"] for name, row in rows.items()}
+    kinds = sorted({kind for shares in by_worker.values() for kind in shares})
+    draw_bars(
+        axis,
+        {
+            kind.replace("_", " "): {name: own.get(kind, 0.0) for name, own in by_worker.items()}
+            for kind in kinds
+        },
+    )
+    axis.tick_params(axis="x", labelsize=7, rotation=30)
+    label_axes(axis, y="right answers")
 
 
 def _cost(axis: Any, results: Results) -> None:

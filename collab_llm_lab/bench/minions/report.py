@@ -33,6 +33,7 @@ from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.chat.ledger import PriceTable
 from collab_llm_nodes.config import from_yaml
 from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.models.trained import holds_trained
 from collab_llm_nodes.protocols.minions.embedded.remote import ROLE, Planner
 
 _RUN = ("machine", "models", "threads", "processes")
@@ -62,7 +63,7 @@ class Sizes:
         trained: logs of the main table for the trained remote.
         few: questions of each point of the other parts, on one log.
         shape: jobs of ``parallel``.
-        reality: questions to the pretrained worker, equally on logs of ``reality_tokens``.
+        pretrained: questions to that worker, equally on logs of ``pretrained_tokens``.
     """
 
     questions: int = 406
@@ -76,8 +77,8 @@ class Sizes:
     plans: int = 60
     shape: JobsShape = JobsShape()
     repeats: int = 3
-    reality: int = 24
-    reality_tokens: tuple[int, ...] = (4096, 8192)
+    pretrained: int = 24
+    pretrained_tokens: tuple[int, ...] = (4096, 8192)
 
 
 QUICK = Sizes(
@@ -92,8 +93,8 @@ QUICK = Sizes(
     plans=10,
     shape=JobsShape(chunks=2, tasks=2, samples=2, chunk_tokens=300, reply_tokens=16),
     repeats=1,
-    reality=4,
-    reality_tokens=(1024, 2048),
+    pretrained=4,
+    pretrained_tokens=(1024, 2048),
 )
 
 
@@ -115,8 +116,8 @@ def run_minions(
 
     Args:
         processes: processes that answer questions about different logs.
-        parts: some of ``PARTS``, empty for all; ``reality`` needs ``pretrained``, and
-            ``reality_encoder`` needs ``encoder``.
+        parts: some of ``PARTS``, empty for all; ``pretrained`` needs the model of that name, and
+            ``pretrained_encoder`` needs ``encoder``.
         pretrained: folder of a further model as worker.
         encoder: folder of a further encoder for RAG.
         answers: folder that stores the answers about each log, to resume a run.
@@ -126,7 +127,7 @@ def run_minions(
         ``protocols.<method>`` with remote ``oracle``, ``trained.protocols.<method>`` and
         ``trained.plans``; ``paired`` gains; ``sweeps.<setting>.<value>``, ``contexts.<tokens>``,
         ``requests`` (figure 3, tables 4 and 5), ``workers.<model>`` (table 2),
-        ``remotes.<remote>.<method>`` (table 3), ``reality``, ``reality_encoder``,
+        ``remotes.<remote>.<method>`` (table 3), ``pretrained``, ``pretrained_encoder``,
         ``break_even_tokens``; ``parallel``, ``privacy``, ``attacks``; ``seconds.<part>`` and
         ``failed.<part>``; ``goals`` and ``ok``.
 
@@ -150,7 +151,7 @@ def run_minions(
     def report_line(text: str) -> None:
         console.print(text, highlight=False)
 
-    given = {"reality": pretrained, "reality_encoder": encoder}
+    given = {"pretrained": pretrained, "pretrained_encoder": encoder}
     wanted = [part for part in PARTS if part in (parts or PARTS) and given.get(part, True)]
     with answering(cache, processes, answers) as answer:
         bench = Bench(spec, cache, answer, prices, count, seed, report_line)
@@ -159,10 +160,11 @@ def run_minions(
     cache.close()
     results["goals"] = _goals(results, wanted)
     results["ok"] = _ok(results)
-    _print("remote: oracle", results.get("protocols", {}), console)
+    searched = {name: results[name] for name in ("string_search",) if name in results}
+    _print("remote: oracle", {**results.get("protocols", {}), **searched}, console)
     _print("remote: trained", results.get("trained", {}).get("protocols", {}), console)
-    _print("pretrained worker", results.get("reality", {}).get("protocols", {}), console)
-    _print("encoder", results.get("reality_encoder", {}).get("protocols", {}), console)
+    _print("pretrained worker", results.get("pretrained", {}).get("protocols", {}), console)
+    _print("encoder", results.get("pretrained_encoder", {}).get("protocols", {}), console)
     show_lines(
         console,
         (
@@ -175,7 +177,7 @@ def run_minions(
 
 def join(earlier: Results, found: Results) -> dict[str, Any]:
     """Return ``earlier`` with the parts of ``found`` in place of its own."""
-    return beside(earlier, found, _ok, facts=_RUN)
+    return beside(earlier, found, _ok, facts=_RUN, shared=("reality",))
 
 
 def _ok(results: Results) -> bool:
@@ -216,10 +218,17 @@ def _protocols(run: _Run) -> dict[str, Any]:
     return {"protocols": rows, "paired": gains}
 
 
+def _string_search(run: _Run) -> dict[str, Any]:
+    """Return the row of MinionS with a search for the beginning of a line as its worker."""
+    searching = run.bench.with_models(worker=None)
+    rows, _ = searching.rows({"string_search": METHODS["minions"]}, run.main)
+    return rows
+
+
 def _trained(run: _Run) -> dict[str, Any]:
     """Return rows and plans of the trained remote, and rows of both on the same questions."""
     folder = run.bench.spec.family / TARGET
-    if not (folder / f"{ROLE}.json").is_file():
+    if not holds_trained(folder, ROLE, "role"):
         run.bench.report(f"{folder} has not learnt to plan: no remote is trained")
         return {"trained": {}, "remotes": {}}
     cases = run.main[: run.sizes.trained]
@@ -281,22 +290,23 @@ def _attacks(run: _Run) -> dict[str, Any]:
     return {"attacks": run_attacks()}
 
 
-def _reality(run: _Run) -> dict[str, Any]:
+def _pretrained(run: _Run) -> dict[str, Any]:
     assert run.pretrained is not None
-    lengths = run.sizes.reality_tokens
-    each = max(1, run.sizes.reality // len(lengths))
+    lengths = run.sizes.pretrained_tokens
+    each = max(1, run.sizes.pretrained // len(lengths))
     cases = [case for tokens in lengths for case in run.cases("reality", tokens, each, each)]
-    return {"reality": measure.reality(run.bench, run.pretrained, cases)}
+    return {"pretrained": measure.pretrained(run.bench, run.pretrained, cases)}
 
 
-def _reality_encoder(run: _Run) -> dict[str, Any]:
+def _pretrained_encoder(run: _Run) -> dict[str, Any]:
     assert run.encoder is not None
-    return {"reality_encoder": measure.reality_retrieval(run.bench, run.encoder, run.main)}
+    return {"pretrained_encoder": measure.pretrained_retrieval(run.bench, run.encoder, run.main)}
 
 
 _PARTS: Mapping[str, Callable[[_Run], dict[str, Any]]] = {
     "parallel": _parallel,
     "protocols": _protocols,
+    "string_search": _string_search,
     "trained": _trained,
     "privacy": _privacy,
     "attacks": _attacks,
@@ -304,8 +314,8 @@ _PARTS: Mapping[str, Callable[[_Run], dict[str, Any]]] = {
     "sweeps": _sweeps,
     "requests": _requests,
     "workers": _workers,
-    "reality": _reality,
-    "reality_encoder": _reality_encoder,
+    "pretrained": _pretrained,
+    "pretrained_encoder": _pretrained_encoder,
 }
 
 _READ = "remote_prefill_tokens"

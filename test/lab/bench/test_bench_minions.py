@@ -430,8 +430,8 @@ def test_the_command_measures_everything(tmp_path: Path, monkeypatch: pytest.Mon
         plans=2,
         shape=report.JobsShape(1, 1, 1, 20, 150, 20, 2),
         repeats=1,
-        reality=1,
-        reality_tokens=(400,),
+        pretrained=1,
+        pretrained_tokens=(400,),
     )
     monkeypatch.setattr(report, "QUICK", small)
     for name in ("SEPARATE_CHUNKS", "CHUNKS_AT_ONCE", "SUB_TASKS", "SAMPLES", "TASKS", "ROUNDS"):
@@ -461,9 +461,9 @@ def test_the_command_measures_everything(tmp_path: Path, monkeypatch: pytest.Mon
     assert results["privacy"]["canaries_seen"] == 0
     assert results["privacy"]["canaries_planted"] > 3
     assert results["parallel"]["both_s"] > 0
-    assert set(results["reality"]["protocols"]) == set(METHODS) - {"rag_dense"}
-    assert results["reality_encoder"]["encoder"] == "encoder"
-    assert results["reality_encoder"]["protocols"]["rag_dense"]["questions"] == 8
+    assert set(results["pretrained"]["protocols"]) == set(METHODS) - {"rag_dense"}
+    assert results["pretrained_encoder"]["encoder"] == "encoder"
+    assert results["pretrained_encoder"]["protocols"]["rag_dense"]["questions"] == 8
     assert set(results["contexts"]) == {"400", "800"}
     assert results["goals"]["remote only >= 0.8"]
     assert not results["goals"]["Minion < MinionS"]  # random weights find nothing

@@ -1,0 +1,186 @@
+"""The remote of a file of questions when no large model is at hand: rules instead of understanding.
+
+It knows what stands in the file about a question, its tasks and the places that answer it, but not
+the answer. Of the documents it sees only what crosses the wire.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+from collab_llm_lab.bench.minions.question_files import DIFFERENCE, SUM, Question, digits, stands_in
+from collab_llm_lab.bench.minions.string_search import bm25
+from collab_llm_nodes.chat.base import (
+    ChatRequest,
+    Control,
+    Finish,
+    OnResult,
+    Reply,
+    Usage,
+    ignore_result,
+)
+from collab_llm_nodes.chat.structured import last_object
+from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.knowledge.chunking import sentences
+from collab_llm_nodes.knowledge.words import words
+from collab_llm_nodes.protocols.minions import prompts
+from collab_llm_nodes.protocols.minions.chunkers import offered
+from collab_llm_nodes.protocols.minions.embedded.queries import format_number
+from collab_llm_nodes.protocols.minions.embedded.remote import UNKNOWN
+from collab_llm_nodes.protocols.minions.messages import CannotPlan
+from collab_llm_nodes.protocols.minions.plan import number
+from collab_llm_nodes.protocols.minions.reading import as_text
+
+_LEAST_SHARE = 0.6
+"""Share of a task's words that an output must have to be believed, if no place is known. Chosen on
+the questions for development."""
+_SMALL_WORDS = frozenset(
+    words(
+        "a an and are as at be by can do does for from has have how if in is it its many may must"
+        " of on or that the their them they this to was were what when where which who whom will"
+        " with you your"
+    )
+)
+_STEM = 5
+"""Letters by which two words count as the same: "vote", "votes" and "voters" do."""
+
+
+class ScriptedRemote:
+    """``chat.base.ChatModel`` that plans by the file, and believes what cites the right place.
+
+    If the file names no place, as for what is never written, it believes the output most like the
+    task, if that has most of its words.
+
+    Args:
+        questions: those that may be asked, by their text.
+    """
+
+    name = "oracle"
+
+    def __init__(self, questions: Iterable[Question]) -> None:
+        self._known = {question.question.strip(): question for question in questions}
+
+    def ask(
+        self,
+        requests: Sequence[ChatRequest],
+        control: Control,
+        on_result: OnResult = ignore_result,
+    ) -> list[Reply | CollabError]:
+        """Answer ``requests``; a question that is not in the file gives CannotPlan."""
+        results: list[Reply | CollabError] = []
+        for index, request in enumerate(requests):
+            control.check()
+            try:
+                results.append(Reply(self._reply(request), Finish.STOP, Usage()))
+            except CannotPlan as error:
+                results.append(error)
+            on_result(index, results[-1])
+        return results
+
+    def close(self) -> None:
+        """Do nothing: there is no model."""
+
+    def _reply(self, request: ChatRequest) -> str:
+        last = request.turns[-1].content
+        if values := prompts.read_back(prompts.DECOMPOSE, last, "question"):
+            return _plan(self._question(values["question"]), last)
+        if values := prompts.read_back(prompts.SYNTHESIZE, last, "outputs"):
+            return _synthesis(self._question(values["question"]), values)
+        if values := prompts.read_back(prompts.DIRECT, last, "context"):
+            return _read(self._question(values["question"]), values["context"])
+        raise CannotPlan("the scripted remote knows MinionS, RAG and remote only")
+
+    def _question(self, text: str) -> Question:
+        found = self._known.get(text.strip())
+        if found is None:
+            raise CannotPlan("the scripted remote knows only the questions of its file")
+        return found
+
+
+def tasks_of(question: Question) -> tuple[str, ...]:
+    """Return the tasks for the worker."""
+    return question.tasks or (question.question,)
+
+
+def _plan(question: Question, prompt: str) -> str:
+    chunker, _ = offered(prompt)
+    tasks = [{"task": task, "advice": ""} for task in tasks_of(question)]
+    return json.dumps({"tasks": tasks, "over": "documents", "chunker": chunker})
+
+
+def _synthesis(question: Question, values: Mapping[str, str]) -> str:
+    answer = _combined(question, _answers(question, values["outputs"].splitlines()))
+    if answer == UNKNOWN and prompts.MORE in values["decisions"]:
+        return json.dumps({"decision": prompts.MORE, "missing_info": "a statement on each task"})
+    return json.dumps({"decision": prompts.FINAL, "answer": answer})
+
+
+def _read(question: Question, context: str) -> str:
+    """Return the answer to a question about a whole text: its best sentence."""
+    texts = [(text, text) for text in sentences(context)]
+    return _combined(question, [_believed(*task, texts) for task in _placed(question)])
+
+
+def _placed(question: Question) -> list[tuple[str, tuple[str, ...]]]:
+    """Return each task with the places that answer it."""
+    tasks, cited = tasks_of(question), question.cited
+    if len(cited) != len(tasks):
+        return [(task, cited) for task in tasks]
+    return [(task, (place,)) for task, place in zip(tasks, cited, strict=True)]
+
+
+def _answers(question: Question, lines: Iterable[str]) -> list[str]:
+    """Return the believed answer to each task; UNKNOWN without one."""
+    outputs: dict[str, list[tuple[str, str]]] = {task: [] for task in tasks_of(question)}
+    task = ""
+    for line in lines:
+        heading = prompts.read_back(prompts.TASK_HEADING, line)
+        if heading is not None:
+            task = heading["task"]
+            continue
+        output = last_object(line, ("answer",))
+        answer = output and as_text(output.content.get("answer"))
+        if output and answer and task in outputs:
+            citation = as_text(output.content.get("citation"))
+            outputs[task].append((answer, citation or answer))
+    return [_believed(task, places, outputs[task]) for task, places in _placed(question)]
+
+
+def _believed(task: str, places: Sequence[str], outputs: Sequence[tuple[str, str]]) -> str:
+    """Return the answer that cites one of ``places``, or is most like the task without any.
+
+    Args:
+        outputs: answers with their citations.
+    """
+    least = 0.0 if places else _LEAST_SHARE
+    if places:
+        outputs = [each for each in outputs if any(stands_in(each[1], place) for place in places)]
+    scores = bm25(_content(task), [_content(citation) for _, citation in outputs])
+    best = max(range(len(outputs)), key=scores.__getitem__, default=None)
+    if best is None or _share(task, outputs[best][1]) < least:
+        return UNKNOWN
+    return outputs[best][0]
+
+
+def _share(task: str, text: str) -> float:
+    asked, there = set(_content(task).split()), set(_content(text).split())
+    return len(asked & there) / max(1, len(asked))
+
+
+def _content(text: str) -> str:
+    """Return the beginnings of the words that carry meaning."""
+    return " ".join(word[:_STEM] for word in words(text) if word not in _SMALL_WORDS)
+
+
+def _combined(question: Question, answers: Sequence[str]) -> str:
+    if UNKNOWN in answers:
+        return UNKNOWN
+    if question.combine not in (SUM, DIFFERENCE):
+        return "; ".join(answers)
+    numbers = [number(digits(answer)) for answer in answers]
+    if None in numbers:
+        return UNKNOWN
+    values = [value for value in numbers if value is not None]
+    result = sum(values) if question.combine == SUM else abs(values[0] - sum(values[1:]))
+    return format_number(result)

@@ -1,0 +1,324 @@
+"""Questions about a user's own documents: their file, the judges, the scripted remote, the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from collab_llm_lab.bench.minions import reality
+from collab_llm_lab.bench.minions.question_files import (
+    Question,
+    finds,
+    is_right,
+    read_questions,
+)
+from collab_llm_lab.bench.minions.reality import Setup, run_reality
+from collab_llm_lab.bench.minions.scripted import ScriptedRemote
+from collab_llm_lab.bench.minions.string_search import best_sentence, bm25, line_that_begins
+from collab_llm_nodes.chat.base import ChatRequest, Finish, Reply
+from collab_llm_nodes.cli import app
+from collab_llm_nodes.cli.output import console
+from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, Unavailable
+from collab_llm_nodes.models.turns import Turn
+from collab_llm_nodes.protocols.base import Control
+from collab_llm_nodes.protocols.minions import prompts
+
+RULES = """The voting period is 2 weeks.
+
+The committee consists of up to eight members, and should have at least four.
+
+The chair is elected by the committee.
+
+The minimum discussion period is two weeks. The maximum discussion period is 3 weeks.
+"""
+
+
+def line(**changed: Any) -> str:
+    fields = {
+        "id": "a",
+        "documents": ["rules.txt"],
+        "question": "How long is the voting period?",
+        "answers": ["2 weeks"],
+        "kind": "number",
+        "cited": ["The voting period is 2 weeks."],
+    }
+    return json.dumps({**fields, **changed})
+
+
+def write(folder: Path, *lines: str) -> Path:
+    (folder / "rules.txt").write_text(RULES)
+    file = folder / "questions.jsonl"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+@pytest.fixture
+def material(tmp_path: Path) -> Path:
+    """A file of questions of all kinds beside their document."""
+    difference = "How many weeks lie between the shortest and the longest discussion period?"
+    return write(
+        tmp_path,
+        line(),
+        line(
+            id="b", question="Who elects the chair?", answers=["committee"], cited=[], kind="name"
+        ),
+        line(id="c", question="What does a member earn?", answers=[], cited=[], kind="absent"),
+        line(
+            id="d",
+            question=difference,
+            answers=["1"],
+            kind="two_places",
+            cited=[
+                "The minimum discussion period is two weeks.",
+                "The maximum discussion period is 3 weeks.",
+            ],
+            tasks=["What is the minimum discussion period?", "And the maximum discussion period?"],
+            combine="difference",
+        ),
+        line(id="e", development=True),
+    )
+
+
+def run(file: Path, **changed: Any) -> dict[str, Any]:
+    options = {"setup": Setup(), "judge": "exact", "development": False, "answers": None}
+    options |= {"console": console, "questions": file, "documents": file.parent}
+    return run_reality(**{**options, **changed})
+
+
+def test_lines_that_cannot_be_used_are_named_and_skipped(tmp_path: Path) -> None:
+    good = [line(id=f"q{number}") for number in range(990)]
+    bad = [
+        "no JSON",
+        "[" * 100_000,
+        "[]",
+        "{}",
+        line(id=""),
+        line(id="q3"),
+        line(id="x", answers="2 weeks"),
+        line(id="y", documents=["../rules.txt"]),
+        line(id="z", documents=["absent.pdf"]),
+        line(id="w", combine="product"),
+    ]
+    file = write(tmp_path, *good[:500], *bad, "", *good[500:])
+    found = read_questions(file, tmp_path)
+    assert [question.id for question in found.questions] == [f"q{n}" for n in range(990)]
+    assert [each.split(": ")[0] for each in found.skipped] == [
+        f"questions.jsonl:{number}" for number in range(501, 511)
+    ]
+    assert "a line before has it" in found.skipped[5]
+    assert list(found.documents) == ["rules.txt"]
+
+
+def test_our_questions_about_debian_can_be_asked(tmp_path: Path) -> None:
+    file = Path(__file__).parents[3] / "docs/benchmarks/minions_questions.jsonl"
+    for entry in file.read_text().splitlines():
+        for name in json.loads(entry)["documents"]:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("The text is not here.")
+    found = read_questions(file, tmp_path)
+    assert found.skipped == ()
+    asked = [question for question in found.questions if not question.development]
+    developed = [question for question in found.questions if question.development]
+    assert len(asked) >= 100
+    assert len(developed) == 30
+    assert not {q.documents for q in asked} & {q.documents for q in developed}
+    assert {q.kind for q in asked} == {"number", "name", "yes_no", "two_places", "absent"}
+    assert all(bool(q.cited) == bool(q.answers) == (q.kind != "absent") for q in found.questions)
+    assert found.without_evidence() == [q.id for q in found.questions if q.cited]
+
+
+def test_a_file_without_questions_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"questions.jsonl:1.* is no JSON"):
+        read_questions(write(tmp_path, "prose"), tmp_path)
+    with pytest.raises(InvalidInput, match="it is empty"):
+        read_questions(write(tmp_path), tmp_path)
+    with pytest.raises(InvalidInput, match="cannot read"):
+        read_questions(tmp_path / "none.jsonl", tmp_path)
+
+
+def test_a_place_that_the_document_lacks_is_reported(tmp_path: Path) -> None:
+    file = write(tmp_path, line(), line(id="b", cited=["The voting period is 3 weeks."]))
+    assert read_questions(file, tmp_path).without_evidence() == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "said", "right"),
+    [
+        (["2 weeks"], "The voting period is two weeks, as a rule.", True),
+        (["2 weeks"], "12 weeks", False),
+        (["2 weeks"], "2 " + "long " * 40 + "weeks", False),
+        (["2 weeks"], "2 weeks" + " or so" * 30, False),
+        (["yes"], "Yes, they may.", True),
+        (["yes"], "The text says yes.", False),
+        (["no"], "Yes; no doubt.", False),
+        (["3:1; Chair"], "the chair; 3:1", True),
+        (["3:1; Chair"], "3:1", False),
+        (["SPI", "Software in the Public Interest"], "software in the public interest", True),
+        ([], "unknown", True),
+        ([], "None.", True),
+        ([], "", True),
+        ([], "500 dollars", False),
+        (["2 weeks"], "unknown", False),
+    ],
+)
+def test_the_exact_judge(answers: list[str], said: str, right: bool) -> None:
+    assert is_right(Question("a", ("d",), "q?", tuple(answers)), said) is right
+
+
+@pytest.mark.parametrize(
+    ("said", "right"),
+    [("It is 1,577 million.", True), ("1580", True), ("1600", False), ("1577 of 2000", False)],
+)
+def test_the_judge_of_numbers_takes_one_number_within_a_percent(said: str, right: bool) -> None:
+    assert is_right(Question("a", ("d",), "q?", ("1577",)), said, "number") is right
+
+
+class Judge:
+    """A chat model that says the same to everything, and keeps what it was asked."""
+
+    name = "judge"
+
+    def __init__(self, says: str | CollabError) -> None:
+        self.says, self.asked = says, list[str]()
+
+    def ask(self, requests: Sequence[ChatRequest], *_: object) -> list[Reply | CollabError]:
+        self.asked += [request.turns[-1].content for request in requests]
+        said = self.says if isinstance(self.says, CollabError) else Reply(self.says, Finish.STOP)
+        return [said for _ in requests]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("says", "right"), [("Yes.", True), ("no", False), ("maybe", False)])
+def test_a_model_judges_what_the_words_do_not_decide(says: str, right: bool) -> None:
+    question = Question("a", ("d",), "How long is it?", ("2 weeks",))
+    judge = Judge(says)
+    assert reality._judged_by(judge, question, "a fortnight") is right
+    assert "2 weeks" in judge.asked[0]
+    assert "a fortnight" in judge.asked[0]
+    assert reality._judged_by(judge, question, "2 weeks") is True
+    assert reality._judged_by(judge, Question("b", ("d",), "q?", ()), "500 dollars") is False
+    assert len(judge.asked) == 1  # these need no judgement
+    with pytest.raises(Unavailable):
+        reality._judged_by(Judge(Unavailable("gone")), question, "a fortnight")
+
+
+def test_a_place_is_found_if_each_citation_is_among_the_outputs() -> None:
+    cited = ("The pump is red.", "It weighs 3 kg, with its oil")
+    question = Question("a", ("d",), "q?", ("x",), cited=cited)
+    assert finds(question, ["so: the pump is red", "It weighs 3 kg"])
+    assert not finds(question, ["so: the pump is red", "3 kg"])
+    assert not finds(question, ["the pump is red"])
+    assert not finds(question, [])
+
+
+def test_a_worker_and_a_remote_of_rules_answer_all_kinds(material: Path) -> None:
+    found = run(material)
+    row = found["reality"]["string-search"]
+    assert (found["questions"], found["skipped"]) == (4, [])
+    assert row["accuracy_by_kind"] == {"absent": 1.0, "name": 1.0, "number": 1.0, "two_places": 1.0}
+    assert row["string_search"] == row["accuracy"] == 1.0
+    assert row["unreadable_share"] == 0.0
+    assert 0 < row["kept"] <= 1
+    assert run(material, development=True)["questions"] == 1
+
+
+def test_the_scripted_remote_knows_no_answer() -> None:
+    question = Question("a", ("d",), "How long is the voting period?", ("2 weeks",))
+    remote = ScriptedRemote([question])
+
+    def ask(template: str, **values: str) -> Reply | CollabError:
+        text = template.format(question=question.question, **values)
+        return remote.ask([ChatRequest((Turn("user", text),))], Control())[0]
+
+    for context, said in (("The voting period is 5 days. End.", "5 days"), ("Nothing.", "unknown")):
+        reply = ask(prompts.DIRECT, context=context)
+        assert isinstance(reply, Reply)
+        assert said in reply.text
+    other = ChatRequest((Turn("user", prompts.DIRECT.format(question="What?", context="a")),))
+    assert isinstance(remote.ask([other], Control())[0], CollabError)
+
+
+def test_a_run_that_was_ended_asks_only_what_is_missing(
+    material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "answers"
+    whole = run(material, answers=kept)
+    (file,) = kept.iterdir()
+    _, first, second, third, _ = file.read_text().split("\n")
+    known = {json.loads(entry)["asked"]["id"] for entry in (first, second)}
+    file.write_text("\n".join((first, second, third[:20])))  # killed while it wrote
+    asked = set()
+    ask = reality._ask
+    monkeypatch.setattr(reality, "_ask", lambda *args: asked.add(args[3].id) or ask(*args))
+    again = run(material, answers=kept)
+    assert asked == {"a", "b", "c", "d"} - known
+    asked.clear()
+    run(material, answers=kept)
+    assert not asked
+    for found in (whole, again):
+        found["reality"]["string-search"].pop("wall_s")
+    assert again["reality"] == whole["reality"]
+    run(material, answers=kept, setup=Setup(config="minions.yaml"))
+    assert len(asked) == 4  # other settings are other answers
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"judge": "exactly"},
+        {"judge": "llm"},
+        {"setup": Setup(protocol="minionz")},
+        {"setup": Setup(options=("round=1",))},
+        {"setup": Setup(config="no.yaml")},
+        {"setup": Setup(worker="no/such/model")},
+    ],
+)
+def test_what_cannot_be_used_is_refused(material: Path, changed: dict[str, Any]) -> None:
+    with pytest.raises((ConfigError, InvalidInput, CollabError)):
+        run(material, **changed)
+
+
+def test_the_command_adds_a_row_to_its_file(material: Path, tmp_path: Path) -> None:
+    results = tmp_path / "m.json"
+    results.write_text(json.dumps({"goals": {"x": True}, "reality": {"mine": {"accuracy": 0.5}}}))
+    command = ["bench", "minions", "--questions", str(material), "--documents", str(tmp_path)]
+    plot = tmp_path / "m.png"
+    done = CliRunner().invoke(app, [*command, "--json", str(results)])
+    assert done.exit_code == 0, done.output
+    found = json.loads(results.read_text())
+    assert set(found["reality"]) == {"mine", "string-search"}
+    assert found["questions"] == 4
+    assert found["goals"] == {"x": True}
+    assert not plot.exists()
+
+
+def test_bm25_prefers_rare_words_and_short_texts() -> None:
+    texts = ["the cat and the dog", "the cat", "the dog and the mouse and the dog"]
+    scores = bm25("cat", texts)
+    assert scores[1] > scores[0] > scores[2] == 0
+    assert bm25("mouse dog", texts).index(max(bm25("mouse dog", texts))) == 2
+    assert bm25("x", []) == []
+
+
+def test_the_best_sentence_is_quoted_word_for_word() -> None:
+    found = best_sentence(RULES, "How many members has the committee?")
+    assert found["answer"] == found["citation"]
+    assert "up to eight members" in (found["answer"] or "")
+    assert best_sentence(RULES, "zebra") == {"citation": None, "answer": None}
+    assert best_sentence("", "zebra") == {"citation": None, "answer": None}
+
+
+def test_a_line_of_a_log_is_found_by_its_beginning() -> None:
+    log = "10:05 cellar: 38 degrees.\n10:05 attic: 20 degrees."
+    assert line_that_begins(log, "10:05 cellar:") == {
+        "citation": "10:05 cellar: 38 degrees.",
+        "answer": "38",
+    }
+    assert line_that_begins(log, "11:00") == {"answer": None}
