@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import ModelError, translate_errors
+from collab_llm_nodes.knowledge.words import normal_form
 from collab_llm_nodes.models.fingerprint import fingerprint
 from collab_llm_nodes.models.loading import LOCAL
 from collab_llm_nodes.models.vocabulary import vocabulary_hash
@@ -36,13 +38,22 @@ class TextEncoderConfig:
         high=8192,
         read_only=True,
     )
+    pooling: str = setting(
+        "auto",
+        "mean: of a text's hidden states (MiniLM, E5); cls: the first one (BGE, GTE); auto: as the"
+        " checkpoint's `1_Pooling/config.json` says, else mean.",
+        choices=("auto", "mean", "cls"),
+        read_only=True,
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)
 
 
 class TextEncoder:
-    """Mean of a text's last hidden states, scaled to length 1.
+    """Mean of a text's last hidden states, or the first of them, scaled to length 1.
+
+    Texts are read in their normal form (``words.normal_form``).
 
     Raises:
         ModelError: the folder holds no encoder that can be loaded.
@@ -63,6 +74,7 @@ class TextEncoder:
                 config.path, use_safetensors=True, dtype=torch.float32, **LOCAL
             )
             self._model = model.to(config.device).eval()
+            self._pooling = _pooling(config)
         self.width = int(model.config.hidden_size)
         longest = getattr(model.config, "max_position_embeddings", config.max_tokens)
         self._max_tokens = min(config.max_tokens, longest)
@@ -73,7 +85,7 @@ class TextEncoder:
     def fingerprint(self) -> str:
         """SHA-256 of weights, configuration, tokenizer and the rule that makes vectors of them."""
         facts = (
-            f"mean pooling 1 {self._max_tokens} {fingerprint(self._model)}"
+            f"{self._pooling} pooling 2 {self._max_tokens} {fingerprint(self._model)}"
             f" {vocabulary_hash(self._tokenizer)}"
         )
         return hashlib.sha256(facts.encode()).hexdigest()
@@ -83,7 +95,7 @@ class TextEncoder:
         vectors = np.zeros((len(texts), self.width), np.float32)
         read = [
             self._tokenizer.encode(text, truncation=True, max_length=self._max_tokens)
-            for text in texts
+            for text in map(normal_form, texts)
         ]
         order = sorted(range(len(texts)), key=lambda i: len(read[i]))  # little padding
         while order:
@@ -103,6 +115,25 @@ class TextEncoder:
             mask[row, : len(found)] = 1
         tokens, mask = tokens.to(device), mask.to(device)
         hidden = self._model(input_ids=tokens, attention_mask=mask).last_hidden_state
+        if self._pooling == "cls":
+            return torch.nn.functional.normalize(hidden[:, 0], dim=-1)
         weights = mask.unsqueeze(-1).to(hidden.dtype)
         mean = (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
         return torch.nn.functional.normalize(mean, dim=-1)
+
+
+def _pooling(config: TextEncoderConfig) -> str:
+    """Return the pooling that ``config`` names, or that the checkpoint was trained with.
+
+    Raises:
+        ValueError: the checkpoint names one that is not known here.
+    """
+    file = Path(config.path) / "1_Pooling" / "config.json"
+    if config.pooling != "auto" or not file.is_file():
+        return config.pooling if config.pooling != "auto" else "mean"
+    modes = {name for name, on in json.loads(file.read_text()).items() if on is True}
+    if "pooling_mode_cls_token" in modes:
+        return "cls"
+    if "pooling_mode_mean_tokens" in modes:
+        return "mean"
+    raise ValueError(f"its pooling is neither mean nor cls: {', '.join(sorted(modes))}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -22,7 +22,8 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.errors import Cancelled, InvalidInput, ProtocolError
 from collab_llm_nodes.knowledge.encoders import Encoder, WordHashes
-from collab_llm_nodes.knowledge.naming import Named
+from collab_llm_nodes.knowledge.evidence import load_calibration
+from collab_llm_nodes.knowledge.quoting import Quotable, check_evidence, quotable
 from collab_llm_nodes.knowledge.retrieval import Retrieved, retrieve, softmax
 from collab_llm_nodes.knowledge.store import Store
 from collab_llm_nodes.knowledge.text_encoder import TextEncoder
@@ -251,6 +252,9 @@ class ModelSide:
     ) -> None:
         self._engine, self._store, self._config = engine, store, config
         self.encoder = encoder or encoder_of(config)
+        self.calibration = load_calibration(config.evidence.calibration)
+        if config.answers == QUOTE:
+            check_evidence(config.evidence, self.calibration, not isinstance(self.encoder, WordHashes))
         self.layout = Layout(engine.loaded, config.document_tokens)
         self.caches = DocumentCaches(engine, None if store is None else store.kv, self.layout)
         self._warned = False
@@ -261,7 +265,7 @@ class ModelSide:
         return SideInfo(
             vocabulary=self._engine.vocabulary,
             model=fingerprint(self._engine.loaded.model),
-            scorer=scorer_name(self.encoder, self._config),
+            scorer=scorer_name(self.encoder, self._config, self.calibration),
             vocab_size=self._engine.vocab_size,
             eos=self._engine.eos,
             most_log_weight=most_log_weight(self._config),
@@ -273,7 +277,7 @@ class ModelSide:
         return 0 if self._store is None else self._store.pieces()
 
     def retrieve(self, query: str, config: SideConfig | None = None) -> Retrieved:
-        """Return the documents for ``query``: to be quoted, they must name what it names.
+        """Return the documents for ``query``; to be quoted, a :class:`Quotable`.
 
         Raises:
             ConfigError: the store's vectors are those of another encoder, or it has none.
@@ -281,8 +285,12 @@ class ModelSide:
         config = config or self._config
         if self._store is None:
             return Retrieved((), np.zeros(0), float("-inf"), self.info.scorer)
-        wanted = Named(query).within if config.answers == QUOTE else None
-        return retrieve(self._store, query, config.retrieval, self.encoder, wanted)
+        if config.answers != QUOTE:
+            return retrieve(self._store, query, config.retrieval, self.encoder)
+        least = config.evidence.least
+        return quotable(
+            self._store, query, config.retrieval, self.calibration, least, self.encoder
+        )
 
     def decoder(
         self, query: str, max_tokens: int, config: SideConfig | None = None
@@ -311,8 +319,8 @@ class ModelSide:
         relevance = Relevance(documents, query, config, self.encoder, self._engine.decode)
         quotes = None
         if config.answers == QUOTE:
-            quotable = partial(self.layout.sentences, wanted=Named(query).by)
-            found = [quotable(hit.chunk.text) for hit in documents.hits]
+            sentences = documents.sentences if isinstance(documents, Quotable) else ()
+            found = [[self.layout.sentence(sentence)] for sentence in sentences]
             quotes = Quotes(found, self._engine.eos)
         decoder = DocumentsDecoder(self._engine, self.caches, relevance, quotes)
         decoder.open(prompt, documents)

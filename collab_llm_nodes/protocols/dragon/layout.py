@@ -9,11 +9,11 @@ The blank line belongs to the question: BPE splitters join the characters at the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 from collab_llm_nodes.errors import InvalidInput, ModelError
-from collab_llm_nodes.knowledge.chunking import sentence_spans, sentences, windows
+from collab_llm_nodes.knowledge.chunking import sentence_spans, windows
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.prompt import Prompt, encode, render
 from collab_llm_nodes.models.turns import Turn
@@ -77,10 +77,9 @@ class Layout:
             found += self._encode(_TITLE + self._without_control(text))[: self._most]
         return tuple(found)
 
-    def sentences(self, text: str, wanted: Callable[[str], bool] = bool) -> list[Ids]:
-        """Return the ids of the sentences of a document that are wanted, as an answer has them."""
-        found = filter(wanted, sentences(self._without_control(text)))
-        return [self._encode(sentence) for sentence in found]
+    def sentence(self, text: str) -> Ids:
+        """Return the ids of a sentence of a document, as an answer has them."""
+        return self._encode(self._without_control(text))
 
     def fits(self, text: str) -> bool:
         """Return False if a document of this text would be cut."""

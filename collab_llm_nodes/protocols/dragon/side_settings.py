@@ -8,6 +8,7 @@ from collab_llm_nodes.config import ANY, check_ranges, ranked, setting
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.knowledge.chunking import ChunkPlan
 from collab_llm_nodes.knowledge.documents import DocumentLimits
+from collab_llm_nodes.knowledge.quoting import EvidenceConfig
 from collab_llm_nodes.knowledge.retrieval import RetrievalConfig
 from collab_llm_nodes.knowledge.store import StoreLimits
 from collab_llm_nodes.knowledge.text_encoder import TextEncoderConfig
@@ -74,11 +75,12 @@ class SideConfig:
         default_factory=lambda: RetrievalConfig(method="dense", chunks=2, temperature=0.1)
     )
     relevance: RelevanceConfig = field(default_factory=RelevanceConfig)
+    evidence: EvidenceConfig = field(default_factory=EvidenceConfig)
     answers: str = setting(
         FREE,
-        "free: the model's own words; quote: a sentence of the documents, word for word, for models"
-        " too small to copy reliably. It names what the question names; without one, the status is"
-        " NOT_FOUND. Equal on both sides.",
+        "free: the model's own words; quote: the sentence of the documents that answers best, word"
+        " for word, for models too small to copy reliably; NOT_FOUND without `evidence`. Equal on"
+        " both sides.",
         choices=(FREE, QUOTE),
         per_request=ranked((QUOTE,), (FREE,)),
     )
