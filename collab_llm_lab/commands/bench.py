@@ -6,6 +6,7 @@ import typer
 
 from collab_llm_lab.bench.chat_command import bench_chat
 from collab_llm_lab.bench.collective.command import bench_collective
+from collab_llm_lab.bench.documents_command import bench_documents
 from collab_llm_lab.bench.dragon.command import bench_dragon, bench_dragon_quality
 from collab_llm_lab.bench.edge_cloud_command import bench_edge_cloud
 from collab_llm_lab.bench.engine_command import bench_engine, bench_engine_host
@@ -36,6 +37,7 @@ COMMANDS = (
     bench_dragon_quality,
     bench_chat,
     bench_minions,
+    bench_documents,
     bench_pair,
     bench_ros,
     bench_safety,

@@ -8,13 +8,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from collab_llm_lab.bench.documents import PAGE, html_text
 from collab_llm_lab.bench.dragon.material import House, make_house
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.knowledge.documents import decoded
@@ -130,39 +130,8 @@ def corpus_of_files(
 def prose(text: str, *, html: bool = False) -> str:
     """Return the lines (HTML: blocks) that are sentences."""
     if html:
-        reader = _Blocks()
-        reader.feed(text)
-        reader.close()
-        lines = "".join(reader.parts).split("\n")
+        lines = html_text(text, PAGE | {"pre", "table"}).split("\n")
     else:
         lines = text.split("\n\n")
     paragraphs = (" ".join(line.split()) for line in lines)
     return "\n".join(line for line in paragraphs if len(line.split()) >= _LEAST_WORDS)
-
-
-class _Blocks(HTMLParser):
-    """Collects the text of a page, with a line break between two blocks."""
-
-    _SKIPPED = frozenset({"head", "script", "style", "pre", "table", "nav"})
-    _INLINE = frozenset({"a", "abbr", "b", "code", "em", "i", "q", "span", "strong", "sub", "sup"})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts: list[str] = []
-        self._skipping = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._skipping += tag in self._SKIPPED
-        self._break(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        self._skipping = max(0, self._skipping - (tag in self._SKIPPED))
-        self._break(tag)
-
-    def handle_data(self, data: str) -> None:
-        if not self._skipping:
-            self.parts.append(data.replace("\n", " "))
-
-    def _break(self, tag: str) -> None:
-        if tag not in self._INLINE:
-            self.parts.append("\n")
