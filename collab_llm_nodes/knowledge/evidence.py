@@ -18,7 +18,6 @@ from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import yaml
 
 from collab_llm_nodes.assets import config_file
@@ -150,12 +149,6 @@ class Asked:
 
     def _weight(self, pair: Iterable[str]) -> float:
         return sum(self._rarity[stem] for stem in pair)
-
-
-def similarities(vector: np.ndarray, vectors: np.ndarray) -> list[float]:
-    """Return the products of ``vector`` [width] with each of ``vectors`` [texts, width]."""
-    found: list[float] = (vectors @ vector).tolist()
-    return found
 
 
 def is_whole(sentence: str) -> bool:

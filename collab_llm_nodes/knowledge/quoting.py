@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import ConfigError
@@ -53,10 +50,39 @@ class Quotable(Retrieved):
 
 
 @dataclass(frozen=True)
-class _Candidate:
+class Candidate:
+    """A sentence of a piece, and what speaks for it."""
+
     hit: Hit
     sentence: str
     features: Features
+
+
+def candidates(
+    store: Store, question: str, config: RetrievalConfig, encoder: Encoder, *, similarity: bool
+) -> list[Candidate]:
+    """Return the sentences of the ``candidates`` best pieces by words, and with `dense` by vectors.
+
+    Args:
+        similarity: compare the vectors of question and sentences, too.
+
+    Raises:
+        ConfigError: the store's vectors are those of another encoder.
+    """
+    (vector,) = encoder.encode([question])
+    hits = {hit.id: hit for hit in store.search(question, config.candidates)}
+    if config.method == "dense":
+        nearest = store.nearest(vector, encoder.fingerprint, config.candidates)
+        hits |= {hit.id: hit for hit in nearest}
+    read = [(hit, sentence) for hit in hits.values() for sentence in sentences(hit.chunk.text)]
+    products = [0.0] * len(read)
+    if similarity and read:
+        products = (encoder.encode([sentence for _, sentence in read]) @ vector).tolist()
+    asked = Asked(question)
+    return [
+        Candidate(hit, sentence, asked.features(sentence, hit.chunk.text, product))
+        for (hit, sentence), product in zip(read, products, strict=True)
+    ]
 
 
 def quotable(
@@ -69,50 +95,27 @@ def quotable(
 ) -> Quotable:
     """Return the pieces of ``store`` with a sentence that answers ``question``, the best first.
 
-    The ``candidates`` best by words, and with `dense` those by vectors, are searched.
-
     Args:
         least: probability that a sentence needs.
 
     Raises:
         ConfigError: the store's vectors are those of another encoder.
     """
-    asked = Asked(question)
-    (vector,) = encoder.encode([question])
-    hits = {hit.id: hit for hit in store.search(question, config.candidates)}
-    if config.method == "dense":
-        nearest = store.nearest(vector, encoder.fingerprint, config.candidates)
-        hits |= {hit.id: hit for hit in nearest}
-    found = [
-        _Candidate(hit, sentence, asked.features(sentence, hit.chunk.text))
-        for hit in hits.values()
-        for sentence in sentences(hit.chunk.text)
-    ]
-    if calibration.similarity and found:
-        products = encoder.encode([each.sentence for each in found]) @ vector
-        found = [
-            replace(each, features=replace(each.features, similarity=float(product)))
-            for each, product in zip(found, products, strict=True)
-        ]
-    return _chosen(found, calibration, least, config)
-
-
-def _chosen(
-    found: Sequence[_Candidate], calibration: Calibration, least: float, config: RetrievalConfig
-) -> Quotable:
-    """Return the best sentence of each of the best pieces."""
+    similarity = calibration.similarity != 0
+    found = candidates(store, question, config, encoder, similarity=similarity)
     scored = [(calibration.probability(each.features), each) for each in found]
     scored.sort(key=lambda pair: (-pair[0], pair[1].hit.id))
-    best = {each.hit.id: (score, each) for score, each in reversed(scored) if score >= least}
-    kept = sorted(best.values(), key=lambda pair: (-pair[0], pair[1].hit.id))[: config.chunks]
-    weights, log_mass = softmax(np.array([score for score, _ in kept]), config.temperature)
+    best: dict[int, tuple[float, Candidate]] = {}
+    for score, each in scored:
+        if score >= least and len(best) < config.chunks:
+            best.setdefault(each.hit.id, (score, each))
+    scores = [score for score, _ in best.values()]
     return Quotable(
-        tuple(replace(each.hit, score=score) for score, each in kept),
-        weights,
-        log_mass,
-        "",
-        tuple(each.sentence for _, each in kept),
-        scored[0][0] if scored else 0.0,
+        tuple(replace(each.hit, score=score) for score, each in best.values()),
+        *softmax(scores, config.temperature),
+        scorer="",
+        sentences=tuple(each.sentence for _, each in best.values()),
+        best=scored[0][0] if scored else 0.0,
     )
 
 

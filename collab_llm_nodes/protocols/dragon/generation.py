@@ -21,11 +21,12 @@ from torch import Tensor
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.errors import Cancelled, InvalidInput, ProtocolError
+from collab_llm_nodes.knowledge.chunking import Chunk
 from collab_llm_nodes.knowledge.encoders import Encoder, WordHashes
 from collab_llm_nodes.knowledge.evidence import load_calibration
 from collab_llm_nodes.knowledge.quoting import Quotable, check_evidence, quotable
 from collab_llm_nodes.knowledge.retrieval import Retrieved, retrieve, softmax
-from collab_llm_nodes.knowledge.store import Store
+from collab_llm_nodes.knowledge.store import Hit, Store
 from collab_llm_nodes.knowledge.text_encoder import TextEncoder
 from collab_llm_nodes.models.fingerprint import fingerprint
 from collab_llm_nodes.models.prompt import EncodedPrompt
@@ -352,6 +353,27 @@ class ModelSide:
         relevance = Relevance(nothing, "", self._config, self.encoder, self._engine.decode)
         decoder = DocumentsDecoder(self._engine, self.caches, relevance)
         decoder.open(ids, nothing)
+        return decoder
+
+    def rehearsal(self, seed: int = 0) -> DocumentsDecoder:
+        """Return an opened decoder with as many documents of random text as a question has.
+
+        Each is as long as a document can be, and nothing of it is kept (section 5.2 of paper 001).
+        """
+        chance = np.random.default_rng(seed)
+        texts = [
+            self._engine.decode(chance.integers(self._engine.vocab_size, size=2 * most).tolist())
+            for most in [self._config.document_tokens] * self._config.retrieval.chunks
+        ]
+        hits = tuple(
+            Hit(number, "dummy", Chunk("", 0, len(text), text, 0, ""))
+            for number, text in enumerate(texts)
+        )
+        documents = Retrieved(hits, *softmax([0.0] * len(hits), 1.0), self.info.scorer)
+        relevance = Relevance(documents, "", self._config, self.encoder, self._engine.decode)
+        caches = DocumentCaches(self._engine, None, self.layout)
+        decoder = DocumentsDecoder(self._engine, caches, relevance)
+        decoder.open(self.layout.between, documents)
         return decoder
 
     def decode(self, tokens: Sequence[int]) -> str:
