@@ -63,6 +63,8 @@ _TABLES = (
         chunk INTEGER PRIMARY KEY REFERENCES chunk ON DELETE CASCADE, value BLOB NOT NULL)""",
     "CREATE INDEX vector_of_chunk ON vector (chunk)",  # lists the chunks without the blobs
 )
+
+
 # The words' table keeps no copy of the text: it must be given what it is to forget, and reads the
 # rest through the view.
 def _index(tokenizer: str) -> tuple[str, ...]:

@@ -67,14 +67,15 @@ class TextEncoder:
             field="encoder.path",
             remedy="give the folder of an encoder with safetensors weights and a tokenizer",
         ):
-            if not Path(config.path).is_dir():
+            folder = Path(config.path).expanduser()
+            if not config.path or not folder.is_dir():
                 raise FileNotFoundError("no such folder")
-            self._tokenizer = AutoTokenizer.from_pretrained(config.path, **LOCAL)
+            self._tokenizer = AutoTokenizer.from_pretrained(folder, **LOCAL)
             model = AutoModel.from_pretrained(
-                config.path, use_safetensors=True, dtype=torch.float32, **LOCAL
+                folder, use_safetensors=True, dtype=torch.float32, **LOCAL
             )
             self._model = model.to(config.device).eval()
-            self._pooling = _pooling(config)
+            self._pooling = _pooling(folder, config.pooling)
         self.width = int(model.config.hidden_size)
         longest = getattr(model.config, "max_position_embeddings", config.max_tokens)
         self._max_tokens = min(config.max_tokens, longest)
@@ -122,18 +123,17 @@ class TextEncoder:
         return torch.nn.functional.normalize(mean, dim=-1)
 
 
-def _pooling(config: TextEncoderConfig) -> str:
-    """Return the pooling that ``config`` names, or that the checkpoint was trained with.
+def _pooling(folder: Path, wanted: str) -> str:
+    """Return the pooling that is wanted, or with `auto` the one that a checkpoint was trained with.
 
     Raises:
         ValueError: the checkpoint names one that is not known here.
     """
-    file = Path(config.path) / "1_Pooling" / "config.json"
-    if config.pooling != "auto" or not file.is_file():
-        return config.pooling if config.pooling != "auto" else "mean"
-    modes = {name for name, on in json.loads(file.read_text()).items() if on is True}
-    if "pooling_mode_cls_token" in modes:
-        return "cls"
-    if "pooling_mode_mean_tokens" in modes:
-        return "mean"
+    file = folder / "1_Pooling" / "config.json"
+    if wanted != "auto" or not file.is_file():
+        return "mean" if wanted == "auto" else wanted
+    modes = {name for name, on in json.loads(file.read_text("utf-8")).items() if on is True}
+    for mode, name in (("cls", "pooling_mode_cls_token"), ("mean", "pooling_mode_mean_tokens")):
+        if name in modes:
+            return mode
     raise ValueError(f"its pooling is neither mean nor cls: {', '.join(sorted(modes))}")

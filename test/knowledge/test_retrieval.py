@@ -94,20 +94,6 @@ def test_bm25_names_its_store_as_scorer(store: Store) -> None:
     assert retrieve(store, "robot battery", RetrievalConfig()).scorer != found.scorer
 
 
-@pytest.mark.parametrize("method", ["bm25", "dense", "rescored"])
-def test_only_wanted_chunks_are_found_and_weighed(store: Store, method: str) -> None:
-    config = RetrievalConfig(method=method, chunks=2, candidates=50)
-    store.embed(ENCODER, 99)
-    every = retrieve(store, "robot battery", replace(config, chunks=50), ENCODER)
-    texts = {hit.chunk.text for hit in every.hits[1::2]}
-    found = retrieve(store, "robot battery", config, ENCODER, texts.__contains__)
-    assert found.hits == every.hits[1::2][:2] != ()
-    assert found.weights.sum() == pytest.approx(1.0)
-    assert found.log_mass == softmax([hit.score for hit in found.hits], 1.0)[1]
-    nothing = retrieve(store, "robot battery", config, ENCODER, lambda text: False)
-    assert (nothing.hits, nothing.log_mass) == ((), -math.inf)
-
-
 def test_dense_scores_are_products_of_vectors(store: Store) -> None:
     config = RetrievalConfig(method="dense", chunks=4, temperature=0.5)
     with pytest.raises(ConfigError, match="no vectors"):

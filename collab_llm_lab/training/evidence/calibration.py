@@ -57,8 +57,12 @@ def add_texts(store: Store, folders: Iterable[Path]) -> int:
 
 
 def examples(
-    store: Store, questions: Sequence[Question], config: RetrievalConfig, encoder: Encoder,
-    *, similarity: bool,
+    store: Store,
+    questions: Sequence[Question],
+    config: RetrievalConfig,
+    encoder: Encoder,
+    *,
+    similarity: bool,
 ) -> Iterator[Example]:
     """Yield the candidates of each question.
 
@@ -88,11 +92,15 @@ def fit(found: Sequence[Example], decay: float = 0.005) -> Calibration:
     mean, spread = rows.mean(0), rows.std(0).clamp(min=1e-6)
     weights = torch.zeros(len(_NAMES), dtype=torch.float64, requires_grad=True)
     intercept = torch.tensor(-2.0, dtype=torch.float64, requires_grad=True)
-    optimiser = torch.optim.LBFGS([weights, intercept], max_iter=_STEPS, line_search_fn="strong_wolfe")
+    optimiser = torch.optim.LBFGS(
+        [weights, intercept], max_iter=_STEPS, line_search_fn="strong_wolfe"
+    )
 
     def closure() -> Tensor:
         optimiser.zero_grad()
-        losses = [_loss(each, ((each.features - mean) / spread) @ weights + intercept) for each in used]
+        losses = [
+            _loss(each, ((each.features - mean) / spread) @ weights + intercept) for each in used
+        ]
         loss = torch.stack(losses).mean() + decay * (weights**2).sum()
         loss.backward()
         return loss

@@ -1,7 +1,7 @@
 """Questions with known answers, one JSON object in a line.
 
-    {"question": "Which port does VNC use?", "answers": ["5900", "port 590x"]}
-    {"question": "What is the boiling point of ethanol?", "answers": []}     written nowhere
+{"question": "Which port does VNC use?", "answers": ["5900", "port 590x"]}
+{"question": "What is the boiling point of ethanol?", "answers": []}     written nowhere
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.errors import Cancelled, InvalidInput, ProtocolError
 from collab_llm_nodes.knowledge.chunking import Chunk
+from collab_llm_nodes.knowledge.cross_encoder import CrossEncoder
 from collab_llm_nodes.knowledge.encoders import Encoder, WordHashes
 from collab_llm_nodes.knowledge.evidence import load_calibration
 from collab_llm_nodes.knowledge.quoting import Quotable, check_evidence, quotable
@@ -253,9 +254,12 @@ class ModelSide:
     ) -> None:
         self._engine, self._store, self._config = engine, store, config
         self.encoder = encoder or encoder_of(config)
+        self.reranker = CrossEncoder(config.reranker) if config.reranker.path else None
         self.calibration = load_calibration(config.evidence.calibration)
         if config.answers == QUOTE:
-            check_evidence(config.evidence, self.calibration, not isinstance(self.encoder, WordHashes))
+            check_evidence(
+                config.evidence, self.calibration, not isinstance(self.encoder, WordHashes)
+            )
         self.layout = Layout(engine.loaded, config.document_tokens)
         self.caches = DocumentCaches(engine, None if store is None else store.kv, self.layout)
         self._warned = False
@@ -266,11 +270,17 @@ class ModelSide:
         return SideInfo(
             vocabulary=self._engine.vocabulary,
             model=fingerprint(self._engine.loaded.model),
-            scorer=scorer_name(self.encoder, self._config, self.calibration),
+            scorer=self.scorer(self._config),
             vocab_size=self._engine.vocab_size,
             eos=self._engine.eos,
             most_log_weight=most_log_weight(self._config),
         )
+
+    def scorer(self, config: SideConfig) -> str:
+        """Return the name of the scorer under ``config``; the weights of equal ones compare."""
+        free = config.answers != QUOTE and self.reranker is not None
+        model = self.reranker if free and self.reranker is not None else self.encoder
+        return scorer_name(model.fingerprint, config, self.calibration)
 
     @property
     def pieces(self) -> int:
@@ -287,11 +297,9 @@ class ModelSide:
         if self._store is None:
             return Retrieved((), np.zeros(0), float("-inf"), self.info.scorer)
         if config.answers != QUOTE:
-            return retrieve(self._store, query, config.retrieval, self.encoder)
+            return retrieve(self._store, query, config.retrieval, self.encoder, self.reranker)
         least = config.evidence.least
-        return quotable(
-            self._store, query, config.retrieval, self.calibration, least, self.encoder
-        )
+        return quotable(self._store, query, config.retrieval, self.calibration, least, self.encoder)
 
     def decoder(
         self, query: str, max_tokens: int, config: SideConfig | None = None

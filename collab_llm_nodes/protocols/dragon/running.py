@@ -18,7 +18,7 @@ from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder, Model
 from collab_llm_nodes.protocols.dragon.index import Index
 from collab_llm_nodes.protocols.dragon.messages import Line
 from collab_llm_nodes.protocols.dragon.profiler import UNKNOWN
-from collab_llm_nodes.protocols.dragon.relevance import most_log_weight, scorer_name
+from collab_llm_nodes.protocols.dragon.relevance import most_log_weight
 from collab_llm_nodes.protocols.dragon.settings import DragonConfig
 from collab_llm_nodes.protocols.dragon.side import SideInfo
 from collab_llm_nodes.protocols.dragon.side_settings import QUOTE, SideConfig
@@ -189,7 +189,7 @@ class _RequestSide:
     def info(self) -> SideInfo:
         return replace(
             self._side.info,
-            scorer=scorer_name(self._side.encoder, self._config, self._side.calibration),
+            scorer=self._side.scorer(self._config),
             most_log_weight=most_log_weight(self._config),
         )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from collab_llm_nodes.config import ANY, check_ranges, ranked, setting
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.knowledge.chunking import ChunkPlan
+from collab_llm_nodes.knowledge.cross_encoder import CrossEncoderConfig
 from collab_llm_nodes.knowledge.documents import DocumentLimits
 from collab_llm_nodes.knowledge.quoting import EvidenceConfig
 from collab_llm_nodes.knowledge.retrieval import RetrievalConfig
@@ -71,6 +72,7 @@ class SideConfig:
         read_only=True,
     )
     encoder: TextEncoderConfig = field(default_factory=TextEncoderConfig)
+    reranker: CrossEncoderConfig = field(default_factory=CrossEncoderConfig)
     retrieval: RetrievalConfig = field(
         default_factory=lambda: RetrievalConfig(method="dense", chunks=2, temperature=0.1)
     )

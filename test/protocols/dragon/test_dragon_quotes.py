@@ -13,7 +13,6 @@ from collab_llm_nodes.knowledge.quoting import Quotable
 from collab_llm_nodes.knowledge.store import Store
 from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder, ModelSide
 from collab_llm_nodes.protocols.dragon.quotes import Quotes, restricted
-from collab_llm_nodes.protocols.dragon.relevance import scorer_name
 
 END = 99
 QUOTES = Quotes([[(1, 2, 3), (1, 4)], [(1, 2)], [(), (7,)]], {END, 98})
@@ -152,4 +151,4 @@ def test_a_side_without_documents_does_not_make_up_an_answer(store: Store | None
 
 def test_both_sides_must_quote_or_neither() -> None:
     free, side = config_of(), quoting_side()
-    assert scorer_name(side.encoder, free, side.calibration) != side.info.scorer
+    assert side.scorer(free) != side.info.scorer
