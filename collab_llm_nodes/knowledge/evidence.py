@@ -33,31 +33,31 @@ _ENDINGS = ("ing", "ed", "es", "s", "ly", "er")
 _LEAST_STEM = 3
 _NEAR = 2
 """Words of a pair stand at most this far apart in a sentence that keeps the pair."""
+_LEAD, _TOPIC = 6, 1.0
+"""Words at the begin of a sentence, numbers aside, and the rarity of one that is its topic."""
 _LEAST_WORDS = 4
 """Words of a whole sentence; a shorter one is a heading or an item of a list."""
 
 
 @dataclass(frozen=True)
 class Features:
-    """What speaks for a sentence. Rarity is the log of a word's rank, 0 for the commonest words.
+    """Features of a sentence. Rarity is the log of a word's rank, 0 for the commonest words.
 
     Attributes:
         coverage: share of the question's words, by rarity, that the sentence has.
-        nearby: the same for the piece of the document around it.
         pairs: share of the question's neighbouring words, by rarity, that are neighbours in it.
         covered: rarity of all words covered.
-        missing: rarity of the rarest word that it lacks.
-        conflict: rarity of words in whose place the sentence has another ("day 4" for "day 5").
+        conflict: share of the question's words in whose place it has others ("day 4" for "day 5").
+        leading: 1 if one of its first words is among the question's; then the sentence is about it.
         whole: 1 for a sentence, 0 for a heading or another fragment.
         similarity: product of the encoder's vectors of question and sentence; 0 without any.
     """
 
     coverage: float
-    nearby: float
     pairs: float
     covered: float
-    missing: float
     conflict: float
+    leading: float
     whole: float
     similarity: float = 0.0
 
@@ -68,11 +68,10 @@ class Calibration:
 
     intercept: float = setting(0.0, "Log-odds of a sentence without any evidence.")
     coverage: float = setting(0.0, "As the other weights: log-odds for one unit of the feature.")
-    nearby: float = setting(0.0, "See above.")
     pairs: float = setting(0.0, "See above.")
     covered: float = setting(0.0, "See above.")
-    missing: float = setting(0.0, "See above.")
     conflict: float = setting(0.0, "See above.")
+    leading: float = setting(0.0, "See above.")
     whole: float = setting(0.0, "See above.")
     similarity: float = setting(0.0, "See above. 0: no encoder is asked.")
 
@@ -110,17 +109,18 @@ class Asked:
         adjacent = pairwise(self._stems)
         self._adjacent = [(a, b) for a, b in adjacent if self._rarity[a] and self._rarity[b]]
 
-    def features(self, sentence: str, piece: str, similarity: float = 0.0) -> Features:
-        """Return the evidence in ``sentence``, which stands in ``piece`` of a document."""
+    def features(self, sentence: str, similarity: float = 0.0) -> Features:
+        """Return the features of ``sentence``."""
         read = stems(sentence)
         there = set(read)
+        coverage = self._coverage(there)
+        lead = [stem for stem in read if not stem.isdigit()][:_LEAD]
         return Features(
-            coverage=self._coverage(there),
-            nearby=self._coverage(set(stems(piece))),
+            coverage=coverage,
             pairs=self._kept_pairs(read),
-            covered=self._total * self._coverage(there),
-            missing=max((w for stem, w in self._rarity.items() if stem not in there), default=0.0),
+            covered=self._total * coverage,
             conflict=self._conflict(read, there),
+            leading=float(any(self._rarity.get(stem, 0.0) > _TOPIC for stem in lead)),
             whole=float(is_whole(sentence)),
             similarity=similarity,
         )
@@ -145,7 +145,7 @@ class Asked:
         for a, b in self._adjacent:
             found += self._rarity[a] if a not in there and b in before else 0.0
             found += self._rarity[b] if b not in there and a in after else 0.0
-        return found
+        return found / self._total if self._total else 0.0
 
     def _weight(self, pair: Iterable[str]) -> float:
         return sum(self._rarity[stem] for stem in pair)

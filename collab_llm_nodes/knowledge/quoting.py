@@ -80,7 +80,7 @@ def candidates(
         products = (encoder.encode([sentence for _, sentence in read]) @ vector).tolist()
     asked = Asked(question)
     return [
-        Candidate(hit, sentence, asked.features(sentence, hit.chunk.text, product))
+        Candidate(hit, sentence, asked.features(sentence, product))
         for (hit, sentence), product in zip(read, products, strict=True)
     ]
 

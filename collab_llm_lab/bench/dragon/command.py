@@ -116,14 +116,14 @@ def bench_dragon_quality(
     from collab_llm_lab.bench.dragon.answers import AnswersPlan
     from collab_llm_lab.bench.dragon.privacy import AttackPlan
     from collab_llm_lab.bench.dragon.quality import QualityPlan
-    from collab_llm_lab.bench.dragon.reality import Reality, run_reality
-    from collab_llm_lab.training.evidence.questions import HANDBOOK
     from collab_llm_lab.bench.dragon.quality_report import (
         FILES,
         FILES_UNSATURATED,
         run_files,
         run_quality,
     )
+    from collab_llm_lab.bench.dragon.reality import Reality, run_reality
+    from collab_llm_lab.training.evidence.questions import HANDBOOK
     from collab_llm_nodes.engine.engine import Engine
     from collab_llm_nodes.knowledge.text_encoder import TextEncoder, TextEncoderConfig
     from collab_llm_nodes.models.loading import ModelConfig, load

@@ -79,7 +79,7 @@ def examples(
         )
 
 
-def fit(found: Sequence[Example], decay: float = 0.005) -> Calibration:
+def fit(found: Sequence[Example], decay: float = 0.003) -> Calibration:
     """Return the weights of the greatest likelihood.
 
     Questions whose answer is not among the candidates are left out: no weights find it.

@@ -4,15 +4,18 @@
 # source: collab_llm_nodes/protocols/dragon/dragon.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 7, 35, 1, "", "collab_llm_nodes/protocols/dragon/dragon.proto"
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'collab_llm_nodes/protocols/dragon/dragon.proto'
 )
 # @@protoc_insertion_point(imports)
 
@@ -22,35 +25,31 @@ _sym_db = _symbol_database.Default()
 from collab_llm_nodes.transport import wire_pb2 as collab__llm__nodes_dot_transport_dot_wire__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n.collab_llm_nodes/protocols/dragon/dragon.proto\x12\x14\x63ollab_llm.dragon.v2\x1a%collab_llm_nodes/transport/wire.proto"\xa4\x01\n\rDeviceMessage\x12*\n\x04open\x18\x01 \x01(\x0b\x32\x1a.collab_llm.dragon.v2.OpenH\x00\x12,\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x1b.collab_llm.dragon.v2.DraftH\x00\x12.\n\x06target\x18\x03 \x01(\x0b\x32\x1c.collab_llm.dragon.v2.TargetH\x00\x42\t\n\x07message"\xd7\x01\n\x0c\x43loudMessage\x12.\n\x06opened\x18\x01 \x01(\x0b\x32\x1c.collab_llm.dragon.v2.OpenedH\x00\x12,\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x1b.collab_llm.dragon.v2.DraftH\x00\x12.\n\x06target\x18\x03 \x01(\x0b\x32\x1c.collab_llm.dragon.v2.TargetH\x00\x12.\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x1b.collab_llm.wire.v1.FailureH\x00\x42\t\n\x07message"\xfe\x01\n\x04Open\x12\r\n\x05query\x18\x01 \x01(\t\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x30\n\x08identity\x18\x03 \x01(\x0b\x32\x1e.collab_llm.dragon.v2.Identity\x12&\n\x03law\x18\x04 \x01(\x0b\x32\x19.collab_llm.dragon.v2.Law\x12\x13\n\x0btemperature\x18\x05 \x01(\x01\x12\x0c\n\x04seed\x18\x06 \x01(\x06\x12\x14\n\x0c\x61ggregate_on\x18\x07 \x01(\t\x12\x11\n\tmax_ahead\x18\x08 \x01(\r\x12\r\n\x05rtt_s\x18\t \x01(\x01\x12\x0e\n\x06replay\x18\n \x03(\r\x12\x0e\n\x06\x64\x65\x63ode\x18\x0b \x03(\x01"=\n\x08Identity\x12\x12\n\nvocabulary\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06scorer\x18\x03 \x01(\t"]\n\x03Law\x12\x0b\n\x03law\x18\x01 \x01(\t\x12\r\n\x05gamma\x18\x02 \x01(\x01\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\x13\n\x0bmax_support\x18\x04 \x01(\r\x12\x16\n\x0epaper_faithful\x18\x05 \x01(\x08":\n\x06Opened\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65\x63ode\x18\x02 \x03(\x01\x12\x11\n\tdocuments\x18\x03 \x01(\r"\x9b\x01\n\x05\x44raft\x12\x10\n\x08position\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05index\x18\x03 \x01(\r\x12\x0c\n\x04gaps\x18\x04 \x03(\r\x12\r\n\x05probs\x18\x05 \x01(\x0c\x12\x12\n\nlog_weight\x18\x06 \x01(\x02\x12\x11\n\tdecode_us\x18\x07 \x01(\r\x12\r\n\x05known\x18\x08 \x01(\r\x12\x0f\n\x07held_us\x18\t \x01(\r"\x8c\x01\n\x06Target\x12\x10\n\x08position\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\r\x12\r\n\x05\x66lags\x18\x03 \x01(\r\x12\x17\n\x0f\x65xpected_device\x18\x04 \x01(\r\x12\x16\n\x0e\x65xpected_cloud\x18\x05 \x01(\r\x12\x11\n\tdecode_us\x18\x06 \x01(\r\x12\x0e\n\x06rtt_us\x18\x07 \x01(\r"\xb0\x01\n\tCloudInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x30\n\x08identity\x18\x02 \x01(\x0b\x32\x1e.collab_llm.dragon.v2.Identity\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x17\n\x0fmax_query_chars\x18\x06 \x01(\r\x12\x10\n\x08sessions\x18\x07 \x01(\r2\xb1\x01\n\x06\x44ragon\x12U\n\x06\x41nswer\x12#.collab_llm.dragon.v2.DeviceMessage\x1a".collab_llm.dragon.v2.CloudMessage(\x01\x30\x01\x12P\n\x08\x44\x65scribe\x12#.collab_llm.wire.v1.DescribeRequest\x1a\x1f.collab_llm.dragon.v2.CloudInfob\x06proto3'
-)
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.collab_llm_nodes/protocols/dragon/dragon.proto\x12\x14\x63ollab_llm.dragon.v2\x1a%collab_llm_nodes/transport/wire.proto\"\xa4\x01\n\rDeviceMessage\x12*\n\x04open\x18\x01 \x01(\x0b\x32\x1a.collab_llm.dragon.v2.OpenH\x00\x12,\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x1b.collab_llm.dragon.v2.DraftH\x00\x12.\n\x06target\x18\x03 \x01(\x0b\x32\x1c.collab_llm.dragon.v2.TargetH\x00\x42\t\n\x07message\"\xd7\x01\n\x0c\x43loudMessage\x12.\n\x06opened\x18\x01 \x01(\x0b\x32\x1c.collab_llm.dragon.v2.OpenedH\x00\x12,\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x1b.collab_llm.dragon.v2.DraftH\x00\x12.\n\x06target\x18\x03 \x01(\x0b\x32\x1c.collab_llm.dragon.v2.TargetH\x00\x12.\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x1b.collab_llm.wire.v1.FailureH\x00\x42\t\n\x07message\"\xfe\x01\n\x04Open\x12\r\n\x05query\x18\x01 \x01(\t\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x30\n\x08identity\x18\x03 \x01(\x0b\x32\x1e.collab_llm.dragon.v2.Identity\x12&\n\x03law\x18\x04 \x01(\x0b\x32\x19.collab_llm.dragon.v2.Law\x12\x13\n\x0btemperature\x18\x05 \x01(\x01\x12\x0c\n\x04seed\x18\x06 \x01(\x06\x12\x14\n\x0c\x61ggregate_on\x18\x07 \x01(\t\x12\x11\n\tmax_ahead\x18\x08 \x01(\r\x12\r\n\x05rtt_s\x18\t \x01(\x01\x12\x0e\n\x06replay\x18\n \x03(\r\x12\x0e\n\x06\x64\x65\x63ode\x18\x0b \x03(\x01\"=\n\x08Identity\x12\x12\n\nvocabulary\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06scorer\x18\x03 \x01(\t\"]\n\x03Law\x12\x0b\n\x03law\x18\x01 \x01(\t\x12\r\n\x05gamma\x18\x02 \x01(\x01\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\x13\n\x0bmax_support\x18\x04 \x01(\r\x12\x16\n\x0epaper_faithful\x18\x05 \x01(\x08\":\n\x06Opened\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65\x63ode\x18\x02 \x03(\x01\x12\x11\n\tdocuments\x18\x03 \x01(\r\"\x9b\x01\n\x05\x44raft\x12\x10\n\x08position\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05index\x18\x03 \x01(\r\x12\x0c\n\x04gaps\x18\x04 \x03(\r\x12\r\n\x05probs\x18\x05 \x01(\x0c\x12\x12\n\nlog_weight\x18\x06 \x01(\x02\x12\x11\n\tdecode_us\x18\x07 \x01(\r\x12\r\n\x05known\x18\x08 \x01(\r\x12\x0f\n\x07held_us\x18\t \x01(\r\"\x8c\x01\n\x06Target\x12\x10\n\x08position\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\r\x12\r\n\x05\x66lags\x18\x03 \x01(\r\x12\x17\n\x0f\x65xpected_device\x18\x04 \x01(\r\x12\x16\n\x0e\x65xpected_cloud\x18\x05 \x01(\r\x12\x11\n\tdecode_us\x18\x06 \x01(\r\x12\x0e\n\x06rtt_us\x18\x07 \x01(\r\"\xb0\x01\n\tCloudInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x30\n\x08identity\x18\x02 \x01(\x0b\x32\x1e.collab_llm.dragon.v2.Identity\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x17\n\x0fmax_query_chars\x18\x06 \x01(\r\x12\x10\n\x08sessions\x18\x07 \x01(\r2\xb1\x01\n\x06\x44ragon\x12U\n\x06\x41nswer\x12#.collab_llm.dragon.v2.DeviceMessage\x1a\".collab_llm.dragon.v2.CloudMessage(\x01\x30\x01\x12P\n\x08\x44\x65scribe\x12#.collab_llm.wire.v1.DescribeRequest\x1a\x1f.collab_llm.dragon.v2.CloudInfob\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(
-    DESCRIPTOR, "collab_llm_nodes.protocols.dragon.dragon_pb2", _globals
-)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'collab_llm_nodes.protocols.dragon.dragon_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_DEVICEMESSAGE"]._serialized_start = 112
-    _globals["_DEVICEMESSAGE"]._serialized_end = 276
-    _globals["_CLOUDMESSAGE"]._serialized_start = 279
-    _globals["_CLOUDMESSAGE"]._serialized_end = 494
-    _globals["_OPEN"]._serialized_start = 497
-    _globals["_OPEN"]._serialized_end = 751
-    _globals["_IDENTITY"]._serialized_start = 753
-    _globals["_IDENTITY"]._serialized_end = 814
-    _globals["_LAW"]._serialized_start = 816
-    _globals["_LAW"]._serialized_end = 909
-    _globals["_OPENED"]._serialized_start = 911
-    _globals["_OPENED"]._serialized_end = 969
-    _globals["_DRAFT"]._serialized_start = 972
-    _globals["_DRAFT"]._serialized_end = 1127
-    _globals["_TARGET"]._serialized_start = 1130
-    _globals["_TARGET"]._serialized_end = 1270
-    _globals["_CLOUDINFO"]._serialized_start = 1273
-    _globals["_CLOUDINFO"]._serialized_end = 1449
-    _globals["_DRAGON"]._serialized_start = 1452
-    _globals["_DRAGON"]._serialized_end = 1629
+  DESCRIPTOR._loaded_options = None
+  _globals['_DEVICEMESSAGE']._serialized_start=112
+  _globals['_DEVICEMESSAGE']._serialized_end=276
+  _globals['_CLOUDMESSAGE']._serialized_start=279
+  _globals['_CLOUDMESSAGE']._serialized_end=494
+  _globals['_OPEN']._serialized_start=497
+  _globals['_OPEN']._serialized_end=751
+  _globals['_IDENTITY']._serialized_start=753
+  _globals['_IDENTITY']._serialized_end=814
+  _globals['_LAW']._serialized_start=816
+  _globals['_LAW']._serialized_end=909
+  _globals['_OPENED']._serialized_start=911
+  _globals['_OPENED']._serialized_end=969
+  _globals['_DRAFT']._serialized_start=972
+  _globals['_DRAFT']._serialized_end=1127
+  _globals['_TARGET']._serialized_start=1130
+  _globals['_TARGET']._serialized_end=1270
+  _globals['_CLOUDINFO']._serialized_start=1273
+  _globals['_CLOUDINFO']._serialized_end=1449
+  _globals['_DRAGON']._serialized_start=1452
+  _globals['_DRAGON']._serialized_end=1629
 # @@protoc_insertion_point(module_scope)

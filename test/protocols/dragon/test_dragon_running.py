@@ -240,3 +240,48 @@ def test_passes_are_measured_at_the_batch_of_the_runtime_until_the_context_is_fu
     monkeypatch.setattr(sides, "measure_passes", noted)
     assert measured(world.sides[0])[1] > 0
     assert seen == [(SIDE.retrieval.chunks, True)]
+
+
+def test_a_node_takes_as_many_answers_as_it_is_told(world: World) -> None:
+    side = world.sides[0]
+    for count in (1, 3):
+        assert Dragon(side, None, replace(CONFIG, max_answers=count)).parallel == count
+
+
+def test_the_host_is_told_about_the_link(world: World) -> None:
+    world.ask()
+    health = world.dragon.health()
+    assert str(health["cloud"]).startswith(("UP", "CONNECTING"))
+    assert health["document_kv_refused"] == 0
+
+
+@pytest.mark.parametrize("prompt", ["", "   ", 9000 * "x"])
+def test_a_question_of_no_use_is_refused_without_the_model(prompt: str) -> None:
+    request = Request("one", CONFIG, (Turn("user", prompt),))
+    with pytest.raises(InvalidInput, match="prompt"):
+        check(request)
+
+
+def test_the_request_may_truncate_more() -> None:
+    rules = CONFIG.rules(SamplingConfig(temperature=1.0, top_p=0.5, top_k=7))
+    assert (rules.aggregation.top_p, rules.aggregation.max_support) == (0.5, 7)
+    rules = CONFIG.rules(SamplingConfig(temperature=1.0))
+    assert (rules.aggregation.top_p, rules.aggregation.max_support) == (0.8, 1024)
+
+
+def test_the_registry_knows_it_and_its_options() -> None:
+    entry = registry.find("dragon")
+    assert entry.config is DragonConfig
+    names = options.names(entry.config())
+    assert {"aggregation.law", "schedule.aggregate_on", "ahead.max_ahead", "use_cloud"} <= set(
+        names
+    )
+    assert not any("address" in name or "path" in name or "store" in name for name in names)
+
+
+def test_the_shipped_configuration_of_the_cloud_is_read(tmp_path: Path) -> None:
+    config = load_cloud_config("dragon_cloud.yaml", store=str(tmp_path), address="127.0.0.1:0")
+    assert isinstance(config, DragonCloudConfig)
+    assert config.side.store == str(tmp_path)
+    with pytest.raises(ConfigError, match="no model"):
+        load_cloud_config()
