@@ -27,6 +27,8 @@ from collab_llm_nodes.knowledge.words import words
 
 _MATTERLESS = 100
 """English's most frequent words, which tell nothing about what a question asks for."""
+_GRAMMAR = frozenset({"any", "does", "how", "much", "must", "should", "whom", "whose", "why"})
+"""Words of questions that tell as little, though they are less frequent."""
 _UNKNOWN = 12_000
 """Rank of the words that are not in the list; numbers are among them."""
 _ENDINGS = ("ing", "ed", "es", "s", "ly", "er")
@@ -49,7 +51,7 @@ class Features:
         covered: rarity of all words covered.
         conflict: share of the question's words in whose place it has others ("day 4" for "day 5").
         leading: 1 if one of its first words is among the question's; then the sentence is about it.
-        whole: 1 for a sentence, 0 for a heading or another fragment.
+        whole: 1 for a sentence, 0 for a heading, another fragment, or a question.
         similarity: product of the encoder's vectors of question and sentence; 0 without any.
     """
 
@@ -152,9 +154,9 @@ class Asked:
 
 
 def is_whole(sentence: str) -> bool:
-    """Return False for headings and other fragments."""
+    """Return False for headings and other fragments, and for questions, which answer nothing."""
     ends = sentence.rstrip("\"')]\N{RIGHT DOUBLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK} ")
-    return ends.endswith((".", "!", "?")) and len(words(sentence)) >= _LEAST_WORDS
+    return ends.endswith((".", "!")) and len(words(sentence)) >= _LEAST_WORDS
 
 
 def rarity(stem: str) -> float:
@@ -187,4 +189,4 @@ def _ranks() -> dict[str, int]:
     found: dict[str, int] = {}
     for rank, word in enumerate(listed, 1):
         found.setdefault(stem_of(word), rank)
-    return found
+    return found | {stem_of(word): 1 for word in _GRAMMAR}
