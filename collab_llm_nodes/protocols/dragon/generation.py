@@ -33,7 +33,7 @@ from collab_llm_nodes.models.fingerprint import fingerprint
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.dragon.document_kv import DocumentCaches
 from collab_llm_nodes.protocols.dragon.layout import Layout
-from collab_llm_nodes.protocols.dragon.quotes import Quotes, restricted
+from collab_llm_nodes.protocols.dragon.quotes import QuoteCap, Quotes, restricted, without
 from collab_llm_nodes.protocols.dragon.relevance import (
     Relevance,
     Weights,
@@ -54,6 +54,7 @@ class DocumentsDecoder:
         quotes: the sentences of the documents, if the answer is to be one of them. A document that
             does not go on as the answer does loses its weight; a side without any other has no say,
             and alone it ends the answer.
+        cap: limit on what the answer repeats of the documents.
 
     Attributes:
         found: the documents; without any, and without ``quotes``, the answer is plain generation.
@@ -65,9 +66,10 @@ class DocumentsDecoder:
         caches: DocumentCaches,
         relevance: Relevance,
         quotes: Quotes | None = None,
+        cap: QuoteCap | None = None,
     ) -> None:
         self._engine, self._caches, self._relevance = engine, caches, relevance
-        self._quotes = quotes
+        self._quotes, self._cap = quotes, cap
         self._sessions: list[Session] = []
         self._starts: list[int] = []  # columns of each session before the prompt
         self._prompt: tuple[int, ...] = ()
@@ -210,6 +212,8 @@ class DocumentsDecoder:
         rows = self._rows
         assert rows is not None
         goes_on = np.ones(len(self.found.hits), bool)
+        if self._cap is not None:
+            rows = without(rows, self._cap.forbidden(self._answer))
         if self._quotes is not None:
             tokens = self._quotes.next_tokens(self._answer)
             goes_on = np.array([bool(kept) for kept in tokens], bool)
@@ -331,7 +335,11 @@ class ModelSide:
             sentences = documents.sentences if isinstance(documents, Quotable) else ()
             found = [[self.layout.sentence(sentence)] for sentence in sentences]
             quotes = Quotes(found, self._engine.eos)
-        decoder = DocumentsDecoder(self._engine, self.caches, relevance, quotes)
+        cap = None
+        if config.quoted_tokens and quotes is None:
+            texts = [hit.chunk.text for hit in documents.hits]
+            cap = QuoteCap(self.layout.repeatable(texts), config.quoted_tokens)
+        decoder = DocumentsDecoder(self._engine, self.caches, relevance, quotes, cap)
         decoder.open(prompt, documents)
         if decoder.room < max_tokens:
             room = decoder.room

@@ -9,11 +9,11 @@ The blank line belongs to the question: BPE splitters join the characters at the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from collab_llm_nodes.errors import InvalidInput, ModelError
-from collab_llm_nodes.knowledge.chunking import sentence_spans, windows
+from collab_llm_nodes.knowledge.chunking import sentence_spans, sentences, windows
 from collab_llm_nodes.models.loading import LoadedModel
 from collab_llm_nodes.models.prompt import Prompt, encode, render
 from collab_llm_nodes.models.turns import Turn
@@ -80,6 +80,12 @@ class Layout:
     def sentence(self, text: str) -> Ids:
         """Return the ids of a sentence of a document, as an answer has them."""
         return self._encode(self._without_control(text))
+
+    def repeatable(self, texts: Sequence[str]) -> Iterator[Ids]:
+        """Yield the ids of documents, as contexts have them, and of each of their sentences."""
+        for text in texts:
+            yield self.document(text)
+            yield from map(self.sentence, sentences(text))
 
     def fits(self, text: str) -> bool:
         """Return False if a document of this text would be cut."""

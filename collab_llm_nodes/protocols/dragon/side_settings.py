@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from collab_llm_nodes.config import ANY, check_ranges, ranked, setting
+from collab_llm_nodes.config import ANY, LIMIT, MAX_TOKENS, check_ranges, ranked, setting
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.knowledge.chunking import ChunkPlan
 from collab_llm_nodes.knowledge.cross_encoder import CrossEncoderConfig
@@ -85,6 +85,15 @@ class SideConfig:
         " both sides.",
         choices=(FREE, QUOTE),
         per_request=ranked((QUOTE,), (FREE,)),
+    )
+
+    quoted_tokens: int = setting(
+        0,
+        "A free answer repeats at most so many tokens in a row of this side's retrieved documents;"
+        " 0: no limit. Set it where the answer may leave the robot and its documents may not.",
+        low=0,
+        high=MAX_TOKENS,
+        per_request=LIMIT,
     )
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from dragon_bed import QUESTION, TEXTS, config_of, engine_of, side_with
 from collab_llm_nodes.knowledge.quoting import EvidenceConfig, Quotable
 from collab_llm_nodes.knowledge.store import Store
 from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder, ModelSide
-from collab_llm_nodes.protocols.dragon.quotes import Quotes, restricted
+from collab_llm_nodes.protocols.dragon.quotes import QuoteCap, Quotes, restricted
 
 END = 99
 QUOTES = Quotes([[(1, 2, 3), (1, 4)], [(1, 2)], [(), (7,)]], {END, 98})
@@ -40,6 +40,35 @@ def test_probabilities_are_shared_among_the_words_that_may_follow() -> None:
     kept = restricted(rows, [[1, 2], []]).exp()
     np.testing.assert_allclose(kept[0], [0.0, 0.4, 0.6, 0.0], atol=1e-6)
     np.testing.assert_allclose(kept[1], [0.4, 0.3, 0.2, 0.1], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("answer", "tokens"),
+    [((), []), ((1,), []), ((1, 2), [3, 9]), ((5, 1, 2), [3, 9]), ((2, 3), [4]), ((3, 4), [])],
+)
+def test_a_cap_forbids_the_next_token_of_a_run(answer: tuple[int, ...], tokens: list[int]) -> None:
+    assert QuoteCap([(1, 2, 3, 4), (7, 1, 2, 9)], 2).forbidden(answer) == tokens
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_free_answer_repeats_no_more_of_a_document_than_is_allowed(most: int) -> None:
+    text = "oil oil oil oil oil oil oil oil. The pump needs oil every week."
+    engine = engine_of()
+    config = replace(config_of(documents=1), quoted_tokens=most)
+    side = side_with({"pump": text}, engine, config)
+    free, capped = (side.decoder("oil?", 40, c) for c in (replace(config, quoted_tokens=0), config))
+    document = side.layout.document(text)
+    start = len(side.layout.document("oil")) - 1
+    run = document[start : start + most + 1]
+    for decoder in (free, capped):
+        for token in run[:-1]:
+            decoder.push(token)
+    assert free.next()[0][run[-1]] > 0
+    probabilities = capped.next()[0]
+    assert probabilities[run[-1]] == 0
+    assert float(probabilities.sum()) == pytest.approx(1.0, abs=1e-5)
+    free.close()
+    capped.close()
 
 
 def quoting_side(least: float = 0.5) -> ModelSide:
