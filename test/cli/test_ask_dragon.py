@@ -1,4 +1,4 @@
-"""``collab-llm ask --protocol dragon``: a terminal as the device, beside a cloud in this process."""
+"""``collab-llm ask --protocol dragon``: a terminal as the device, with a cloud in this process."""
 
 from __future__ import annotations
 
