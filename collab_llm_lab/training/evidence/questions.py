@@ -58,8 +58,7 @@ def read_questions(file: Path) -> tuple[list[Question], list[str]]:
 
 def _question(line: str) -> Question:
     with translate_errors(InvalidInput, "no JSON object", field="question", remedy="see docs"):
-        found = json.loads(line)
-    question = from_mapping(Question, found)
+        question = from_mapping(Question, dict(json.loads(line)))
     if not question.question.strip() or not all(map(_plain, question.answers)):
         raise InvalidInput("blank", field="question", remedy="leave the line out")
     return question
