@@ -38,7 +38,9 @@ def test_an_answer_contains_what_is_accepted_word_by_word(said: str, right: bool
 
 def test_lines_that_cannot_be_used_are_skipped(tmp_path: Path) -> None:
     file = tmp_path / "questions.jsonl"
-    good = [{"question": f"Which port {n}?", "answers": ["25"] if n % 2 else []} for n in range(990)]
+    good = [
+        {"question": f"Which port {n}?", "answers": ["25"] if n % 2 else []} for n in range(990)
+    ]
     bad = ["{", "[]", "3", "", '{"question": ""}', '{"question": "a"}', '{"answers": []}']
     bad += ['{"question": "a", "answers": 3}', '{"question": "a", "answers": ["!"]}', "\\", "x" * 9]
     file.write_text("\n".join([*bad, *map(json.dumps, good)]), encoding="utf-8")
