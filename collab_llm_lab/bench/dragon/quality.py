@@ -361,7 +361,7 @@ def gain(
 
 
 def second_share(figures: Mapping[str, Mapping[str, float]], method: str) -> float | None:
-    """Return the inverse of the gain over the best rival, output aggregation of one side among them.
+    """Return the inverse of the gain over the best rival, one-sided aggregation among them.
 
     Returns:
         What the best rival gains, as a share of what ``method`` does: below 0 if documents make it
