@@ -23,6 +23,11 @@ _LINK_WEIGHT = 0.2
 """Weight of the newest round trip in latency and bandwidth: radio links change quickly."""
 
 
+_LEAST_LENGTHS = 3
+_RISES = 0.8
+"""Least correlation of time and length of a line that rises."""
+
+
 @dataclass
 class DecodeModel:
     """Time of one pass as a line over the tokens read: c(t) = k_a / k_b t + k_c.
@@ -92,9 +97,11 @@ def measure_passes(
     the documents are those of ``decoder``, so that the batch is that of the runtime. ``t`` counts
     the answer's tokens. Only passes of one token are timed, not those that fill the context.
 
+    Times that do not rise with the length are noise, of a busy machine: the line is level then.
+
     Args:
         lengths: ascending.
-        budget_s: time after which no further length is begun; two are measured in any case.
+        budget_s: time after which no further length is begun; three are measured in any case.
 
     Raises:
         InvalidInput: fewer than two lengths.
@@ -104,7 +111,7 @@ def measure_passes(
     decoder.next()
     held, times = 0, list[float]()
     for length in lengths:
-        if len(times) >= 2 and time.perf_counter() > due:
+        if len(times) >= _LEAST_LENGTHS and time.perf_counter() > due:
             break
         for _ in range(length - held):
             decoder.push(int(chance.integers(vocab_size)))
@@ -117,8 +124,11 @@ def measure_passes(
             begun = time.perf_counter()
             decoder.next()
             seconds.append(time.perf_counter() - begun)
-        times.append(float(np.median(seconds)))  # what a pass takes when nothing disturbs it
-    return DecodeModel.fitted(lengths[: len(times)], times)
+        times.append(min(seconds))  # what a pass takes when nothing disturbs it
+    measured = lengths[: len(times)]
+    if len(times) >= _LEAST_LENGTHS and not np.corrcoef(measured, times)[0, 1] > _RISES:
+        times = [float(np.median(times))] * len(times)
+    return DecodeModel.fitted(measured, times)
 
 
 UNKNOWN = (0.5, 0.5)

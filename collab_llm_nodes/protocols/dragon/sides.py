@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from itertools import count, takewhile
 from pathlib import Path
+
+import numpy as np
 
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ConfigError
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _OFFLINE_S = 10.0
 """Time for the offline measurement; it may end before a long context is full."""
-_FIRST_LENGTH = 4
+_LENGTHS = 7
 
 
 def load_side(model: ModelConfig, config: SideConfig) -> tuple[ModelSide, Index | None]:
@@ -47,15 +48,14 @@ def measured(side: ModelSide) -> Line:
     """Return the line of the side's passes (offline stage of section 5.2).
 
     As many documents of random text as are retrieved for a question, each as long as one can be.
-    The answer doubles until the context is full, or until the time for this is over.
+    The answer grows until the context is full, or until the time for this is over.
 
     Raises:
         ConfigError: the context has no room for an answer.
     """
     decoder = side.rehearsal()
     try:
-        lengths = [*takewhile(decoder.room.__gt__, (_FIRST_LENGTH << n for n in count()))]
-        lengths.append(decoder.room)
+        lengths = sorted({*np.geomspace(1, max(1, decoder.room), _LENGTHS, dtype=int).tolist()})
         if len(lengths) < 2:
             raise ConfigError(
                 f"room for {decoder.room} tokens after a document",

@@ -140,8 +140,16 @@ def test_no_length_is_begun_after_the_time_is_over() -> None:
     side = TableSide(Party.DEVICE, Tables())
     lengths: list[int] = []
     side.before_pass = lengths.append
-    measure_passes(side.decoder("dummy", 8), [2, 4, 8], VOCAB, runs=1, budget_s=0.0)
+    measure_passes(side.decoder("dummy", 8), [1, 2, 4, 8], VOCAB, runs=1, budget_s=0.0)
     assert max(lengths) == 4
+
+
+def test_times_that_do_not_rise_with_the_length_are_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 0.0, 0.05, 0.0, 0.09, 0.0, 0.01, 0.0, 0.0, 0.05])
+    monkeypatch.setattr(profiler_module.time, "perf_counter", lambda: next(clock, 0.0))
+    decoder = TableSide(Party.DEVICE, Tables()).decoder("dummy", 8)
+    line = measure_passes(decoder, [1, 2, 4, 8], VOCAB, runs=1, budget_s=1.0)
+    assert line.at(1) == line.at(1000) == pytest.approx(0.05)
 
 
 def test_noise_does_not_make_a_pass_take_no_time() -> None:
