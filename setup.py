@@ -33,6 +33,7 @@ def shared() -> list[tuple[str, list[str]]]:
 setup(
     install_requires=requirements("runtime"),
     extras_require={
+        "faiss": requirements("faiss"),
         "foxglove": requirements("foxglove"),
         "mcp": requirements("mcp"),
         "rerun": requirements("rerun"),

@@ -14,6 +14,6 @@ setup(
     install_requires=["collab_llm_nodes"],
     package_dir={"collab_llm_lab": "."},
     packages=["collab_llm_lab", *(f"collab_llm_lab.{name}" for name in find_packages())],
-    package_data={"": ["*.txt"]},  # sentences of the trainings
+    package_data={"": ["*.txt", "*.jsonl"]},  # sentences and questions of the trainings
     entry_points={"collab_llm.commands": ["lab = collab_llm_lab.commands:add_to"]},
 )

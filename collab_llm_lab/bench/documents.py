@@ -40,7 +40,7 @@ MANUALS = (
     Manual("developers-reference", "usr/share/developers-reference/*.html"),
     Manual("maint-guide", "usr/share/doc/maint-guide/html/*.en.html"),
     Manual("debian-reference-en", "usr/share/debian-reference/ch*.en.html"),
-    Manual("debian-handbook", "usr/share/doc/debian-handbook/html/en-US/sect.*.html"),
+    Manual("debian-handbook", "usr/share/doc/debian-handbook/html/en-US/*.html"),
 )
 
 

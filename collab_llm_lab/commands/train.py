@@ -117,6 +117,44 @@ def train_minions(
     stop.end()
 
 
+@app.command("evidence")
+def train_evidence(
+    documents: Annotated[
+        list[Path],
+        typer.Argument(help="Folders of text files, beside the shipped ones.", file_okay=False),
+    ],
+    questions: Annotated[
+        Path | None, typer.Option(help="Questions with answers; default: the shipped ones.")
+    ] = None,
+    held_out: Annotated[
+        Path | None, typer.Option(help="Folder of documents that are kept apart from training.")
+    ] = None,
+    held_out_questions: Annotated[
+        Path | None, typer.Option(help="Questions about them; default: those on the handbook.")
+    ] = None,
+    encoder: Annotated[
+        str, typer.Option(help="Folder of an encoder model; empty: words alone.")
+    ] = "",
+    candidates: Annotated[
+        int, typer.Option(help="Pieces searched for a question, as in the configuration.", min=1)
+    ] = 16,
+    least: Annotated[float, typer.Option(help="Probability that a quote needs.")] = 0.5,
+    out: Annotated[Path, typer.Option(help="File of the weights (YAML).")] = Path("evidence.yaml"),
+    json_file: JsonOption = None,
+) -> None:
+    """Calibrate the evidence that a quote needs (docs/dragon.md)."""
+    from dataclasses import asdict
+
+    import yaml
+
+    from collab_llm_lab.training.evidence.run import Material, calibrate
+
+    material = Material(tuple(documents), questions, held_out, held_out_questions)
+    found, figures = calibrate(material, encoder, candidates, least)
+    out.write_text(yaml.safe_dump(asdict(found), sort_keys=False), encoding="utf-8")
+    write_json(json_file, {"weights": asdict(found), **figures})
+
+
 def _minutes(text: str) -> dict[str, float]:
     """Read ``STAGE=MINUTES`` pairs.
 

@@ -9,8 +9,12 @@ import typer
 
 from collab_llm_nodes.cli.options import JsonOption, SeedOption
 from collab_llm_nodes.cli.output import console, fail, write_json
+from collab_llm_nodes.errors import InvalidInput, NotFound
 
 app = typer.Typer()
+
+_NOT_GIVEN = 3
+"""Exit status if the documents do not give an answer."""
 
 
 @app.command()
@@ -20,18 +24,25 @@ def ask(
         typer.Argument(metavar="[FILE...] QUESTION", help="PDF, Markdown or text; the question."),
     ],
     protocol: Annotated[
-        str, typer.Option(help="minion, minions, remote-only, local-only or rag.")
+        str, typer.Option(help="minion, minions, remote-only, local-only, rag, or dragon.")
     ] = "minions",
     config: Annotated[
         str,
-        typer.Option(help="Parameters of minions_server: a file, or the name of a shipped one."),
-    ] = "minions.yaml",
+        typer.Option(
+            help="Parameters of minions_server, or of dragon_server: a file, or the name of a"
+            " shipped one."
+        ),
+    ] = "",
     options: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE of a request's option; repeat.")
     ] = None,
     store: Annotated[
         Path | None,
-        typer.Option(help="Store to read as well (collab-llm knowledge).", file_okay=False),
+        typer.Option(
+            help="Store to read as well (collab-llm knowledge); with dragon, the private one:"
+            " a folder, or a name in ~/.collab_llm.",
+            file_okay=False,
+        ),
     ] = None,
     deadline: Annotated[
         float,
@@ -42,7 +53,7 @@ def ask(
     seed: SeedOption = 0,
     json_file: JsonOption = None,
 ) -> None:
-    """Ask about long documents: a small model reads them, a large one reasons.
+    """Ask about documents: files read by a small model, or stores on robot and in the cloud.
 
     Exits with 0 for an answer, 1 after an error or if it was cut short, 3 if the documents do not
     give it, and 4 if the remote did not decide on it freely.
@@ -50,8 +61,18 @@ def ask(
     from collab_llm_nodes.protocols.minions.command import Question, outcome_of, run_ask
 
     *files, text = words
+    if protocol == "dragon":
+        _ask_dragon(text, files, config, options or [], store, deadline, seed, json_file)
+        return
     question = Question(
-        text, tuple(files), protocol, config, tuple(options or ()), store, deadline, seed
+        text,
+        tuple(files),
+        protocol,
+        config or "minions.yaml",
+        tuple(options or ()),
+        store,
+        deadline,
+        seed,
     )
     answer, report = run_ask(question, console)
     if answer.text:
@@ -61,3 +82,31 @@ def ask(
     if answer.error is not None:
         fail(answer.error, status)
     raise typer.Exit(status)
+
+
+def _ask_dragon(
+    text: str,
+    files: list[str],
+    config: str,
+    options: list[str],
+    store: Path | None,
+    deadline: float,
+    seed: int,
+    json_file: Path | None,
+) -> None:
+    if files:
+        raise InvalidInput(
+            f"{len(files)} files for DRAGON",
+            field="FILE",
+            remedy="add them to a store first: collab-llm knowledge add STORE FILES --by sentence"
+            " --characters 240",
+        )
+    from collab_llm_nodes.protocols.dragon.command import Question, run_ask
+
+    question = Question(text, config or "dragon.yaml", tuple(options), store, deadline, seed)
+    answer, report = run_ask(question, console)
+    if answer.text:
+        console.print(answer.text, style="bold", highlight=False)
+    write_json(json_file, report)
+    if answer.error is not None:
+        fail(answer.error, _NOT_GIVEN if isinstance(answer.error, NotFound) else 1)

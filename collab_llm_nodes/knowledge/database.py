@@ -39,7 +39,7 @@ from collab_llm_nodes.knowledge.words import normal_form
 log = logging.getLogger(__name__)
 
 _FILE = "store.db"
-_FORMAT = 2  # PRAGMA user_version
+_FORMAT = 3  # PRAGMA user_version
 _APPLICATION = 0x434C4C4D  # "CLLM", so that no other database is taken for a store
 _RETRY_S = 0.01
 _PAGE_BYTES = 4096
@@ -63,17 +63,22 @@ _TABLES = (
         chunk INTEGER PRIMARY KEY REFERENCES chunk ON DELETE CASCADE, value BLOB NOT NULL)""",
     "CREATE INDEX vector_of_chunk ON vector (chunk)",  # lists the chunks without the blobs
 )
+
+
 # The words' table keeps no copy of the text: it must be given what it is to forget, and reads the
 # rest through the view.
-_INDEX = (
-    "CREATE VIEW indexed AS SELECT id, normal_form(text) AS text FROM chunk",
-    """CREATE VIRTUAL TABLE words USING fts5(
-        text, content='indexed', content_rowid='id', tokenize='unicode61 remove_diacritics 2')""",
-    "CREATE VIRTUAL TABLE terms USING fts5vocab(words, row)",
-    """CREATE TRIGGER chunk_removed AFTER DELETE ON chunk BEGIN
+def _index(tokenizer: str) -> tuple[str, ...]:
+    return (
+        "CREATE VIEW indexed AS SELECT id, normal_form(text) AS text FROM chunk",
+        f"""CREATE VIRTUAL TABLE words USING fts5(
+        text, content='indexed', content_rowid='id', tokenize='{tokenizer}')""",
+        "CREATE VIRTUAL TABLE terms USING fts5vocab(words, row)",
+        """CREATE TRIGGER chunk_removed AFTER DELETE ON chunk BEGIN
         INSERT INTO words (words, rowid, text)
         VALUES ('delete', old.id, normal_form(old.text)); END""",
-)
+    )
+
+
 _INDEX_1 = (
     """CREATE VIRTUAL TABLE words USING fts5(
         text, content='chunk', content_rowid='id', tokenize='unicode61 remove_diacritics 2')""",
@@ -81,18 +86,23 @@ _INDEX_1 = (
     """CREATE TRIGGER chunk_removed AFTER DELETE ON chunk BEGIN
         INSERT INTO words (words, rowid, text) VALUES ('delete', old.id, old.text); END""",
 )
-_SCHEMAS = {1: _TABLES + _INDEX_1, _FORMAT: _TABLES + _INDEX}
-"""Statements by format. Format 1 indexed texts as they were, not in their normal form."""
+_INDEX_2 = _index("unicode61 remove_diacritics 2")
+_INDEX = _index("porter unicode61 remove_diacritics 2")
+_SCHEMAS = {1: _TABLES + _INDEX_1, 2: _TABLES + _INDEX_2, _FORMAT: _TABLES + _INDEX}
+"""Statements by format. Format 1 indexed texts as they were, not in their normal form; format 2
+without stemming, and with soft hyphens."""
 _UPGRADE = (
     "DROP TRIGGER chunk_removed",
     "DROP TABLE terms",
     "DROP TABLE words",
+    "DROP VIEW IF EXISTS indexed",
     *_INDEX,
     "INSERT INTO words (words) VALUES ('rebuild')",
     # Hashes of words were those of other forms, too: they are made anew.
-    """DELETE FROM vector WHERE EXISTS
-        (SELECT 1 FROM meta WHERE key = 'encoder' AND value LIKE 'word hashes 1 %')""",
-    "DELETE FROM meta WHERE key = 'encoder' AND value LIKE 'word hashes 1 %'",
+    """DELETE FROM vector WHERE EXISTS (SELECT 1 FROM meta WHERE key = 'encoder'
+        AND (value LIKE 'word hashes 1 %' OR value LIKE 'word hashes 2 %'))""",
+    """DELETE FROM meta WHERE key = 'encoder'
+        AND (value LIKE 'word hashes 1 %' OR value LIKE 'word hashes 2 %')""",
     f"PRAGMA user_version = {_FORMAT}",
 )
 

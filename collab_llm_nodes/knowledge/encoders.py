@@ -40,7 +40,7 @@ class WordHashes:
     @property
     def fingerprint(self) -> str:
         """Name of the method and its width."""
-        return f"word hashes 2 {self.width}"
+        return f"word hashes 3 {self.width}"
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Return float32 [texts, width], of length 1 where there are words."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from collab_llm_nodes.config import ANY, LOWER, check_ranges, setting
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.knowledge.encoders import Encoder
 from collab_llm_nodes.knowledge.store import Hit, Store
+
+if TYPE_CHECKING:
+    from collab_llm_nodes.knowledge.cross_encoder import CrossEncoder
 
 MOST_CHUNKS = 10_000
 """Chunks that may be retrieved for one question."""
@@ -32,7 +36,7 @@ class RetrievalConfig:
     )
     candidates: int = setting(
         100,
-        "Chunks that are rescored; DRAGON searches so many for sentences to quote.",
+        "Chunks that are rescored or re-ranked; DRAGON searches so many for sentences to quote.",
         low=1,
         high=10_000,
         per_request=LOWER,
@@ -72,22 +76,33 @@ def retrieve(
     question: str,
     config: RetrievalConfig,
     encoder: Encoder | None = None,
-    wanted: Callable[[str], bool] | None = None,
+    reranker: CrossEncoder | None = None,
 ) -> Retrieved:
     """Return the chunks of ``store`` that fit ``question``.
 
     Args:
-        wanted: tells of a chunk's text whether it may be among them; only the best ``candidates``
-            are looked at. None: all may.
+        reranker: puts the best ``candidates`` in order, and its scores take the place of theirs.
 
     Raises:
         ConfigError: the method needs an encoder and there is none, or the store's vectors are
             those of another one.
     """
-    looked_at = config.chunks if wanted is None else max(config.chunks, config.candidates)
+    most = config.chunks if reranker is None else max(config.chunks, config.candidates)
+    hits, scorer = _found(store, question, config, encoder, most)
+    if reranker is not None:
+        scores = reranker.score(question, [hit.chunk.text for hit in hits])
+        hits, scorer = _ordered(hits, scores), reranker.fingerprint
+    hits = hits[: config.chunks]
+    weights, log_mass = softmax([hit.score for hit in hits], config.temperature)
+    return Retrieved(hits, weights, log_mass, scorer)
+
+
+def _found(
+    store: Store, question: str, config: RetrievalConfig, encoder: Encoder | None, most: int
+) -> tuple[tuple[Hit, ...], str]:
+    """Return the ``most`` best chunks by the method alone, and the name of their scorer."""
     if config.method == "bm25":
-        hits = store.search(question, looked_at)
-        return _weighed(hits, config, f"bm25 {store.id} {store.version}", wanted)
+        return store.search(question, most), f"bm25 {store.id} {store.version}"
     if encoder is None:
         raise ConfigError(
             f"{config.method!r} needs an encoder", field="method", remedy="name one, or use bm25"
@@ -96,8 +111,8 @@ def retrieve(
     if config.method == "rescored":
         hits = rescored(store.search(question, config.candidates), vector, encoder)
     else:
-        hits = store.nearest(vector, encoder.fingerprint, looked_at)
-    return _weighed(hits, config, encoder.fingerprint, wanted)
+        hits = store.nearest(vector, encoder.fingerprint, most)
+    return hits, encoder.fingerprint
 
 
 def rescored(hits: tuple[Hit, ...], vector: np.ndarray, encoder: Encoder) -> tuple[Hit, ...]:
@@ -109,21 +124,12 @@ def rescored(hits: tuple[Hit, ...], vector: np.ndarray, encoder: Encoder) -> tup
     if not hits:
         return ()
     scores = encoder.encode([hit.chunk.text for hit in hits]) @ vector
-    best = sorted(zip(scores.tolist(), hits, strict=True), key=lambda pair: (-pair[0], pair[1].id))
+    return _ordered(hits, scores.tolist())
+
+
+def _ordered(hits: Sequence[Hit], scores: Sequence[float]) -> tuple[Hit, ...]:
+    best = sorted(zip(scores, hits, strict=True), key=lambda pair: (-pair[0], pair[1].id))
     return tuple(replace(hit, score=score) for score, hit in best)
-
-
-def _weighed(
-    hits: tuple[Hit, ...],
-    config: RetrievalConfig,
-    scorer: str,
-    wanted: Callable[[str], bool] | None,
-) -> Retrieved:
-    if wanted is not None:
-        hits = tuple(hit for hit in hits if wanted(hit.chunk.text))
-    hits = hits[: config.chunks]
-    weights, log_mass = softmax([hit.score for hit in hits], config.temperature)
-    return Retrieved(hits, weights, log_mass, scorer)
 
 
 def softmax(scores: Sequence[float] | np.ndarray, temperature: float) -> tuple[np.ndarray, float]:

@@ -11,9 +11,10 @@ _WORD = re.compile(r"\w+")
 def normal_form(text: str) -> str:
     """Return ``text`` in Unicode's form NFKC, so that equal words have equal characters.
 
-    An umlaut may be one character or two (macOS), and "fi" one or two (many PDFs).
+    An umlaut may be one character or two (macOS), and "fi" one or two (many PDFs). Soft hyphens,
+    which web pages and PDFs hide within words, are left out.
     """
-    return unicodedata.normalize("NFKC", text)
+    return unicodedata.normalize("NFKC", text.replace("\N{SOFT HYPHEN}", ""))
 
 
 def words(text: str) -> list[str]:

@@ -52,6 +52,7 @@ from collab_llm_nodes.robot.mission import (
     Phase,
     check_instruction,
 )
+from collab_llm_nodes.robot.naming import thing_of
 from collab_llm_nodes.robot.prompt import DEFAULT_TEMPLATE, MEMORY, user_text
 from collab_llm_nodes.robot.stamps import Stamps
 from collab_llm_nodes.robot.steps import DelegatedSteps, ShownSteps, Steps
@@ -97,8 +98,9 @@ class AnswerConfig:
     )
     memory: str = fixed("dragon/generate", "Action of the robot's memory.")
     memory_question: str = fixed(
-        "Where did you last see what this is about: {instruction}?",
-        "Question to the memory, once for each instruction.",
+        "Where was {thing} last seen?",
+        "Question to the memory, once for each instruction; {thing} is what the instruction names,"
+        " {instruction} the whole of it.",
     )
     temperature: float = setting(0.0, "0 = greedy.", low=0.0, high=10.0)
     top_k: int = setting(0, "0 = off.", low=0)
@@ -628,9 +630,10 @@ class Navigator(ManagedNode[NavigatorConfig]):
                 throttle_duration_sec=10.0,
             )
             return
-        question = self.config.answer.memory_question
+        question, asked = self.config.answer.memory_question, run_.goal.request.instruction
+        question = question.replace("{thing}", thing_of(asked)).replace("{instruction}", asked)
         goal = Generate.Goal(
-            prompt=question.replace("{instruction}", run_.goal.request.instruction),
+            prompt=question,
             deadline_s=self.config.mission.deadline,
         )
         run_.recall = SentGoal(self, self._memory, goal, partial(self._on_recalled, run_))

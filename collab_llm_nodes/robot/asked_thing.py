@@ -27,9 +27,9 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 
 from collab_llm_nodes.errors import quoted
-from collab_llm_nodes.knowledge.naming import Named, singular
 from collab_llm_nodes.robot.diary import without_order
 from collab_llm_nodes.robot.grammar import Kind, ParsedAction
+from collab_llm_nodes.robot.naming import Named, singular
 from collab_llm_nodes.robot.observations import FUNCTION_WORDS, QUALITIES, THINGS
 from collab_llm_nodes.robot.parts import parts_of
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Set
 
-from collab_llm_nodes.knowledge.naming import Named, singular
+from collab_llm_nodes.robot.naming import Named, singular
 
 _WORD_OR_MARK = re.compile(r"\w+(?:['-]\w+)*|[^\w\s]")
 # fmt: off

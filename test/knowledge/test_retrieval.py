@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from collab_llm_nodes.errors import ConfigError, ModelError
 from collab_llm_nodes.knowledge.chunking import ChunkPlan, chunks
+from collab_llm_nodes.knowledge.cross_encoder import CrossEncoder, CrossEncoderConfig
 from collab_llm_nodes.knowledge.documents import Document
 from collab_llm_nodes.knowledge.encoders import Encoder, WordHashes
 from collab_llm_nodes.knowledge.retrieval import RetrievalConfig, retrieve, softmax
@@ -92,20 +93,6 @@ def test_bm25_names_its_store_as_scorer(store: Store) -> None:
     document = Document("more", "robot battery")
     store.add(document, chunks(document, ChunkPlan()))  # other statistics
     assert retrieve(store, "robot battery", RetrievalConfig()).scorer != found.scorer
-
-
-@pytest.mark.parametrize("method", ["bm25", "dense", "rescored"])
-def test_only_wanted_chunks_are_found_and_weighed(store: Store, method: str) -> None:
-    config = RetrievalConfig(method=method, chunks=2, candidates=50)
-    store.embed(ENCODER, 99)
-    every = retrieve(store, "robot battery", replace(config, chunks=50), ENCODER)
-    texts = {hit.chunk.text for hit in every.hits[1::2]}
-    found = retrieve(store, "robot battery", config, ENCODER, texts.__contains__)
-    assert found.hits == every.hits[1::2][:2] != ()
-    assert found.weights.sum() == pytest.approx(1.0)
-    assert found.log_mass == softmax([hit.score for hit in found.hits], 1.0)[1]
-    nothing = retrieve(store, "robot battery", config, ENCODER, lambda text: False)
-    assert (nothing.hits, nothing.log_mass) == ((), -math.inf)
 
 
 def test_dense_scores_are_products_of_vectors(store: Store) -> None:
@@ -203,6 +190,84 @@ def test_the_mean_is_that_of_a_plain_forward_pass(folder: Path, text_encoder: Te
         assert text_encoder.encode([text])[0] == pytest.approx(
             mean / np.linalg.norm(mean), abs=1e-5
         )
+
+
+@pytest.mark.parametrize(
+    ("modes", "pooling", "wanted"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "auto", "cls"),
+        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, "auto", "mean"),
+        ({"pooling_mode_mean_tokens": True}, "cls", "cls"),
+        (None, "auto", "mean"),
+    ],
+)
+def test_a_text_is_pooled_as_its_encoder_was_trained(
+    tmp_path: Path, modes: dict[str, bool] | None, pooling: str, wanted: str
+) -> None:
+    folder = write_tiny_encoder(tmp_path / "encoder")
+    if modes is not None:
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(modes))
+    encoder = TextEncoder(TextEncoderConfig(path=str(folder), pooling=pooling))
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
+    with torch.no_grad():
+        hidden = model(**tokenizer("a lamp", return_tensors="pt")).last_hidden_state[0]
+    vector = hidden[0] if wanted == "cls" else hidden.mean(0)
+    expected = (vector / vector.norm()).numpy()
+    assert encoder.encode(["a lamp"])[0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_pooling_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    folder = write_tiny_encoder(tmp_path / "encoder")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_max_tokens": true}')
+    with pytest.raises(ModelError, match="max_tokens"):
+        TextEncoder(TextEncoderConfig(path=str(folder)))
+
+
+def test_equal_words_are_equal_in_any_form(text_encoder: TextEncoder) -> None:
+    """Ligatures, composed umlauts, and the soft hyphens of web pages."""
+    plain, other = "find the caf\u00e9", "\ufb01nd the ca\u00adfe\u0301"
+    for encoder in encoders(text_encoder):
+        one, same = encoder.encode([plain, other])
+        assert one == pytest.approx(same, abs=1e-6)
+    with Store(None) as store:
+        for name, text in (("plain", "a docu\u00adment"), ("other", "a picture")):
+            document = Document(name, text)
+            store.add(document, chunks(document, ChunkPlan()))
+        assert [hit.name for hit in store.search("document", 1)] == ["plain"]
+        assert [hit.name for hit in store.search("pic\u00adtures", 1)] == ["other"]
+        store.remove("plain")
+        assert store.search("document", 1) == ()
+
+
+# --- Cross-encoders ------------------------------------------------------------------------------
+
+
+def test_a_cross_encoder_puts_the_candidates_in_order(store: Store, tmp_path: Path) -> None:
+    folder = write_tiny_encoder(tmp_path / "cross", scores=1)
+    reranker = CrossEncoder(CrossEncoderConfig(path=str(folder), max_tokens=64))
+    question = "battery in the kitchen"
+    config = RetrievalConfig(method="rescored", chunks=2, candidates=50, temperature=0.5)
+    found = retrieve(store, question, config, ENCODER, reranker)
+    candidates = [hit.chunk.text for hit in store.search(question, 50)]
+    scores = reranker.score(question, candidates)
+    assert all(0 < score < 1 for score in scores)
+    assert [hit.score for hit in found.hits] == pytest.approx(sorted(scores, reverse=True)[:2])
+    assert found.weights == pytest.approx(softmax([h.score for h in found.hits], 0.5)[0])
+    assert found.scorer == reranker.fingerprint != ENCODER.fingerprint
+    for text, score in zip(candidates, scores, strict=True):  # the batch does not matter
+        assert reranker.score(question, [text]) == pytest.approx([score], abs=1e-5)
+    assert reranker.score(question, []) == []
+
+
+def test_what_gives_no_score_is_no_cross_encoder(tmp_path: Path) -> None:
+    for path in (tmp_path / "absent", write_tiny_encoder(tmp_path / "three", scores=3)):
+        with pytest.raises(ModelError, match="cannot load the cross-encoder"):
+            CrossEncoder(CrossEncoderConfig(path=str(path)))
+
+
+# --- Fingerprints --------------------------------------------------------------------------------
 
 
 def test_the_fingerprint_tells_encoders_apart(folder: Path, tmp_path: Path) -> None:

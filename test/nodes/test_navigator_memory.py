@@ -36,14 +36,14 @@ def test_the_memory_is_in_the_questions_after_its_answer(graph: Any) -> None:
         graph,
         [stop_when_it_remembers],
         answer__prompt=PROMPT,
-        answer__memory_question="say {instruction}",
+        answer__memory_question="say {thing}: {instruction}",
         mission__max_steps=200,
     )
     graph.wait_for(robot.navigator._memory.server_is_ready)
     result = robot.navigate()
     assert result.status.code == Status.OK
     assert robot.prompts[-1] == "find the red ball. remembered: find the red ball."
-    assert [goal.prompt for goal in memory.requests] == ["say find the red ball"]
+    assert [goal.prompt for goal in memory.requests] == ["say the red ball: find the red ball"]
 
 
 def test_a_memory_that_is_silent_or_absent_delays_nothing(graph: Any) -> None:

@@ -1,4 +1,4 @@
-"""An encoder of sentences with random weights: deterministic, a few kilobytes."""
+"""Encoders and cross-encoders with random weights: deterministic, a few kilobytes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import string
 from pathlib import Path
 
 import torch
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertForSequenceClassification, BertModel
 from transformers.models.bert import BertTokenizer
 
 
-def write_tiny_encoder(folder: Path, seed: int = 0) -> Path:
-    """Write a BERT of two layers, whose tokens are letters, to ``folder``."""
+def write_tiny_encoder(folder: Path, seed: int = 0, scores: int = 0) -> Path:
+    """Write a BERT of two layers, whose tokens are letters, to ``folder``.
+
+    Args:
+        scores: outputs of a cross-encoder; 0: an encoder.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     pieces = [
         c for letter in string.ascii_lowercase + string.digits for c in (letter, f"##{letter}")
@@ -27,6 +31,8 @@ def write_tiny_encoder(folder: Path, seed: int = 0) -> Path:
         num_attention_heads=2,
         intermediate_size=32,
         max_position_embeddings=64,
+        **({"num_labels": scores} if scores else {}),
     )
-    BertModel(config).eval().save_pretrained(folder, safe_serialization=True)
+    model = BertForSequenceClassification(config) if scores else BertModel(config)
+    model.eval().save_pretrained(folder, safe_serialization=True)
     return folder

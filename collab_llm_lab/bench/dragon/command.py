@@ -75,8 +75,24 @@ def bench_dragon_quality(
         typer.Option(help="Folder of prose (.html, .md, .txt) instead of invented houses."),
     ] = None,
     encoder: Annotated[
-        str, typer.Option(help="Folder of an encoder model that scores documents; with --files.")
+        str, typer.Option(help="Folder of an encoder model that scores documents.")
     ] = "",
+    documents: Annotated[
+        Path | None,
+        typer.Option(help="Folder of text files (bench documents): plain questions about them."),
+    ] = None,
+    asked: Annotated[
+        Path | None, typer.Option(help="File of these questions; default: those on the handbook.")
+    ] = None,
+    config: Annotated[
+        str, typer.Option(help="Parameters of dragon_server for --documents.")
+    ] = "dragon_instruct.yaml",
+    answers: Annotated[
+        str, typer.Option(help="free or quote, in place of the configuration's.")
+    ] = "",
+    most: Annotated[
+        int, typer.Option(help="Of the questions with, and without an answer; 0: all.", min=0)
+    ] = 0,
     texts: Annotated[
         int, typer.Option(help="Files that are held out and predicted; with --files.", min=1)
     ] = 4,
@@ -93,7 +109,7 @@ def bench_dragon_quality(
     plot: PlotOption = None,
 ) -> None:
     """Measure what documents on two sides are worth, and what an answer gives away (paper 001)."""
-    if (files is None) != (not encoder):
+    if documents is None and (files is None) != (not encoder):
         raise typer.BadParameter("--files and --encoder go together", param_hint="--files")
     import torch
 
@@ -106,6 +122,8 @@ def bench_dragon_quality(
         run_files,
         run_quality,
     )
+    from collab_llm_lab.bench.dragon.reality import Reality, run_reality
+    from collab_llm_lab.training.evidence.questions import HANDBOOK
     from collab_llm_nodes.engine.engine import Engine
     from collab_llm_nodes.knowledge.text_encoder import TextEncoder, TextEncoderConfig
     from collab_llm_nodes.models.loading import ModelConfig, load
@@ -116,9 +134,11 @@ def bench_dragon_quality(
         json_file=json_file,
         succeeded=lambda results: True,
         engine=Engine(load(ModelConfig(model))),
-        plot=plot,
-        keep=partial(write_json, json_file, report=False),
     )
+    if documents is not None:
+        material = Reality(asked or HANDBOOK, documents, config, answers, most, encoder)
+        run(run_reality, material=material)
+    run = partial(run, plot=plot, keep=partial(write_json, json_file, report=False))
     if files is None:
         run(
             run_quality,

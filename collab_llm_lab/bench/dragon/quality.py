@@ -56,6 +56,8 @@ DEVICE, CLOUD, DRAGON, DRAGON_LIKELIHOOD = "device", "cloud", "dragon", "dragon_
 METHODS = (NONE, CRCG_DEVICE, CRCG_CLOUD, DRCG, DEVICE, CLOUD, DRAGON, DRAGON_LIKELIHOOD)
 BASELINES = (CRCG_DEVICE, CRCG_CLOUD, DRCG)
 """The methods among which the paper finds the second best."""
+RIVALS = (*BASELINES, DEVICE, CLOUD)
+"""The methods among which the second best is: output aggregation by one side is often better."""
 _BATCH = 8
 """Sequences of one pass."""
 _LEAST = 1e-30
@@ -359,15 +361,15 @@ def gain(
 
 
 def second_share(figures: Mapping[str, Mapping[str, float]], method: str) -> float | None:
-    """Return the inverse of :func:`gain`, which is a number also where no other method gains.
+    """Return the inverse of the gain over the best rival, one-sided aggregation among them.
 
     Returns:
-        What the best context aggregation gains, as a share of what ``method`` does: below 0 if
-        documents make it worse. None if ``method`` gains nothing.
+        What the best rival gains, as a share of what ``method`` does: below 0 if documents make it
+        worse. None if ``method`` gains nothing.
     """
     none = figures[NONE]["perplexity"]
     gained = none - figures[method]["perplexity"]
-    second = min(figures[name]["perplexity"] for name in BASELINES)
+    second = min(figures[name]["perplexity"] for name in RIVALS)
     return (none - second) / gained if gained > 0 else None
 
 
@@ -398,7 +400,7 @@ def measure_quality(
             results[str(size)] = found
             for name, figure in (
                 ("gain", gain),
-                ("gain_over_sides", partial(gain, others=(*BASELINES, DEVICE, CLOUD))),
+                ("gain_over_sides", partial(gain, others=RIVALS)),
                 ("second_share", second_share),
             ):
                 results[name][str(size)] = {

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -21,16 +21,19 @@ from torch import Tensor
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.errors import Cancelled, InvalidInput, ProtocolError
+from collab_llm_nodes.knowledge.chunking import Chunk
+from collab_llm_nodes.knowledge.cross_encoder import CrossEncoder
 from collab_llm_nodes.knowledge.encoders import Encoder, WordHashes
-from collab_llm_nodes.knowledge.naming import Named
+from collab_llm_nodes.knowledge.evidence import load_calibration
+from collab_llm_nodes.knowledge.quoting import Quotable, check_evidence, quotable
 from collab_llm_nodes.knowledge.retrieval import Retrieved, retrieve, softmax
-from collab_llm_nodes.knowledge.store import Store
+from collab_llm_nodes.knowledge.store import Hit, Store
 from collab_llm_nodes.knowledge.text_encoder import TextEncoder
 from collab_llm_nodes.models.fingerprint import fingerprint
 from collab_llm_nodes.models.prompt import EncodedPrompt
 from collab_llm_nodes.protocols.dragon.document_kv import DocumentCaches
 from collab_llm_nodes.protocols.dragon.layout import Layout
-from collab_llm_nodes.protocols.dragon.quotes import Quotes, restricted
+from collab_llm_nodes.protocols.dragon.quotes import QuoteCap, Quotes, restricted, without
 from collab_llm_nodes.protocols.dragon.relevance import (
     Relevance,
     Weights,
@@ -51,6 +54,7 @@ class DocumentsDecoder:
         quotes: the sentences of the documents, if the answer is to be one of them. A document that
             does not go on as the answer does loses its weight; a side without any other has no say,
             and alone it ends the answer.
+        cap: limit on what the answer repeats of the documents.
 
     Attributes:
         found: the documents; without any, and without ``quotes``, the answer is plain generation.
@@ -62,9 +66,10 @@ class DocumentsDecoder:
         caches: DocumentCaches,
         relevance: Relevance,
         quotes: Quotes | None = None,
+        cap: QuoteCap | None = None,
     ) -> None:
         self._engine, self._caches, self._relevance = engine, caches, relevance
-        self._quotes = quotes
+        self._quotes, self._cap = quotes, cap
         self._sessions: list[Session] = []
         self._starts: list[int] = []  # columns of each session before the prompt
         self._prompt: tuple[int, ...] = ()
@@ -207,6 +212,8 @@ class DocumentsDecoder:
         rows = self._rows
         assert rows is not None
         goes_on = np.ones(len(self.found.hits), bool)
+        if self._cap is not None:
+            rows = without(rows, self._cap.forbidden(self._answer))
         if self._quotes is not None:
             tokens = self._quotes.next_tokens(self._answer)
             goes_on = np.array([bool(kept) for kept in tokens], bool)
@@ -251,6 +258,12 @@ class ModelSide:
     ) -> None:
         self._engine, self._store, self._config = engine, store, config
         self.encoder = encoder or encoder_of(config)
+        self.reranker = CrossEncoder(config.reranker) if config.reranker.path else None
+        self.calibration = load_calibration(config.evidence.calibration)
+        if config.answers == QUOTE:
+            check_evidence(
+                config.evidence, self.calibration, not isinstance(self.encoder, WordHashes)
+            )
         self.layout = Layout(engine.loaded, config.document_tokens)
         self.caches = DocumentCaches(engine, None if store is None else store.kv, self.layout)
         self._warned = False
@@ -261,11 +274,17 @@ class ModelSide:
         return SideInfo(
             vocabulary=self._engine.vocabulary,
             model=fingerprint(self._engine.loaded.model),
-            scorer=scorer_name(self.encoder, self._config),
+            scorer=self.scorer(self._config),
             vocab_size=self._engine.vocab_size,
             eos=self._engine.eos,
             most_log_weight=most_log_weight(self._config),
         )
+
+    def scorer(self, config: SideConfig) -> str:
+        """Return the name of the scorer under ``config``; the weights of equal ones compare."""
+        free = config.answers != QUOTE and self.reranker is not None
+        model = self.reranker if free and self.reranker is not None else self.encoder
+        return scorer_name(model.fingerprint, config, self.calibration)
 
     @property
     def pieces(self) -> int:
@@ -273,7 +292,7 @@ class ModelSide:
         return 0 if self._store is None else self._store.pieces()
 
     def retrieve(self, query: str, config: SideConfig | None = None) -> Retrieved:
-        """Return the documents for ``query``: to be quoted, they must name what it names.
+        """Return the documents for ``query``; to be quoted, a :class:`Quotable`.
 
         Raises:
             ConfigError: the store's vectors are those of another encoder, or it has none.
@@ -281,8 +300,10 @@ class ModelSide:
         config = config or self._config
         if self._store is None:
             return Retrieved((), np.zeros(0), float("-inf"), self.info.scorer)
-        wanted = Named(query).within if config.answers == QUOTE else None
-        return retrieve(self._store, query, config.retrieval, self.encoder, wanted)
+        if config.answers != QUOTE:
+            return retrieve(self._store, query, config.retrieval, self.encoder, self.reranker)
+        least = config.evidence.least
+        return quotable(self._store, query, config.retrieval, self.calibration, least, self.encoder)
 
     def decoder(
         self, query: str, max_tokens: int, config: SideConfig | None = None
@@ -311,10 +332,14 @@ class ModelSide:
         relevance = Relevance(documents, query, config, self.encoder, self._engine.decode)
         quotes = None
         if config.answers == QUOTE:
-            quotable = partial(self.layout.sentences, wanted=Named(query).by)
-            found = [quotable(hit.chunk.text) for hit in documents.hits]
+            sentences = documents.sentences if isinstance(documents, Quotable) else ()
+            found = [[self.layout.sentence(sentence)] for sentence in sentences]
             quotes = Quotes(found, self._engine.eos)
-        decoder = DocumentsDecoder(self._engine, self.caches, relevance, quotes)
+        cap = None
+        if config.quoted_tokens and quotes is None:
+            texts = [hit.chunk.text for hit in documents.hits]
+            cap = QuoteCap(self.layout.repeatable(texts), config.quoted_tokens)
+        decoder = DocumentsDecoder(self._engine, self.caches, relevance, quotes, cap)
         decoder.open(prompt, documents)
         if decoder.room < max_tokens:
             room = decoder.room
@@ -344,6 +369,27 @@ class ModelSide:
         relevance = Relevance(nothing, "", self._config, self.encoder, self._engine.decode)
         decoder = DocumentsDecoder(self._engine, self.caches, relevance)
         decoder.open(ids, nothing)
+        return decoder
+
+    def rehearsal(self, seed: int = 0) -> DocumentsDecoder:
+        """Return an opened decoder with as many documents of random text as a question has.
+
+        Each is as long as a document can be, and nothing of it is kept (section 5.2 of paper 001).
+        """
+        chance = np.random.default_rng(seed)
+        texts = [
+            self._engine.decode(chance.integers(self._engine.vocab_size, size=2 * most).tolist())
+            for most in [self._config.document_tokens] * self._config.retrieval.chunks
+        ]
+        hits = tuple(
+            Hit(number, "dummy", Chunk("", 0, len(text), text, 0, ""))
+            for number, text in enumerate(texts)
+        )
+        documents = Retrieved(hits, *softmax([0.0] * len(hits), 1.0), self.info.scorer)
+        relevance = Relevance(documents, "", self._config, self.encoder, self._engine.decode)
+        caches = DocumentCaches(self._engine, None, self.layout)
+        decoder = DocumentsDecoder(self._engine, caches, relevance)
+        decoder.open(self.layout.between, documents)
         return decoder
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -9,7 +9,7 @@ The blank line belongs to the question: BPE splitters join the characters at the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from collab_llm_nodes.errors import InvalidInput, ModelError
@@ -77,10 +77,15 @@ class Layout:
             found += self._encode(_TITLE + self._without_control(text))[: self._most]
         return tuple(found)
 
-    def sentences(self, text: str, wanted: Callable[[str], bool] = bool) -> list[Ids]:
-        """Return the ids of the sentences of a document that are wanted, as an answer has them."""
-        found = filter(wanted, sentences(self._without_control(text)))
-        return [self._encode(sentence) for sentence in found]
+    def sentence(self, text: str) -> Ids:
+        """Return the ids of a sentence of a document, as an answer has them."""
+        return self._encode(self._without_control(text))
+
+    def repeatable(self, texts: Sequence[str]) -> Iterator[Ids]:
+        """Yield the ids of documents, as contexts have them, and of each of their sentences."""
+        for text in texts:
+            yield self.document(text)
+            yield from map(self.sentence, sentences(text))
 
     def fits(self, text: str) -> bool:
         """Return False if a document of this text would be cut."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +21,11 @@ _ACCEPTANCE_WEIGHT = 0.05
 """Weight of the newest token in the acceptance rates: the last twenty count most."""
 _LINK_WEIGHT = 0.2
 """Weight of the newest round trip in latency and bandwidth: radio links change quickly."""
+
+
+_LEAST_LENGTHS = 3
+_RISES = 0.8
+"""Least correlation of time and length of a line that rises."""
 
 
 @dataclass
@@ -39,6 +46,9 @@ class DecodeModel:
     def fitted(cls, tokens: ArrayLike, seconds: ArrayLike) -> DecodeModel:
         """Return the least squares line through measured passes (the offline stage).
 
+        No pass takes less than no time, and none gets shorter with more to read: where noise says
+        so, the line is level, or begins at zero.
+
         Raises:
             InvalidInput: fewer than two passes, or all of one length.
         """
@@ -50,8 +60,12 @@ class DecodeModel:
                 remedy="measure passes of at least two lengths",
             )
         slope = float(((t - t.mean()) * (c - c.mean())).sum() / ((t - t.mean()) ** 2).sum())
+        slope = max(0.0, slope)
+        intercept = float(c.mean() - slope * t.mean())
         k_b = float((t**2).mean())
-        return cls(slope * k_b, k_b, float(c.mean() - slope * t.mean()))
+        if intercept < 0:
+            return cls(float((t * c).mean()), k_b, 0.0)
+        return cls(slope * k_b, k_b, intercept)
 
     @property
     def line(self) -> tuple[float, float, float]:
@@ -70,29 +84,51 @@ class DecodeModel:
 
 
 def measure_passes(
-    decoder: SideDecoder, tokens: int, vocab_size: int, runs: int = 3, seed: int = 0
+    decoder: SideDecoder,
+    lengths: Sequence[int],
+    vocab_size: int,
+    runs: int = 5,
+    budget_s: float = float("inf"),
+    seed: int = 0,
 ) -> DecodeModel:
-    """Return the line of a side's passes over answers of up to ``tokens`` random tokens.
+    """Return the line of a side's passes after answers of ``lengths`` random tokens.
 
-    The offline stage: the answer is dummy text, the documents are those of ``decoder``, so that the
-    batch is that of the runtime. ``t`` counts the answer's tokens. The first pass of a run reads
-    the prompt, and is left out.
+    The offline stage (section 5.2): the answer is dummy text and grows until the context is full,
+    the documents are those of ``decoder``, so that the batch is that of the runtime. ``t`` counts
+    the answer's tokens. Only passes of one token are timed, not those that fill the context.
+
+    Times that do not rise with the length are noise, of a busy machine: the line is level then.
+
+    Args:
+        lengths: ascending.
+        budget_s: time after which no further length is begun; three are measured in any case.
 
     Raises:
-        InvalidInput: fewer than two passes to measure.
+        InvalidInput: fewer than two lengths.
     """
     chance = np.random.default_rng(seed)
-    times = np.zeros((runs, max(0, tokens)))
-    for run in range(runs):
-        decoder.rollback(0)
+    due = time.perf_counter() + budget_s
+    decoder.next()
+    held, times = 0, list[float]()
+    for length in lengths:
+        if len(times) >= _LEAST_LENGTHS and time.perf_counter() > due:
+            break
+        for _ in range(length - held):
+            decoder.push(int(chance.integers(vocab_size)))
         decoder.next()
-        for t in range(tokens):
+        held = length
+        seconds = []
+        for _ in range(runs):
+            decoder.rollback(length - 1)
             decoder.push(int(chance.integers(vocab_size)))
             begun = time.perf_counter()
             decoder.next()
-            times[run, t] = time.perf_counter() - begun
-    # The median is what a pass takes when nothing disturbs it.
-    return DecodeModel.fitted(range(1, tokens + 1), np.median(times, axis=0))
+            seconds.append(time.perf_counter() - begun)
+        times.append(min(seconds))  # what a pass takes when nothing disturbs it
+    measured = lengths[: len(times)]
+    if len(times) >= _LEAST_LENGTHS and not np.corrcoef(measured, times)[0, 1] > _RISES:
+        times = [float(np.median(times))] * len(times)
+    return DecodeModel.fitted(measured, times)
 
 
 UNKNOWN = (0.5, 0.5)
@@ -223,11 +259,12 @@ class Profiler:
         return model.at(self._prompt_tokens + position) if model is not None else 0.0
 
     def estimates(self, position: int) -> Estimates | None:
-        """Return the estimates for one token; None until both sides have decoded."""
-        if None in self._decode:
+        """Return the estimates for one token.
+
+        None until both sides have decoded, and where a line says that a pass takes no time: from
+        such figures nothing can be planned.
+        """
+        device, cloud = (self.decode_s(party, position) for party in Party)
+        if not (0 < device < math.inf and 0 < cloud < math.inf):
             return None
-        return Estimates(
-            (self.decode_s(Party.DEVICE, position), self.decode_s(Party.CLOUD, position)),
-            self.rtt_s,
-            self.acceptance,
-        )
+        return Estimates((device, cloud), self.rtt_s, self.acceptance)

@@ -1,4 +1,4 @@
-"""Answers that are sentences of the documents, token by token.
+"""Answers that are sentences of the documents, and answers that repeat little of them.
 
     document 1: | At 10:32 ... red ball ... | At 10:33 ... |      answer so far: "At 10:3"
     document 2: | The key hangs ... |                             may follow: {"2", "3"} of
@@ -8,7 +8,8 @@ A small model miscopies names and numbers. Held to the sentences, it only choose
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -42,6 +43,35 @@ class Quotes:
                     tokens.add(ids[len(so_far)])
             found.append(sorted(tokens))
         return found
+
+
+class QuoteCap:
+    """A limit on what a free answer repeats of documents: a pure function of the answer so far.
+
+    Args:
+        documents: token ids of each document, and of its sentences, as an answer has them.
+        most: tokens in a row that an answer may share with a document.
+    """
+
+    def __init__(self, documents: Iterable[Sequence[int]], most: int) -> None:
+        self._most = most
+        self._following: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
+        for ids in documents:
+            for start in range(len(ids) - most):
+                self._following[tuple(ids[start : start + most])].add(ids[start + most])
+
+    def forbidden(self, answer: Sequence[int]) -> list[int]:
+        """Return the tokens that would make a run of the documents longer than ``most``."""
+        return sorted(self._following.get(tuple(answer[-self._most :]), ()))
+
+
+def without(rows: Tensor, tokens: Sequence[int]) -> Tensor:
+    """Return log-probabilities ``rows`` [documents, V] without ``tokens``, normalised again."""
+    if not tokens:
+        return rows
+    rows = rows.clone()
+    rows[:, list(tokens)] = float("-inf")
+    return torch.log_softmax(rows, dim=-1)
 
 
 def restricted(rows: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collab_llm_nodes.knowledge.encoders import Encoder
+from collab_llm_nodes.knowledge.evidence import Calibration
 from collab_llm_nodes.knowledge.retrieval import MOST_CHUNKS, Retrieved
 from collab_llm_nodes.protocols.dragon.side_settings import (
     POSTERIOR,
@@ -112,16 +113,16 @@ def most_log_weight(config: SideConfig) -> float:
     return 1.01 / retrieval.temperature + math.log(MOST_CHUNKS) + config.relevance.weight_step
 
 
-def scorer_name(encoder: Encoder, config: SideConfig) -> str:
-    """Return the name of the scorer; weights of equal names are comparable."""
+def scorer_name(model: str, config: SideConfig, calibration: Calibration) -> str:
+    """Return the name of the scorer; weights of equal names are comparable.
+
+    Args:
+        model: fingerprint of the encoder or cross-encoder.
+    """
     rule = config.relevance
     facts = {
         RERANKED: f" every {rule.every}",
         POSTERIOR: f" memory {rule.memory}",
     }.get(rule.update, "")
-    # Quotes drop the weights of documents, too.
-    quotes = ", quotes that name the thing" if config.answers == QUOTE else ""
-    return (
-        f"{encoder.fingerprint}, temperature {config.retrieval.temperature},"
-        f" {rule.update}{facts}{quotes}"
-    )
+    quotes = f", quotes by {calibration}" if config.answers == QUOTE else ""
+    return f"{model}, temperature {config.retrieval.temperature}, {rule.update}{facts}{quotes}"

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, NotFound, quoted
-from collab_llm_nodes.knowledge.naming import Named
+from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, NotFound
+from collab_llm_nodes.knowledge.quoting import Quotable
 from collab_llm_nodes.knowledge.retrieval import Retrieved
 from collab_llm_nodes.models.detokenising import Detokeniser
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Resources
@@ -18,7 +18,7 @@ from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder, Model
 from collab_llm_nodes.protocols.dragon.index import Index
 from collab_llm_nodes.protocols.dragon.messages import Line
 from collab_llm_nodes.protocols.dragon.profiler import UNKNOWN
-from collab_llm_nodes.protocols.dragon.relevance import most_log_weight, scorer_name
+from collab_llm_nodes.protocols.dragon.relevance import most_log_weight
 from collab_llm_nodes.protocols.dragon.settings import DragonConfig
 from collab_llm_nodes.protocols.dragon.side import SideInfo
 from collab_llm_nodes.protocols.dragon.side_settings import QUOTE, SideConfig
@@ -126,7 +126,7 @@ class Dragon:
         self._acceptance = answer.machine.profiler.acceptance
         whole = Answer(**vars(progress(so_far, final=True)))
         if config.side.answers == QUOTE and not whole.text:
-            return replace(whole, error=_not_found(request.prompt, verified=whole.verified))
+            return replace(whole, error=_not_found(side.best, config.side, verified=whole.verified))
         return whole
 
     def health(self) -> Mapping[str, object]:
@@ -154,17 +154,19 @@ class Dragon:
         self.side.close()
 
 
-def _not_found(question: str, *, verified: bool) -> NotFound:
-    """Return the reason for an answer that has no words: no side had a sentence to quote."""
-    names = [" ".join(name) for thing in Named(question).things for name in thing]
-    found = f"names {quoted(', '.join(names))}" if names else "can be quoted"
-    message = (
-        "no document {}" if verified else "no document on the robot {}, and the cloud took no part"
-    )
+def _not_found(best: float, config: SideConfig, *, verified: bool) -> NotFound:
+    """Return the reason for an answer that has no words: no side had a sentence to quote.
+
+    Args:
+        best: the greatest probability of the device's sentences.
+    """
+    where = "" if verified else " on the robot"
+    absent = "" if verified else ", and the cloud took no part"
     return NotFound(
-        message.format(found),
+        f"no sentence{where} answers this{absent}"
+        f" (best evidence on the robot {best:.2f}, needed {config.evidence.least:.2f})",
         field="prompt",
-        remedy="name the thing as the documents do, or add one about it",
+        remedy="use the words of the documents, or add a document about it",
     )
 
 
@@ -173,6 +175,7 @@ class _RequestSide:
 
     Attributes:
         found: pieces of documents that were found for the question.
+        best: the greatest probability that one of its sentences answers; with quotes only.
     """
 
     def __init__(
@@ -180,13 +183,13 @@ class _RequestSide:
     ) -> None:
         self._side, self._request, self._on_found = side, request, on_found
         self._config: SideConfig = request.config.side
-        self.found = 0
+        self.found, self.best = 0, 0.0
 
     @property
     def info(self) -> SideInfo:
         return replace(
             self._side.info,
-            scorer=scorer_name(self._side.encoder, self._config),
+            scorer=self._side.scorer(self._config),
             most_log_weight=most_log_weight(self._config),
         )
 
@@ -197,5 +200,7 @@ class _RequestSide:
     def decoder(self, query: str, max_tokens: int) -> DocumentsDecoder:
         decoder = self._side.decoder(query, max_tokens, self._config)
         self.found = len(decoder.found.hits)
+        if isinstance(decoder.found, Quotable):
+            self.best = decoder.found.best
         self._on_found(self._request, decoder.found)
         return decoder

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from collab_llm_nodes.config import ANY, check_ranges, ranked, setting
+from collab_llm_nodes.config import ANY, LIMIT, MAX_TOKENS, check_ranges, ranked, setting
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.knowledge.chunking import ChunkPlan
+from collab_llm_nodes.knowledge.cross_encoder import CrossEncoderConfig
 from collab_llm_nodes.knowledge.documents import DocumentLimits
+from collab_llm_nodes.knowledge.quoting import EvidenceConfig
 from collab_llm_nodes.knowledge.retrieval import RetrievalConfig
 from collab_llm_nodes.knowledge.store import StoreLimits
 from collab_llm_nodes.knowledge.text_encoder import TextEncoderConfig
@@ -70,17 +72,28 @@ class SideConfig:
         read_only=True,
     )
     encoder: TextEncoderConfig = field(default_factory=TextEncoderConfig)
+    reranker: CrossEncoderConfig = field(default_factory=CrossEncoderConfig)
     retrieval: RetrievalConfig = field(
         default_factory=lambda: RetrievalConfig(method="dense", chunks=2, temperature=0.1)
     )
     relevance: RelevanceConfig = field(default_factory=RelevanceConfig)
+    evidence: EvidenceConfig = field(default_factory=EvidenceConfig)
     answers: str = setting(
         FREE,
-        "free: the model's own words; quote: a sentence of the documents, word for word, for models"
-        " too small to copy reliably. It names what the question names; without one, the status is"
-        " NOT_FOUND. Equal on both sides.",
+        "free: the model's own words; quote: the sentence of the documents that answers best, word"
+        " for word, for models too small to copy reliably; NOT_FOUND without `evidence`. Equal on"
+        " both sides.",
         choices=(FREE, QUOTE),
         per_request=ranked((QUOTE,), (FREE,)),
+    )
+
+    quoted_tokens: int = setting(
+        0,
+        "A free answer repeats at most so many tokens in a row of this side's retrieved documents;"
+        " 0: no limit. Set it where the answer may leave the robot and its documents may not.",
+        low=0,
+        high=MAX_TOKENS,
+        per_request=LIMIT,
     )
 
     def __post_init__(self) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import numpy as np
+
 from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.knowledge.store import Store
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.protocols.dragon.generation import ModelSide
@@ -16,9 +19,9 @@ from collab_llm_nodes.protocols.dragon.side_settings import SideConfig
 
 log = logging.getLogger(__name__)
 
-_DUMMY = "How long does a pass take?"
-_OFFLINE_TOKENS = 8
-"""Length of the dummy answer that is timed at the start: enough for a line, and seconds at most."""
+_OFFLINE_S = 10.0
+"""Time for the offline measurement; it may end before a long context is full."""
+_LENGTHS = 7
 
 
 def load_side(model: ModelConfig, config: SideConfig) -> tuple[ModelSide, Index | None]:
@@ -44,13 +47,26 @@ def load_side(model: ModelConfig, config: SideConfig) -> tuple[ModelSide, Index 
 def measured(side: ModelSide) -> Line:
     """Return the line of the side's passes (offline stage of section 5.2).
 
-    The passes end where the context is full.
+    As many documents of random text as are retrieved for a question, each as long as one can be.
+    The answer grows until the context is full, or until the time for this is over.
+
+    Raises:
+        ConfigError: the context has no room for an answer.
     """
-    decoder = side.decoder(_DUMMY, 2)
+    decoder = side.rehearsal()
     try:
-        tokens = min(_OFFLINE_TOKENS, decoder.room)
-        line = measure_passes(decoder, tokens, side.info.vocab_size)
+        lengths = sorted({*np.geomspace(1, max(1, decoder.room), _LENGTHS, dtype=int).tolist()})
+        if len(lengths) < 2:
+            raise ConfigError(
+                f"room for {decoder.room} tokens after a document",
+                field="side.document_tokens",
+                remedy="lower it, or use a model with a longer context",
+            )
+        line = measure_passes(decoder, lengths, side.info.vocab_size, budget_s=_OFFLINE_S)
     finally:
         decoder.close()
-    log.info("a pass takes %.1f ms after %d tokens", 1e3 * line.at(tokens), tokens)
+    log.info(
+        "a pass takes %.1f ms at the begin of an answer, %.1f ms after %d tokens",
+        *(1e3 * line.at(0), 1e3 * line.at(lengths[-1]), lengths[-1]),
+    )
     return line.line

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-import yaml
-
-from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.chat.in_process import InProcessConfig
 from collab_llm_nodes.chat.remote import RemoteConfig as ServerConfig
 from collab_llm_nodes.config import (
@@ -33,6 +29,7 @@ from collab_llm_nodes.protocols.minions.settings import (
     MinionConfig,
     MinionsConfig,
 )
+from collab_llm_nodes.protocols.parameter_files import server_parameters
 
 IN_PROCESS, SERVER = "in_process", "server"
 PROTOCOL, REMOTE_ONLY, LOCAL_ONLY, RAG = "protocol", "remote_only", "local_only", "rag"
@@ -205,14 +202,6 @@ class ServedMinions(MinionsConfig, ServedConfig):
         ServedConfig.__post_init__(self)
 
 
-_NODES_OWN = (
-    *("deadline_s", "max_waiting", "health", "autostart", "introspection", "diagnostics"),
-    "host_minion",
-    *("use_sim_time", "qos_overrides"),  # every ROS 2 node has them
-)
-"""Parameters of ``minions_server`` that are the node's, not the protocol's."""
-
-
 def served_minions(file: str) -> ServedMinions:
     """Read the parameters of ``minions_server`` from a ROS 2 parameter file, without ROS 2.
 
@@ -222,31 +211,6 @@ def served_minions(file: str) -> ServedMinions:
     Raises:
         ConfigError: there is no such file, or it has no such parameters.
     """
-    path = Path(file) if Path(file).is_file() else config_file(file)
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        (parameters,) = (
-            node["ros__parameters"] for name, node in content.items() if "minions_server" in name
-        )
-        own = {name: value for name, value in parameters.items() if name not in _NODES_OWN}
-    except (OSError, ValueError, yaml.YAMLError, AttributeError, TypeError, KeyError) as error:
-        raise ConfigError(
-            f"{path} has no parameters of minions_server",
-            field="config",
-            remedy="see config/minions.yaml",
-        ) from error
-    given = _nested(own)
+    given = server_parameters(file, "minions_server", ("host_minion",))
     defaults = ServedMinions.of_preset(str(given.get("preset", "")))
     return from_mapping(ServedMinions, merged(asdict(defaults), given))
-
-
-def _nested(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``parameters`` with ``a.b: 1`` written as ``a: {b: 1}``."""
-    tree: dict[str, Any] = {}
-    for name, value in parameters.items():
-        *parents, leaf = str(name).split(".")
-        branch = tree
-        for parent in parents:
-            branch = branch.setdefault(parent, {})
-        branch[leaf] = _nested(value) if isinstance(value, Mapping) else value
-    return tree

@@ -191,7 +191,7 @@ def test_scores_and_gains_by_hand() -> None:
     assert gain(table, DRAGON) == 3.0
     table[DEVICE] = {"perplexity": 17.0}
     assert gain(table, DRAGON) == 3.0
-    assert second_share(table, DRAGON) == pytest.approx(1 / 3)
+    assert second_share(table, DRAGON) == pytest.approx(1 / 2)
     assert second_share({**table, DRAGON: table[NONE]}, DRAGON) is None
     assert gain(table, DRAGON, (*BASELINES, DEVICE)) == 2.0
 

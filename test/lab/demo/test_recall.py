@@ -37,7 +37,7 @@ QUESTIONS = (
     "Where was the {thing} last seen?",
     "Where did you last see the {thing}?",
     "Where did I last see the {thing}?",
-    "Where did you last see what this is about: find the {thing}?",
+    "Where is the {thing}?",
 )
 
 

@@ -211,7 +211,7 @@ def test_the_interface_is_that_of_the_protocol() -> None:
     side = side_with(TEXTS, engine_of(), config_of())
     as_side: Side = side
     decoder: SideDecoder = side.decoder(QUESTION, 4)
-    assert as_side.info.scorer == "word hashes 2 1024, temperature 0.3, static"
+    assert as_side.info.scorer == "word hashes 3 1024, temperature 0.3, static"
     assert len(as_side.info.model) == 64
     with pytest.raises(ProtocolError, match="roll back from 0 to 1"):
         decoder.rollback(1)

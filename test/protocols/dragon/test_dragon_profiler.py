@@ -15,6 +15,7 @@ from collab_llm_lab.bench.dragon.simulation import (
 from collab_llm_nodes.decoding.aggregation import Party
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.protocols.dragon import profiler as profiler_module
+from collab_llm_nodes.protocols.dragon.messages import Line
 from collab_llm_nodes.protocols.dragon.profiler import (
     DecodeModel,
     LinkModel,
@@ -123,16 +124,47 @@ def test_a_line_that_was_measured_stands_from_the_beginning() -> None:
     assert known.decode_s == pytest.approx((0.07, 0.02))
 
 
-def test_passes_are_measured_behind_the_prompt() -> None:
-    """Answers of random tokens, run after run, each from the prompt on."""
+def test_passes_are_measured_after_growing_answers() -> None:
+    """The context is filled between the lengths, and only single tokens are timed."""
     side = TableSide(Party.DEVICE, Tables())
     lengths: list[int] = []
     side.before_pass = lengths.append
-    line = measure_passes(side.decoder("dummy", 8), 8, VOCAB, runs=2)
-    assert lengths == 2 * list(range(9))
+    line = measure_passes(side.decoder("dummy", 8), [2, 8], VOCAB, runs=2)
+    assert lengths == [0, 2, 2, 2, 8, 8, 8]
     assert 0 <= line.at(4) < 1
     with pytest.raises(InvalidInput):
-        measure_passes(side.decoder("dummy", 8), 1, VOCAB)
+        measure_passes(side.decoder("dummy", 8), [1], VOCAB)
+
+
+def test_no_length_is_begun_after_the_time_is_over() -> None:
+    side = TableSide(Party.DEVICE, Tables())
+    lengths: list[int] = []
+    side.before_pass = lengths.append
+    measure_passes(side.decoder("dummy", 8), [1, 2, 4, 8], VOCAB, runs=1, budget_s=0.0)
+    assert max(lengths) == 4
+
+
+def test_times_that_do_not_rise_with_the_length_are_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 0.0, 0.05, 0.0, 0.09, 0.0, 0.01, 0.0, 0.0, 0.05])
+    monkeypatch.setattr(profiler_module.time, "perf_counter", lambda: next(clock, 0.0))
+    decoder = TableSide(Party.DEVICE, Tables()).decoder("dummy", 8)
+    line = measure_passes(decoder, [1, 2, 4, 8], VOCAB, runs=1, budget_s=1.0)
+    assert line.at(1) == line.at(1000) == pytest.approx(0.05)
+
+
+def test_noise_does_not_make_a_pass_take_no_time() -> None:
+    falling = DecodeModel.fitted([4, 8, 16], [0.06, 0.05, 0.04])
+    assert falling.at(4) == falling.at(400) == pytest.approx(0.05)
+    steep = DecodeModel.fitted([4, 8, 16], [0.001, 0.01, 0.05])
+    assert steep.at(0) == 0.0 < steep.at(4)
+
+
+@pytest.mark.parametrize("line", [(0.0, 1.0, 0.0), (-1.0, 1.0, 0.02), (float("nan"), 1.0, 0.02)])
+def test_nothing_is_planned_from_a_line_that_makes_no_sense(line: Line) -> None:
+    profiler = Profiler()
+    profiler.on_line(Party.DEVICE, (0.0, 1.0, 0.02))
+    profiler.on_line(Party.CLOUD, line)
+    assert profiler.estimates(8) is None
 
 
 @pytest.mark.parametrize(("weight", "newest"), [(0.001, 2.0), (1.0, 9.0)])

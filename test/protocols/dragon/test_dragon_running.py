@@ -17,10 +17,11 @@ from collab_llm_nodes.errors import ConfigError, InvalidInput, NotFound, Unavail
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols import options, registry
 from collab_llm_nodes.protocols.base import Answer, Control, Progress, Request, Source
+from collab_llm_nodes.protocols.dragon import sides
 from collab_llm_nodes.protocols.dragon.client import CloudConfig, DragonClient
 from collab_llm_nodes.protocols.dragon.generation import DocumentsDecoder, ModelSide
 from collab_llm_nodes.protocols.dragon.link import PatienceConfig
-from collab_llm_nodes.protocols.dragon.profiler import UNKNOWN
+from collab_llm_nodes.protocols.dragon.profiler import UNKNOWN, measure_passes
 from collab_llm_nodes.protocols.dragon.running import Dragon, check
 from collab_llm_nodes.protocols.dragon.scheduler import ScheduleConfig
 from collab_llm_nodes.protocols.dragon.service import CloudServiceConfig, DragonService
@@ -196,7 +197,7 @@ def quoting() -> Iterator[Quoting]:
 
 
 @pytest.mark.parametrize("policy", ["device", "cloud", "auto", "follow"])
-def test_the_side_that_names_the_thing_answers(quoting: Quoting, policy: str) -> None:
+def test_the_side_with_the_evidence_answers(quoting: Quoting, policy: str) -> None:
     schedule = ScheduleConfig(aggregate_on=policy)
     for question, text, writer, found in (
         ("Where is the red ball?", TEXTS["ball"], Source.DEVICE, 1),
@@ -209,17 +210,17 @@ def test_the_side_that_names_the_thing_answers(quoting: Quoting, policy: str) ->
 
 
 @pytest.mark.parametrize("policy", ["device", "cloud", "auto"])
-def test_a_thing_that_no_document_names_is_not_found(quoting: Quoting, policy: str) -> None:
+def test_what_no_document_says_is_not_found(quoting: Quoting, policy: str) -> None:
     answer = quoting.about(
         "Where did I last see the green umbrella?", schedule=ScheduleConfig(aggregate_on=policy)
     )
     assert isinstance(answer.error, NotFound)
-    assert "'green umbrella'" in str(answer.error)
+    assert "no sentence answers this" in str(answer.error)
     assert "cloud" not in str(answer.error)
     assert (answer.text, answer.verified) == ("", True)
     alone = quoting.about("Where is the pump?", use_cloud=False)
     assert isinstance(alone.error, NotFound)
-    assert "no document on the robot names 'pump', and the cloud took no part" in str(alone.error)
+    assert "no sentence on the robot answers this, and the cloud took no part" in str(alone.error)
     assert (alone.text, alone.verified) == ("", False)
 
 
@@ -227,20 +228,18 @@ def test_passes_are_measured_before_the_first_question(world: World) -> None:
     assert measured(world.sides[0])[1] > 0
 
 
-def test_passes_are_measured_until_the_context_is_full(
+def test_passes_are_measured_at_the_batch_of_the_runtime_until_the_context_is_full(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pushed = list[int]()
-    push = DocumentsDecoder.push
+    seen = list[tuple[int, bool]]()
 
-    def counted(decoder: DocumentsDecoder, token: int) -> None:
-        pushed.append(token)
-        push(decoder, token)
+    def noted(decoder: DocumentsDecoder, lengths: list[int], *args: int, **more: float) -> object:
+        seen.append((len(decoder.found.hits), lengths[-1] == decoder.room))
+        return measure_passes(decoder, lengths, *args, **more)
 
-    monkeypatch.setattr(DocumentsDecoder, "room", property(lambda decoder: 5))
-    monkeypatch.setattr(DocumentsDecoder, "push", counted)
-    measured(world.sides[0])
-    assert len(pushed) == 3 * 5
+    monkeypatch.setattr(sides, "measure_passes", noted)
+    assert measured(world.sides[0])[1] > 0
+    assert seen == [(SIDE.retrieval.chunks, True)]
 
 
 def test_a_node_takes_as_many_answers_as_it_is_told(world: World) -> None:

@@ -1,20 +1,15 @@
-"""The things that an English question names, and the sentences that name them.
+"""The things that an English instruction or question names.
 
     Where did I last see the red balls in the kitchen?      red ball, kitchen
 
 A name is what follows an article or a preposition, without the words that belong to the question
-and to no thing. A question without such names ("where is umbrella") names what is left of it. A
-sentence names a thing only by the whole name: "red ball" is named by "the big red ball", and not by
-"the red box and the blue ball".
+and to no thing. A question without such names ("where is umbrella") names what is left of it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from itertools import pairwise
-
-from collab_llm_nodes.knowledge.chunking import sentences
 
 _WORD_OR_MARK = re.compile(r"\w+(?:[-:.'\N{RIGHT SINGLE QUOTATION MARK}]\w+)*|[^\w\s]")
 _APOSTROPHE = re.compile(r"['\N{RIGHT SINGLE QUOTATION MARK}]")
@@ -87,24 +82,18 @@ class Named:
 
     Attributes:
         things: alternatives, each with names that belong together, their words in lower case.
-            Empty: the question names none, and every sentence may answer it.
+            Empty: the question names none.
     """
 
     def __init__(self, question: str) -> None:
         words = [word.casefold() for word in _WORD_OR_MARK.findall(question)]
         self.things = _things(words, anywhere=False) or _things(words, anywhere=True)
-        self._sought = [[_padded(name) for name in thing] for thing in self.things]
 
-    def by(self, sentence: str) -> bool:
-        """Return True if the sentence names all names of one thing."""
-        if not self.things:
-            return True
-        said = _padded(_WORD_OR_MARK.findall(sentence.casefold()))
-        return any(all(name in said for name in thing) for thing in self._sought)
 
-    def within(self, text: str) -> bool:
-        """Return True if a sentence of ``text`` does, as :meth:`by`."""
-        return any(map(self.by, sentences(text)))
+def thing_of(instruction: str) -> str:
+    """Return what an instruction names, such as "the red ball"; all of it without a name."""
+    names = [" ".join(name) for thing in Named(instruction).things for name in thing]
+    return ", ".join(f"the {name}" for name in names) or instruction
 
 
 def _things(words: list[str], *, anywhere: bool) -> tuple[tuple[Name, ...], ...]:
@@ -152,11 +141,6 @@ def _ends_a_name(word: str) -> bool:
 
 def _is_mark(word: str) -> bool:
     return not (word[0].isalnum() or word[0] == "_")
-
-
-def _padded(words: Iterable[str]) -> str:
-    """Return words in the form in which one row of them is looked for within another."""
-    return f" {' '.join(map(singular, words))} "
 
 
 def singular(word: str) -> str:
