@@ -43,7 +43,7 @@ BETWEEN_LAYERS = 0
 """Copies and waits after the first layer has begun and before the last one has ended."""
 EXIT_WAITS = 1
 """Of each exit layer that fires, with a download at most; no upload comes with it."""
-LAUNCHES = 15
+LAUNCHES = 21
 """Of each decoder layer, whatever the number of sessions. A composite operator counts once."""
 PAGED_LAUNCHES = 10
 """The same over pages: two norms, four products, rotation, attention and its sums, and the gate."""
