@@ -26,7 +26,7 @@ import statistics
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -119,9 +119,14 @@ LOADS = {
 
 @dataclass
 class Tally:
-    """The times and counts that the robots of one load saw."""
+    """The times and counts that the robots of one load saw.
+
+    Attributes:
+        server_s: processor time of the verifier in ``seconds``, of waves.
+    """
 
     seconds: float = 0.0
+    server_s: float = 0.0
     tokens: int = 0
     answers: int = 0
     mismatches: int = 0
@@ -144,13 +149,13 @@ def run_verifier(
 
     Returns:
         ``clients.<n>``, ``saturated.<n>``, ``answers.<n>`` and ``emulated_robots.<n>`` (see the
-        module) with
-        ``tokens_per_s``, ``p50_ms``, ``p99_ms`` (from a draft's sending to its verdict, rounds
-        after the first), ``first_p50_ms``, ``first_p99_ms`` (the first round: opening, picture and
-        prompt included), ``queue_ms``, ``compute_ms`` (medians, as the verifier reports),
-        ``drafting_ms`` (of the verifier), ``answers`` (decoded to the end), ``rounds``, ``speedup``
-        over one robot; ``capacity.<n>`` (see ``_capacity``); and ``output_mismatches``: verdicts
-        that differ from those of a session alone.
+        module) with ``tokens_per_s``, ``server_ms_per_token`` (the verifier's processor time, of
+        waves), ``p50_ms``, ``p99_ms`` (from a draft's sending to its verdict, rounds after the
+        first), ``first_p50_ms``, ``first_p99_ms`` (the first round: opening, picture and prompt
+        included), ``queue_ms``, ``compute_ms`` (medians, as the verifier reports), ``drafting_ms``
+        (of the verifier), ``answers`` (decoded to the end), ``rounds``, ``speedup`` over one robot;
+        ``capacity.<n>`` (see ``_capacity``); and ``output_mismatches``: verdicts that differ from
+        those of a session alone.
     """
     set_threads(ModelConfig(path="nav-draft"), ModelConfig(path="nav-target"))
     with console.status("recording what the pair proposes ..."):
@@ -189,7 +194,8 @@ def _capacity(
 
     By the number of robots that the verifier drafts for: ``token_ms``, the time between two tokens
     of a robot; ``robots``, how many robots that draft wait as long (interpolated); ``measured``,
-    the ratio of the two; and ``predicted``, 1 + gamma t_d / t_v (arXiv 2606.25091) with the times
+    the ratio of the two; ``server_time``, the server's processor time per token over that with as
+    many robots that draft; and ``predicted``, 1 + gamma t_d / t_v (arXiv 2606.25091) with the times
     of a single robot.
     """
     one = verifier[min(verifier, key=int)]
@@ -205,6 +211,7 @@ def _capacity(
             "token_ms": token_ms,
             "robots": fitting,
             "measured": fitting / int(count),
+            "server_time": row["server_ms_per_token"] / robots[count]["server_ms_per_token"],
             "predicted": predicted,
         }
     return found
@@ -253,9 +260,18 @@ def _measure(recordings: Sequence[Recording], count: int, seconds: float, load: 
     with _verifier(address, load) as process:
         with VerifierClient(ClientLinkConfig(address=address)) as client:
             wait_for_verifier(client, process)
-        tally = run_with_select(drive_robots(address, recordings, count, seconds, load))
+        driving = drive_robots(
+            address, recordings, count, seconds, load, server_s=partial(_cpu_s, process.pid)
+        )
+        tally = run_with_select(driving)
         process.check()
     return tally
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the processor time that a process has taken so far [s]; Linux only."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
@@ -299,15 +315,23 @@ async def drive_robots(
     load: Load,
     *,
     warm_up_s: float = WARM_UP_S,
+    server_s: Callable[[], float] = lambda: 0.0,
 ) -> Tally:
-    """Run ``count`` robots for ``seconds`` after the warm-up."""
+    """Run ``count`` robots for ``seconds`` after the warm-up.
+
+    Args:
+        server_s: returns the verifier's processor time so far [s].
+    """
     connections: list[Connection] = []
     warm_up, tally = Tally(), Tally()
     try:
         for number in range(count):
             connections.append(await connect(address, source=_own_address(number)))
         for seen, duration in ((warm_up, warm_up_s), (tally, seconds)):
-            await (_waves if load.waves else _stream)(connections, recordings, load, seen, duration)
+            if load.waves:
+                await _waves(connections, recordings, load, seen, duration, server_s)
+            else:
+                await _stream(connections, recordings, load, seen, duration)
     finally:
         for connection in connections:
             connection.close()
@@ -325,6 +349,7 @@ async def _waves(
     load: Load,
     tally: Tally,
     seconds: float,
+    server_s: Callable[[], float],
 ) -> None:
     """Open sessions, then decode in them, again and again; only decoding is timed."""
 
@@ -350,9 +375,10 @@ async def _waves(
             await asyncio.gather(*(own[0].decode(untimed, 1) for own in everybodys))
         tally.mismatches += untimed.mismatches
         rounds = min(sum(answer.left for answer in own) for own in everybodys)
-        begun = time.perf_counter()
+        begun, served = time.perf_counter(), server_s()
         await asyncio.gather(*(decode(own, rounds) for own in everybodys))
         tally.seconds += time.perf_counter() - begun
+        tally.server_s += server_s() - served
         wave += 1
 
 
@@ -511,6 +537,7 @@ def _row(tally: Tally) -> dict[str, Any]:
     rounds, first = _percentiles(tally.rounds_s), _percentiles(tally.first_s)
     return {
         "tokens_per_s": tally.tokens / tally.seconds,
+        "server_ms_per_token": 1e3 * tally.server_s / tally.tokens,
         "p50_ms": rounds[49],
         "p99_ms": rounds[98],
         "first_p50_ms": first[49],
@@ -563,7 +590,7 @@ def _print(results: dict[str, Any], console: Console) -> None:
         console.print(
             f"{count} robots, drafted for, get a token every {found['token_ms']:.2f} ms, and so do"
             f" {found['robots']:.1f} that draft: {found['measured']:.2f} times as many (predicted"
-            f" {found['predicted']:.2f})"
+            f" {found['predicted']:.2f}); the server takes {found['server_time']:.2f} times as long"
         )
     console.print(f"{results['output_mismatches']} verdicts differ from the recorded ones")
 

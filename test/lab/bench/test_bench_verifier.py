@@ -32,17 +32,21 @@ def test_streamed_answers_are_those_of_robots_that_draft() -> None:
 
 
 def test_capacity_is_the_number_of_robots_that_wait_as_long() -> None:
-    robots = {"1": {"tokens_per_s": 1000.0}, "8": {"tokens_per_s": 1600.0}}  # 1 and 5 ms
+    robots = {  # a token every 1 and 5 ms
+        "1": {"tokens_per_s": 1000.0, "server_ms_per_token": 1.0},
+        "8": {"tokens_per_s": 1600.0, "server_ms_per_token": 0.5},
+    }
     times = {"drafting_ms": 4.0, "compute_ms": 10.0}
     verifier = {
-        "1": {"tokens_per_s": 500.0, **times},
-        "8": {"tokens_per_s": 800.0, "drafting_ms": 9.0, "compute_ms": 9.0},
+        "1": {"tokens_per_s": 500.0, "server_ms_per_token": 1.5, **times},
+        "8": {"tokens_per_s": 800.0, "server_ms_per_token": 1.0, **times},
     }
     found = _capacity(robots, verifier)
     assert found["1"] == {
         "token_ms": 2.0,
         "robots": pytest.approx(1 + 7 / 4),  # between the two that were measured
         "measured": pytest.approx(2.75),
+        "server_time": 1.5,
         "predicted": 1.4,
     }
     assert found["8"]["robots"] == pytest.approx(16), "twice as many as were measured"
