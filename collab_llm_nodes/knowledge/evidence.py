@@ -5,8 +5,9 @@
     On day 4 transformer T7 reached 71 degrees.     for "... on day 5": a 4 where 5 is asked for
 
 No part of it depends on the other documents, so two sides may compare their results. A word counts
-by its rarity in English (``common_words.txt``, in the order of frequency), not in the store: a
-store of three documents says nothing about which words are rare.
+by its rarity in English, not in the store: a store of three documents says nothing about which
+words are rare. ``common_words.txt`` has the most frequent words in their order, as the vocabulary
+of BERT has them (Apache-2.0).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from collab_llm_nodes.knowledge.words import words
 
 _MATTERLESS = 100
 """English's most frequent words, which tell nothing about what a question asks for."""
-_GRAMMAR = frozenset({"any", "does", "how", "much", "must", "should", "whom", "whose", "why"})
+_GRAMMAR = frozenset("a any d does how i ll m much must re s should t ve whom whose why".split())
 """Words of questions that tell as little, though they are less frequent."""
 _UNKNOWN = 12_000
 """Rank of the words that are not in the list; numbers are among them."""

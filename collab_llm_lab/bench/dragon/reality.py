@@ -35,7 +35,7 @@ from collab_llm_nodes.protocols.parameter_files import server_parameters
 log = logging.getLogger(__name__)
 
 _REFUSES = re.compile(
-    r"\b(not (mention|state|specif|provid|contain|say|given|found|known)|unknown|no information"
+    r"\b(not (\w+ )?(mention|state|specif|provid|contain|say|given|found|known)|unknown|no information"
     r"|n't (know|mention|say|state|specify|provide)|cannot (answer|determine|find))",
     re.IGNORECASE,
 )
