@@ -61,6 +61,7 @@ def _hidden_modules() -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(520)
 def test_all_steps_run_on_a_bare_machine(tmp_path: Path) -> None:
     ours = ("collab_llm_nodes", "collab_llm_lab")
     hidden = [name for name in _hidden_modules() if name not in ours]
@@ -72,7 +73,7 @@ def test_all_steps_run_on_a_bare_machine(tmp_path: Path) -> None:
         env={**os.environ, "HIDDEN_MODULES": ",".join(hidden), "PYTHONPATH": bare},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=500,  # a minute of processor time, perhaps on a busy machine
     )
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
