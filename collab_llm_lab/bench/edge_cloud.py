@@ -156,6 +156,7 @@ def run_edge_cloud(
     answers: int,
     seed: int,
     ablations: bool,
+    embedded: bool,
     vocabulary: int,
     plot: Path | None,
     console: Console,
@@ -163,6 +164,7 @@ def run_edge_cloud(
     """Decode ``answers`` answers per point, pair and mode.
 
     Args:
+        embedded: also measure the embedded pair with its own acceptance.
         vocabulary: tokens of both models (``vocabulary.py``); 0: their own 441.
 
     Returns:
@@ -178,7 +180,8 @@ def run_edge_cloud(
     """
     with tempfile.TemporaryDirectory(prefix="collab_llm_") as folder:
         models = _models(vocabulary, Path(folder))
-        found = _run(models, Path(folder), answers, seed, ablations, plot, console)
+        pairs = PAIRS if embedded else {"points": BLUR}
+        found = _run(models, Path(folder), pairs, answers, seed, ablations, plot, console)
     return found | {"vocabulary": vocabulary}
 
 
@@ -205,6 +208,7 @@ def _models(vocabulary: int, folder: Path) -> Models:
 def _run(
     models: Models,
     folder: Path,
+    pairs: Mapping[str, float],
     answers: int,
     seed: int,
     ablations: bool,
@@ -215,7 +219,7 @@ def _run(
     prompts = scene_prompts(MORE * answers, seed)
     target = Engine(load(ModelConfig(path=models.target)))
     right = [_alone(target, prompt) for prompt in prompts]
-    drafts = {pair: [_draft(models, noise, folder / pair)] for pair, noise in PAIRS.items()}
+    drafts = {pair: [_draft(models, noise, folder / pair)] for pair, noise in pairs.items()}
     results: dict[str, Any] = {
         "emulated": "model passes padded, link delayed; see points_ms",
         "points_ms": {
@@ -224,7 +228,7 @@ def _run(
         },
         "answers": answers,
         "gamma": GAMMA,
-        **{pair: {} for pair in PAIRS},
+        **{pair: {} for pair in pairs},
     }
 
     def measure(pair: str, name: str, n: int) -> None:
@@ -241,14 +245,14 @@ def _run(
         results[pair][name] = rows
 
     # The fast points have the machine alone.
-    slow = [(pair, name, answers) for pair in PAIRS for name in SLOW]
+    slow = [(pair, name, answers) for pair in pairs for name in SLOW]
     threads = [threading.Thread(target=measure, args=args, daemon=True) for args in slow]
     for thread in threads:
         thread.start()
     for thread in threads:
         while thread.is_alive():
             thread.join(1.0)  # no longer wait: a signal that another thread got is handled after it
-    for pair in PAIRS:
+    for pair in pairs:
         for name in ("fast_server", "lan"):
             measure(pair, name, MORE * answers)
     results["as_is"] = measure_modes(
@@ -263,12 +267,12 @@ def _run(
     started = time.perf_counter()
     tokens = sum(len(_alone(target, prompt)) for prompt in prompts)
     results["transformers_ms_per_token"] = 1e3 * (time.perf_counter() - started) / tokens
-    everywhere = [results["as_is"], *(rows for pair in PAIRS for rows in results[pair].values())]
+    everywhere = [results["as_is"], *(rows for pair in pairs for rows in results[pair].values())]
     results["output_mismatches"] = sum(
         row["output_mismatches"] for rows in everywhere for row in rows.values()
     )
     results["speedups"] = {
-        pair: {name: _speedups(rows) for name, rows in results[pair].items()} for pair in PAIRS
+        pair: {name: _speedups(rows) for name, rows in results[pair].items()} for pair in pairs
     }
     tau = results["points"]["go2"]["sd"]["tau"]
     results["api_cost"] = {
@@ -587,6 +591,10 @@ def queue_setup(queue: str, workers: int) -> Setup:
     )
 
 
+def _pairs(results: Mapping[str, Any]) -> list[str]:
+    return [pair for pair in PAIRS if pair in results]
+
+
 def _print(results: Mapping[str, Any], console: Console) -> None:
     columns = {
         "measured": "{ms_per_token:.1f}",
@@ -596,7 +604,7 @@ def _print(results: Mapping[str, Any], console: Console) -> None:
         "exit": "{mean_exit_layer:.1f}",
         "bytes": "{bytes}",
     }
-    for pair in (*PAIRS, "as_is"):
+    for pair in (*_pairs(results), "as_is"):
         emulated = "emulated points" if pair in PAIRS else "embedded pair on this machine"
         by_point = results[pair] if pair in PAIRS else {pair: results[pair]}
         rows = {
@@ -627,7 +635,7 @@ def _plot(results: Mapping[str, Any], file: Path | None) -> None:
 
     panels = {
         f"{point}, {titles[pair]}": bars(modes)
-        for pair in PAIRS
+        for pair in _pairs(results)
         for point, modes in results[pair].items()
     }
     draw_panels(panels, file, columns=len(POINTS), size=(3.25, 3))

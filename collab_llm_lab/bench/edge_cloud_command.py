@@ -27,6 +27,9 @@ def bench_edge_cloud(
     ablations: Annotated[
         bool, typer.Option(help="Also gamma, workers and queues (paper 003, Figure 4, Table 7).")
     ] = True,
+    embedded: Annotated[
+        bool, typer.Option(help="Also the embedded pair, whose drafts are right more often.")
+    ] = True,
     server: ServerOption = None,
     kind: KindOption = "vllm",
     target: TargetOption = "nav-target",
@@ -70,6 +73,7 @@ def bench_edge_cloud(
         answers=answers,
         seed=seed,
         ablations=ablations,
+        embedded=embedded,
         vocabulary=vocabulary,
         plot=plot,
     )

@@ -519,7 +519,7 @@ class Streamed(Answer):
         """Open the session."""
         message = pb.ClientMessage.FromString(self._recording.opened)
         message.open.co_located = GAMMA
-        self._tokens = message.open.max_tokens
+        self._most_tokens = message.open.max_tokens
         self._call = await self.stream(codec.SESSION, message.SerializeToString())
 
     async def round(self, number: int, tally: Tally) -> float:
@@ -527,7 +527,7 @@ class Streamed(Answer):
         sent = time.perf_counter()
         if number < 2:
             start = sum(map(len, self._recording.verdicts[:number]))
-            rounds = self._tokens - start - 1 if number else 0
+            rounds = self._most_tokens - start - 1 if number else 0
             draft = Draft(number, start, (), autoregressive_rounds=rounds)
             await self._call.write(codec.encode_client(draft))
         return await self._verdict(number, tally, sent)

@@ -190,6 +190,9 @@ class Compute:
         name: of the service, for messages.
         emulated_compute_s: EMULATION: a pass takes at least this long.
         on_failure: called from the compute thread when it can compute nothing any more.
+
+    Attributes:
+        warm: set after the first passes, which are slow, or their failure.
     """
 
     def __init__(
@@ -228,6 +231,7 @@ class Compute:
         self._stopping = False
         self._failed = False
         self._on_failure = on_failure
+        self.warm = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"{name}-compute", daemon=True)
         self._thread.start()
 
@@ -265,12 +269,14 @@ class Compute:
             with high_priority(self._engine.device):
                 self._engine.warm_up(self._judge.warm_up)
                 self._slots.room = self._cache_room()
+                self.warm.set()
                 self._serve()
         except Exception:
             # A fault of this code or of the device, in the midst of any change: no state is
             # reliable.
             log.exception("the compute thread cannot go on")
             self._failed = True
+            self.warm.set()
             self._on_failure()
             for client in self._sessions:
                 client.post(self._failure())

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=StreamService[Any])
 
-_START_S = 10.0
+_START_S = 60.0
 _END_S = 0.8  # after the grace, for all that remains
 _HANDSHAKE_S = 5.0  # for TLS and HTTP/2's first words; a lossy radio link takes a second or two
 _IDLE_S = 10.0  # a connection without calls lasts this long at least
@@ -129,6 +129,7 @@ class Server(Generic[S]):
         if self._config.metrics_address:
             self.metrics_port = self.service.metrics.serve(self._config.metrics_address)
         self.service.start()
+        await self.service.warm()
         await self._server.start()
         self._watch = asyncio.ensure_future(self._notice_end())
         known = self._config.token or self._config.token_file or self._config.tls_client_ca

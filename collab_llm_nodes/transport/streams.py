@@ -174,6 +174,9 @@ class StreamService(abc.ABC, Generic[M]):
         """Start computing; call it in the loop that serves the clients."""
         self.bridge: ThreadBridge[M] = ThreadBridge(asyncio.get_running_loop())
 
+    async def warm(self) -> None:
+        """Return once no client would wait for slow first passes; called after :meth:`start`."""
+
     async def stop(self) -> bool:
         """Stop computing and free everything; False if a thread is still busy."""
         return True

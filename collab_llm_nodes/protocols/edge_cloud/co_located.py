@@ -171,6 +171,9 @@ class DraftingThread:
         engine: the draft model.
         max_batch: sessions in a pass.
         emulated_pass_s: EMULATION of a larger model: a pass takes at least this long.
+
+    Attributes:
+        warm: set after the first passes, which are slow, or their failure.
     """
 
     def __init__(self, engine: ServingEngine, max_batch: int, emulated_pass_s: float = 0.0) -> None:
@@ -183,6 +186,7 @@ class DraftingThread:
         self._drafting: dict[OwnDrafts, None] = {}  # in order of arrival
         self._stopping = False
         self._failed = False
+        self.warm = threading.Event()
         self._thread = threading.Thread(target=self._run, name="verifier-drafting", daemon=True)
         self._thread.start()
 
@@ -267,11 +271,13 @@ class DraftingThread:
     def _run(self) -> None:
         try:
             self.engine.warm_up(lambda layer, logits: None)
+            self.warm.set()
             self._serve()
         except Exception:
             # A fault of this code or of the device: the target decodes alone from now on.
             log.exception("the verifier drafts no more")
             self._failed = True
+            self.warm.set()
             self._drafting.clear()
             for drafts, round_ in [*self._awaited]:
                 self._deliver(drafts, Proposal(round_))

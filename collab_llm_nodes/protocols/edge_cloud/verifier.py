@@ -134,6 +134,12 @@ class Verifier(StreamService[Reply]):
         if c.emulated_compute_s:
             log.warning("EMULATION: a forward pass takes at least %g s", c.emulated_compute_s)
 
+    async def warm(self) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._compute.warm.wait)
+        if self._drafting is not None:
+            await loop.run_in_executor(None, self._drafting.warm.wait)
+
     def _cache_share(self) -> float:
         """Return the target's share of the memory for KV caches, which its draft model may need."""
         if self._draft is None or self._draft[0].device != self._engine.device:

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -318,6 +318,30 @@ def test_the_draft_models_caches_are_part_of_the_memory(serve: Serve) -> None:
     serve(Measured(1))
     assert asked.get(timeout=WAIT_S) == 1.0
     assert asked.empty()
+
+
+class ColdEngine(FakeEngine):
+    """A model whose first passes the test holds."""
+
+    def warm_up(self, on_exit: OnExit) -> None:
+        self.before_layer(self.num_layers)
+
+
+@pytest.mark.parametrize("cold", ["target", "draft"])
+def test_a_verifier_listens_once_its_models_are_warm(serve: Serve, cold: str) -> None:
+    """Else the first robot's deadline of five seconds passes while a busy machine warms up."""
+    gate = Gate(FakeEngine.num_layers)
+    engines = {name: FakeEngine(1) for name in ("target", "draft")}
+    engines[cold] = ColdEngine(1, exits=(), before_layer=gate)
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(serve, engines["target"], **beside(engines["draft"]))
+        try:
+            assert gate.reached.wait(WAIT_S)
+            with pytest.raises(TimeoutError):
+                starting.result(0.1)
+        finally:
+            gate.go.set()
+        assert starting.result(WAIT_S).port
 
 
 def test_a_verifier_without_a_draft_model_leaves_drafting_to_the_robot(
