@@ -426,6 +426,7 @@ ONCE |= {"managed_node.py warn_of"}  # once a second by its words (Repeats)
 ONCE |= {"endpoints.py look"}  # while it lasts
 ONCE |= {"dragon_server.py _with_own_store"}
 ONCE |= {"camera_ingest.py _on_skipped"}  # for each file
+ONCE |= {"raw_topics.py look"}  # for each topic
 ONCE |= {"go2_driver.py _make_transforms", "recorder.py _end", "recorder.py _look"}
 
 
