@@ -427,6 +427,7 @@ ONCE |= {"endpoints.py look"}  # while it lasts
 ONCE |= {"raw_topics.py look"}  # for each topic
 ONCE |= {"dragon_server.py _with_own_store"}
 ONCE |= {"camera_ingest.py _on_skipped"}  # for each file
+ONCE |= {"raw_topics.py look"}  # for each topic
 ONCE |= {"go2_driver.py _make_transforms", "recorder.py _end", "recorder.py _look"}
 
 

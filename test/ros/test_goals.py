@@ -53,7 +53,8 @@ class Scene:
             goal_callback=lambda goal: accept,
             cancel_callback=self._cancel,
         )
-        self.client = kind(self.node, Navigate, "navigate")
+        # In the executor's thread: newer rclpy shows it a client that is not complete yet.
+        self.client = graph.do(kind, self.node, Navigate, "navigate")
         graph.wait_for(self.client.server_is_ready)
         self.sent: SentGoal = graph.do(self._send)
 
