@@ -87,7 +87,8 @@ _TRANSIENT_KIND = re.compile(
 _NO_CREDIT = re.compile(r"insufficient.(?:quota|balance|credit)|billing|payment")
 SYSTEM = "system"
 FORM = "response_format"
-OPTIONAL = ("temperature", "top_p", "seed", SYSTEM, FORM)
+LENGTH = "length"
+OPTIONAL = ("temperature", "top_p", "seed", SYSTEM, FORM, LENGTH)
 """Parts of a request that some servers refuse."""
 _MAX_CHARACTERS = 1 << 21
 """Longest prompt; the server knows the context of its model and refuses less."""
@@ -149,9 +150,9 @@ class RemoteConfig:
     omit: tuple[str, ...] = setting(
         (),
         "Parts left out of requests, which some servers refuse: temperature, top_p, seed;"
-        " response_format, the JSON schema of the reply; system puts the system turn before the"
-        " first question. A part that the server refuses by name is left out from then on, listed"
-        " or not.",
+        " response_format, the JSON schema of the reply; length, its limit; system puts the system"
+        " turn before the first question. A part that the server refuses by name is left out from"
+        " then on, listed or not.",
         read_only=True,
     )
     extra_body: str = setting(
@@ -513,8 +514,9 @@ class RemoteChat:
                 {"role": turn.role, "content": whole_characters(turn.content)} for turn in turns
             ],
             "temperature": sampling.temperature,
-            self._length_field: request.max_tokens,
         }
+        if LENGTH not in self._left_out:
+            body[self._length_field] = request.max_tokens
         if not sampling.greedy:
             body["seed"] = sampling.seed % _SEEDS
             if sampling.top_p < 1.0:  # the API's own default
@@ -534,7 +536,7 @@ class RemoteChat:
             return False
         refused = set()
         if _NOT_TAKEN.search(f"{report.kind} {report.words}"):
-            fields = {*OPTIONAL, self._config.length_field} & body.keys()
+            fields = {*OPTIONAL, *_LENGTH_FIELDS} & body.keys()
             refused = {name for name in fields if name in report.fields}
             refused = refused or {
                 name for name in fields if re.search(rf"(?<!\w){name}(?!\w)", report.words)
@@ -544,11 +546,12 @@ class RemoteChat:
         if body["messages"][0]["role"] == SYSTEM and _NO_SYSTEM_TURN.search(report.words):
             refused = {SYSTEM}
         for name in refused:
+            part = LENGTH if name in _LENGTH_FIELDS else name
             if name == self._config.length_field:
                 (self._length_field,) = {*_LENGTH_FIELDS} - {name}
-            elif name not in self._left_out:
-                self._left_out.add(name)
-                log.warning("%s refuses %s, which is left out from now on", self.name, name)
+            elif part not in self._left_out:
+                self._left_out.add(part)
+                log.warning("%s refuses %s, which is left out from now on", self.name, part)
         return bool(refused)
 
     async def _end(self) -> None:

@@ -451,16 +451,23 @@ def test_a_refused_value_is_not_left_out(refusal: Behaviour) -> None:
 
 
 def test_parts_can_be_left_out_from_the_start() -> None:
-    omit = ("temperature", "top_p", "seed", "system")
+    omit = ("temperature", "top_p", "seed", "system", "length")
     request = question(sampling=SamplingConfig(temperature=0.5, top_p=0.9))
     _, server = ask([response(completion())], request=request, omit=omit)
     assert server.seen[0].body == {
         "model": "large",
         "messages": [{"role": "user", "content": "be brief\n\nstop?"}],
-        "max_completion_tokens": 256,
     }
     with pytest.raises(ConfigError, match="'stop' cannot be left out"):
         RemoteConfig(model="large", omit=("stop",))
+
+
+def test_a_server_without_either_limit_is_asked_without() -> None:
+    refusals = [named(name, "unknown") for name in ("max_completion_tokens", "max_tokens")]
+    result, server = ask([*refusals, response(completion())], retries=RetryRules(max_attempts=1))
+    assert replied(result).text == "yes"
+    limits = [{*seen.body} & {"max_completion_tokens", "max_tokens"} for seen in server.seen]
+    assert limits == [{"max_completion_tokens"}, {"max_tokens"}, set()]
 
 
 def test_further_fields_are_sent_with_each_request() -> None:

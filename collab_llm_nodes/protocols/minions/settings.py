@@ -133,7 +133,7 @@ class MinionsConfig(MinionConfig):
     )
     examples: int = setting(
         0,
-        "Solved examples before each job. They help a small worker to keep to its form.",
+        "Solved examples before each job, for a worker that misses its form.",
         low=0,
         high=len(EXAMPLES),
         per_request=ANY,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from minions_world import final
-from served_minions import HONEST, ScriptedChat, asked, figures, in_turn, pages
+from served_minions import HONEST, PAGES, ScriptedChat, asked, figures, in_turn, pages
 from tiny_models import tiny_folder
 from transformers_server import Served, transformers_server
 
@@ -112,6 +112,22 @@ def test_jobs_on_one_chunk_share_its_prefix() -> None:
     assert cached > 5 * common
     assert none == 0
     assert prefilled + cached == alone
+
+
+def test_a_small_worker_in_this_process_copies_sentences() -> None:
+    """Even a random one, whose outputs in another form could never be read."""
+    remote = ScriptedChat("far", in_turn(HONEST, final("7 kg")))
+    config = replace(tiny(), planner="program", local=LocalConfig(max_tokens=64))
+    running = MinionsRunning(MINIONS, Equipment(config, Resources(), remote=remote))
+    try:
+        answer = running.run(asked(config), ignore, in_time())
+    finally:
+        running.close()
+    values = figures(answer)
+    assert values["kept.1"] + values["abstained.1"] == values["jobs.1"] == PAGES
+    assert "repaired.1" not in values
+    texts = [job.output.answer for job in answer.metrics.jobs if job.output.answer]
+    assert all(text in pages() for text in texts)
 
 
 @pytest.mark.parametrize("ending", ["cancel", "deadline"])

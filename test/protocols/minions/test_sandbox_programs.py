@@ -9,7 +9,7 @@ from textwrap import dedent, indent
 import pytest
 from minions_world import PATIENT
 
-from collab_llm_nodes.protocols.minions.choice import Bounds, canonical
+from collab_llm_nodes.protocols.minions.choice import RUN_BITS, Bounds, canonical
 from collab_llm_nodes.protocols.minions.jobs import (
     Cut,
     Fault,
@@ -336,6 +336,24 @@ def test_tasks_that_depend_on_the_text_are_refused(sandbox: Sandbox, task: str) 
         """
     )
     assert _canonical(sandbox, program) is Fault.NOT_WRITTEN
+
+
+def test_a_choice_among_built_tasks_is_charged(sandbox: Sandbox) -> None:
+    """A hostile program shows all tasks for blank documents, and one for the document at hand."""
+    program = _program(
+        """
+        tasks = [f'Look for {number}.' for number in range(256)]
+        chosen = tasks if context[0] == 'x' else [tasks[ord(context[0][0])]]
+        return [JobManifest(context[0], task) for task in chosen]
+        """
+    )
+    result = sandbox.run(program, [_REPORT])
+    assert isinstance(result, ProgramJobs)
+    assert len(result.jobs) == 1
+    bounds = Bounds([_REPORT], [], 0, 1, 100)
+    _, bits = canonical(result, bounds, 64)
+    assert bits >= RUN_BITS + 8
+    assert canonical(result, bounds, RUN_BITS + 8)[0] is Fault.CHOICE
 
 
 def test_tasks_of_the_last_round_may_be_used_again(sandbox: Sandbox) -> None:
