@@ -285,6 +285,18 @@ def test_what_cannot_be_used_is_refused(material: Path, changed: dict[str, Any])
         run(material, **changed)
 
 
+def test_the_remote_is_a_server_or_the_shipped_planner() -> None:
+    url = "http://127.0.0.1:9/v1"
+    remote = Setup(url, "qwen", worker="", config="minions_openai.yaml").settings().remote_model
+    assert (remote.at, remote.server.url, remote.server.model) == ("server", url, "qwen")
+    remote = Setup(url, config="minions_openai.yaml").settings().remote_model
+    assert (remote.server.url, remote.server.model) == (url, "gpt-4o")
+    settings = Setup("embedded", worker="some/model", options=("rounds=3",)).settings()
+    assert settings.remote_model.role == "planner"
+    assert settings.local_model.model.path == "some/model"
+    assert settings.rounds == 3
+
+
 def test_the_command_adds_a_row_to_its_file(material: Path, tmp_path: Path) -> None:
     results = tmp_path / "m.json"
     results.write_text(json.dumps({"goals": {"x": True}, "reality": {"mine": {"accuracy": 0.5}}}))
