@@ -254,9 +254,14 @@ def test_a_run_that_was_ended_asks_only_what_is_missing(
     _, first, second, third, _ = file.read_text().split("\n")
     known = {json.loads(entry)["asked"]["id"] for entry in (first, second)}
     file.write_text("\n".join((first, second, third[:20])))  # killed while it wrote
-    asked = set()
+    asked = set[str]()
     ask = reality._ask
-    monkeypatch.setattr(reality, "_ask", lambda *args: asked.add(args[3].id) or ask(*args))
+
+    def note(*args: Any) -> reality.Asked:
+        asked.add(args[3].id)
+        return ask(*args)
+
+    monkeypatch.setattr(reality, "_ask", note)
     again = run(material, answers=kept)
     assert asked == {"a", "b", "c", "d"} - known
     asked.clear()
