@@ -39,6 +39,9 @@ def bench_minions(
     remote: Annotated[
         str, typer.Option(help="Remote model: oracle (rules), embedded, or the URL of a server.")
     ] = "oracle",
+    remote_model: Annotated[
+        str, typer.Option(help="Name of the model at that server; empty: of --config.")
+    ] = "",
     judge: Annotated[str, typer.Option(help="exact, number, or llm, which asks the remote.")] = (
         "exact"
     ),
@@ -109,7 +112,9 @@ def bench_minions(
             lambda results: not results["failed"],
             questions=questions,
             documents=documents,
-            setup=Setup(remote, worker, protocol, config, tuple(options or ()), seed=seed),
+            setup=Setup(
+                remote, remote_model, worker, protocol, config, tuple(options or ()), seed=seed
+            ),
             judge=judge,
             development=development,
             answers=answers,

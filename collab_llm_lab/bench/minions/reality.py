@@ -44,7 +44,12 @@ from collab_llm_nodes.protocols.minions.equipment import Equipment
 from collab_llm_nodes.protocols.minions.jobs import Job
 from collab_llm_nodes.protocols.minions.metrics import MinionsMetrics
 from collab_llm_nodes.protocols.minions.running import MinionsRunning
-from collab_llm_nodes.protocols.minions.served import SERVER, ServedMinions, served_minions
+from collab_llm_nodes.protocols.minions.served import (
+    SERVER,
+    ChatModelConfig,
+    ServedMinions,
+    served_minions,
+)
 from collab_llm_nodes.protocols.minions.settings import EMBEDDED, LocalConfig
 from collab_llm_nodes.protocols.options import with_options
 
@@ -82,6 +87,7 @@ class Setup:
 
     Attributes:
         remote: ``oracle``, ``embedded``, or the URL of a server.
+        remote_model: name of the model at that server; empty: that of ``config``.
         worker: folder, hub id or shipped name of the local model; ``string-search`` for none.
         protocol: as of ``collab-llm ask``.
         config: parameter file of ``minions_server``; empty: ``DEFAULTS``.
@@ -90,6 +96,7 @@ class Setup:
     """
 
     remote: str = ORACLE
+    remote_model: str = ""
     worker: str = STRING_SEARCH
     protocol: str = "minions"
     config: str = ""
@@ -117,14 +124,11 @@ class Setup:
                 remedy=did_you_mean(self.protocol, PROTOCOLS, f"one of {', '.join(PROTOCOLS)}"),
             )
         served = served_minions(self.config) if self.config else DEFAULTS
-        served = replace(served, way=PROTOCOLS[self.protocol][1])
-        if self.remote == EMBEDDED_REMOTE:
-            own = served_minions("minions.yaml").remote_model
-            served = replace(served, remote_model=own)
-        elif self.remote != ORACLE:
-            model = replace(served.remote_model, at=SERVER)
-            model = replace(model, server=replace(model.server, url=self.remote))
-            served = replace(served, remote_model=model)
+        served = replace(
+            served,
+            way=PROTOCOLS[self.protocol][1],
+            remote_model=self._remote_model(served.remote_model),
+        )
         if self.worker == STRING_SEARCH:
             served = replace(served, style=EMBEDDED)  # the prompt that it reads
         elif self.worker:
@@ -133,6 +137,15 @@ class Setup:
         pairs = [option.partition("=") for option in self.options]
         keys, values = [key for key, _, _ in pairs], [value for *_, value in pairs]
         return with_options(served, keys, values, by_operator=True)
+
+    def _remote_model(self, configured: ChatModelConfig) -> ChatModelConfig:
+        if self.remote == ORACLE:
+            return configured  # and not opened
+        if self.remote == EMBEDDED_REMOTE:
+            return served_minions("minions.yaml").remote_model
+        name = self.remote_model or configured.server.model
+        server = replace(configured.server, url=self.remote, model=name)
+        return replace(configured, at=SERVER, server=server)
 
 
 @dataclass(frozen=True)

@@ -254,9 +254,14 @@ def test_a_run_that_was_ended_asks_only_what_is_missing(
     _, first, second, third, _ = file.read_text().split("\n")
     known = {json.loads(entry)["asked"]["id"] for entry in (first, second)}
     file.write_text("\n".join((first, second, third[:20])))  # killed while it wrote
-    asked = set()
+    asked = set[str]()
     ask = reality._ask
-    monkeypatch.setattr(reality, "_ask", lambda *args: asked.add(args[3].id) or ask(*args))
+
+    def note(*args: Any) -> reality.Asked:
+        asked.add(args[3].id)
+        return ask(*args)
+
+    monkeypatch.setattr(reality, "_ask", note)
     again = run(material, answers=kept)
     assert asked == {"a", "b", "c", "d"} - known
     asked.clear()
@@ -283,6 +288,18 @@ def test_a_run_that_was_ended_asks_only_what_is_missing(
 def test_what_cannot_be_used_is_refused(material: Path, changed: dict[str, Any]) -> None:
     with pytest.raises((ConfigError, InvalidInput, CollabError)):
         run(material, **changed)
+
+
+def test_the_remote_is_a_server_or_the_shipped_planner() -> None:
+    url = "http://127.0.0.1:9/v1"
+    remote = Setup(url, "qwen", worker="", config="minions_openai.yaml").settings().remote_model
+    assert (remote.at, remote.server.url, remote.server.model) == ("server", url, "qwen")
+    remote = Setup(url, config="minions_openai.yaml").settings().remote_model
+    assert (remote.server.url, remote.server.model) == (url, "gpt-4o")
+    settings = Setup("embedded", worker="some/model", options=("rounds=3",)).settings()
+    assert settings.remote_model.role == "planner"
+    assert settings.local_model.model.path == "some/model"
+    assert settings.rounds == 3
 
 
 def test_the_command_adds_a_row_to_its_file(material: Path, tmp_path: Path) -> None:
