@@ -27,7 +27,8 @@ from collab_llm_nodes.protocols.base import Source
 from collab_llm_nodes.protocols.dragon.process import cloud_process
 
 PUBLIC = {
-    "things": "The rooms hold boxes, balls, cones and bottles in red, green, blue and yellow.",
+    "things": "The rooms hold boxes, balls, cones and bottles.",
+    "colours": "A thing is red, green, blue or yellow.",
     "robot": "The robot turns in place and drives ahead, one step at a time.",
     "places": "A place is told by two numbers, the metres along x and along y.",
 }

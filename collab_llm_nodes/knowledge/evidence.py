@@ -28,7 +28,10 @@ from collab_llm_nodes.knowledge.words import words
 
 _MATTERLESS = 100
 """English's most frequent words, which tell nothing about what a question asks for."""
-_GRAMMAR = frozenset("a any d does how i ll m much must re s should t ve whom whose why".split())
+_GRAMMAR = frozenset(
+    {"any", "does", "how", "much", "must", "should", "whom", "whose", "why"}
+    | {"a", "d", "i", "ll", "m", "re", "s", "t", "ve"}  # "I", and what is left of "I'll"
+)
 """Words of questions that tell as little, though they are less frequent."""
 _UNKNOWN = 12_000
 """Rank of the words that are not in the list; numbers are among them."""

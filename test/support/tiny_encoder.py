@@ -31,8 +31,9 @@ def write_tiny_encoder(folder: Path, seed: int = 0, scores: int = 0) -> Path:
         num_attention_heads=2,
         intermediate_size=32,
         max_position_embeddings=64,
-        **({"num_labels": scores} if scores else {}),
     )
+    if scores:
+        config.num_labels = scores
     model = BertForSequenceClassification(config) if scores else BertModel(config)
     model.eval().save_pretrained(folder, safe_serialization=True)
     return folder

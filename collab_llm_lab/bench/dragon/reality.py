@@ -35,8 +35,8 @@ from collab_llm_nodes.protocols.parameter_files import server_parameters
 log = logging.getLogger(__name__)
 
 _REFUSES = re.compile(
-    r"\b(not (\w+ )?(mention|state|specif|provid|contain|say|given|found|known)|unknown|no information"
-    r"|n't (know|mention|say|state|specify|provide)|cannot (answer|determine|find))",
+    r"\b(not (\w+ )?(mention|state|specif|provid|contain|say|given|found|known)|unknown"
+    r"|no information|n't (know|mention|say|state|specify|provide)|cannot (answer|determine|find))",
     re.IGNORECASE,
 )
 """Words of a free answer that says that the documents do not tell."""

@@ -17,7 +17,7 @@ TEXTS = {
     "a": "Tighten the wheel nuts to 210 Nm.",
     "b": "The pump stops at a pressure of 6 bar.",
 }
-QUESTIONS = (
+QUESTIONS: tuple[tuple[str, list[str]], ...] = (
     ("To what torque is the wheel nut tightened?", ["210"]),
     ("At what pressure does the pump stop?", ["6 bar"]),
     ("Who keeps the key of the archive?", ["Ann"]),

@@ -37,7 +37,7 @@ QUESTIONS = (
     "Where was the {thing} last seen?",
     "Where did you last see the {thing}?",
     "Where did I last see the {thing}?",
-    "Where is the {thing}?",
+    "When was the {thing} last seen?",
 )
 
 

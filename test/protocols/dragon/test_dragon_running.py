@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -233,7 +234,7 @@ def test_passes_are_measured_at_the_batch_of_the_runtime_until_the_context_is_fu
 ) -> None:
     seen = list[tuple[int, bool]]()
 
-    def noted(decoder: DocumentsDecoder, lengths: list[int], *args: int, **more: float) -> object:
+    def noted(decoder: DocumentsDecoder, lengths: list[int], *args: Any, **more: Any) -> object:
         seen.append((len(decoder.found.hits), lengths[-1] == decoder.room))
         return measure_passes(decoder, lengths, *args, **more)
 
