@@ -37,6 +37,7 @@ THROUGH_TRANSFORMERS = {"huggingface_hub", "jinja2", "tokenizers"}
 OPTIONAL = {
     "anyio",
     "bitsandbytes",
+    "faiss",
     "fastapi",
     "foxglove",
     "h11",
@@ -89,6 +90,7 @@ def test_every_requirement_has_its_reason() -> None:
         "ray",
         "mcp",
         "rerun",
+        "faiss",
         "foxglove",
         "dashboard",
         "build",

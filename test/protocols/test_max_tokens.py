@@ -55,12 +55,12 @@ def test_zero_is_the_node_s_default(protocol: str) -> None:
 
 
 def limits_in(config: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
-    """Yield the settings that limit an answer; an encoder's limits what is read."""
+    """Yield the settings that limit an answer; others limit what an encoder or re-ranker reads."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
             yield from limits_in(value, f"{prefix}{field.name}.")
-        elif field.name == "max_tokens" and not prefix.endswith("encoder."):
+        elif field.name == "max_tokens" and not prefix.endswith(("encoder.", "reranker.")):
             yield prefix + field.name, field
 
 

@@ -165,6 +165,7 @@ WIDENS = {  # option: the operator's value, a narrower one, a wider one
     "side.retrieval.chunks": (2, 1, 100),
     "side.retrieval.candidates": (10, 1, 1000),
     "side.answers": ("free", "free", "quote"),
+    "side.quoted_tokens": (3, 1, 0),
     "aggregation.top_p": (0.8, 0.5, 1.0),
     "aggregation.max_support": (64, 8, 65),
     "schedule.aggregate_on": ("device", "device", "auto"),
@@ -180,6 +181,7 @@ NEUTRAL = {
     "client.drafted_by",
     *("drafter", "outline", "outline_guided", "outline_tokens", "task", "groups"),
     *("answer.guide", "answer.guide_source"),
+    *("worker_form", "examples", "advice", "aggregate"),
 }
 
 

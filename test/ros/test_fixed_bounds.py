@@ -24,6 +24,7 @@ HARMLESS = (
     *("remote.temperature", "remote.max_tokens", "local.temperature"),
     *("side.retrieval.method", "side.retrieval.temperature", "side.relevance."),
     *("aggregation.law", "aggregation.gamma", "aggregation.paper_faithful"),
+    *("worker_form", "examples", "advice", "aggregate"),
 )
 """Beginnings of the names of parameters that may be set at any time."""
 
