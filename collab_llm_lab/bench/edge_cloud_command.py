@@ -56,7 +56,9 @@ def bench_edge_cloud(
     With --server: a stock server beside our verifier instead, nothing emulated.
     """
     if server is not None:
-        refuse_without_effect(context, "with --server", "ablations", "embedded", "vocabulary", "plot")
+        refuse_without_effect(
+            context, "with --server", "ablations", "embedded", "vocabulary", "plot"
+        )
         from collab_llm_lab.bench.edge_cloud_server import run_server
 
         measure(

@@ -84,7 +84,7 @@ def run_server(
     set_threads(ModelConfig(path=draft))
     engine = Engine(load(ModelConfig(path=draft)))
     prompts = server_prompts(engine, max(answers, 8), seed)
-    right = _tokens(config, engine, prompts, own_answers(config, prompts))
+    right = own_tokens(config, engine, prompts, own_answers(config, prompts))
     scripts = [Script.of(p, answer, engine) for p, answer in zip(prompts, right, strict=True)]
     measured = []
     for name, method, opened in _clients(config):
@@ -145,7 +145,7 @@ def by_server(measured: Sequence[Measured]) -> dict[str, Any]:
     return servers
 
 
-def _tokens(
+def own_tokens(
     config: TargetLinkConfig,
     draft: Engine,
     prompts: Sequence[Prompt],

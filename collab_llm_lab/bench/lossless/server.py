@@ -77,9 +77,7 @@ def server_prompts(draft: Engine, count: int, seed: int) -> list[Prompt]:
     ]
 
 
-def own_answers(
-    config: TargetLinkConfig, prompts: Sequence[Prompt]
-) -> list[tuple[int, ...] | str]:
+def own_answers(config: TargetLinkConfig, prompts: Sequence[Prompt]) -> list[tuple[int, ...] | str]:
     """Return the server's own greedy answers: their tokens, or texts if it returns no ids.
 
     Raises:
