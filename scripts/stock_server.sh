@@ -47,25 +47,14 @@ PYTHON
     touch "$home/ready"
 fi
 
-# vLLM loads every *.safetensors beside config.json: leave early exits and heads out.
-folder="$home/$model"
-rm -rf "$folder"
-mkdir -p "$folder"
-for file in "models/$model"/*; do
-    case "${file##*/}" in
-        model*.safetensors) cp "$file" "$folder/" ;;
-        *.safetensors) ;;
-        *) if [ -f "$file" ]; then cp "$file" "$folder/"; fi ;;
-    esac
-done
 flock -u 9
 exec 9>&-
 
 export VLLM_CPU_KVCACHE_SPACE="${VLLM_CPU_KVCACHE_SPACE:-1}" HF_HUB_OFFLINE=1
 export VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
 pictures=()
-grep -q image_token_id "$folder/config.json" && pictures=(--limit-mm-per-prompt '{"image":2,"video":0}')
+grep -q image_token_id "models/$model/config.json" && pictures=(--limit-mm-per-prompt '{"image":2,"video":0}')
 exec "$home/v/bin/python" -m vllm.entrypoints.openai.api_server \
-    --model "$folder" --served-model-name "$model" --host 127.0.0.1 --port "$port" \
+    --model "models/$model" --served-model-name "$model" --host 127.0.0.1 --port "$port" \
     --dtype float32 --max-model-len 1024 --max-num-seqs 32 --block-size 32 --enforce-eager \
     --enable-scale-out --enable-prompt-tokens-details ${pictures[@]+"${pictures[@]}"} "$@"

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from collab_llm_lab.bench.options import (
+    OF_SERVERS,
     DraftOption,
     KeyOption,
     KindOption,
@@ -14,14 +15,17 @@ from collab_llm_lab.bench.options import (
     ServedAsOption,
     ServerOption,
     TargetOption,
+    UnencryptedOption,
     measure,
     numbers,
+    refuse_without_effect,
     stock_target,
 )
 from collab_llm_nodes.cli.options import JsonOption, PlotOption, SeedOption
 
 
 def bench_edge_cloud(
+    context: typer.Context,
     answers: Annotated[int, typer.Option(help="Answers per point and mode.", min=1)] = 6,
     seed: SeedOption = 5,
     ablations: Annotated[
@@ -36,6 +40,7 @@ def bench_edge_cloud(
     served_as: ServedAsOption = None,
     draft: DraftOption = "nav-draft",
     api_key_file: KeyOption = "",
+    unencrypted: UnencryptedOption = False,
     robots: Annotated[
         str, typer.Option(help="With --server: numbers of robots, separated by commas.")
     ] = "1,8,16",
@@ -51,19 +56,25 @@ def bench_edge_cloud(
     With --server: a stock server beside our verifier instead, nothing emulated.
     """
     if server is not None:
+        refuse_without_effect(
+            context, "with --server", "ablations", "embedded", "vocabulary", "plot"
+        )
         from collab_llm_lab.bench.edge_cloud_server import run_server
 
         measure(
             run_server,
             json_file,
             lambda results: results["output_mismatches"] == 0,
-            config=stock_target(server, kind, target, served_as, api_key_file),
+            config=stock_target(
+                server, kind, target, served_as, api_key_file, unencrypted=unencrypted
+            ),
             draft=draft,
             answers=answers,
             robots=numbers(robots, "--robots", 1),
             seconds=seconds,
             seed=seed,
         )
+    refuse_without_effect(context, "without --server", *OF_SERVERS, "robots", "seconds")
     from collab_llm_lab.bench.edge_cloud import run_edge_cloud
 
     measure(

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,14 @@ from collab_llm_lab.bench.lossless.server import (
     DEADLINE_S,
     MAX_TOKENS,
     METHODS,
-    own_answer,
+    own_answers,
     server_prompts,
 )
 from collab_llm_lab.bench.rendering import show_rows
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
+from collab_llm_nodes.errors import ModelError, quoted
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.models.threads import set_threads
@@ -47,6 +49,7 @@ from collab_llm_nodes.protocols.edge_cloud.messages import (
     open_message,
 )
 from collab_llm_nodes.protocols.edge_cloud.process import verifier_process, wait_for_verifier
+from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.protocols.edge_cloud.sessions import SessionClient
 from collab_llm_nodes.protocols.edge_cloud.stock.client import StockClient
 from collab_llm_nodes.protocols.edge_cloud.stock.settings import TargetLinkConfig
@@ -81,12 +84,8 @@ def run_server(
     set_threads(ModelConfig(path=draft))
     engine = Engine(load(ModelConfig(path=draft)))
     prompts = server_prompts(engine, max(answers, 8), seed)
-    right = [own_answer(config, prompt) for prompt in prompts]
-    scripts = [
-        Script.of(prompt, answer, engine)
-        for prompt, answer in zip(prompts, right, strict=True)
-        if not isinstance(answer, str)
-    ]
+    right = own_tokens(config, engine, prompts, own_answers(config, prompts))
+    scripts = [Script.of(p, answer, engine) for p, answer in zip(prompts, right, strict=True)]
     measured = []
     for name, method, opened in _clients(config):
         with opened as client:
@@ -146,6 +145,34 @@ def by_server(measured: Sequence[Measured]) -> dict[str, Any]:
     return servers
 
 
+def own_tokens(
+    config: TargetLinkConfig,
+    draft: Engine,
+    prompts: Sequence[Prompt],
+    answers: Sequence[tuple[int, ...] | str],
+) -> list[tuple[int, ...]]:
+    """Return the tokens of ``answers``; a server that gave text alone is asked for them again.
+
+    Raises:
+        ModelError: the tokens that it then decodes alone are of another text.
+    """
+    if not any(isinstance(answer, str) for answer in answers):
+        return [answer for answer in answers if not isinstance(answer, str)]
+    found = []
+    with StockClient(config) as client:
+        alone = RemoteRunner(draft, client, gamma=0)
+        for prompt, answer in zip(prompts, answers, strict=True):
+            made = alone.generate(prompt, max_tokens=MAX_TOKENS, deadline_s=DEADLINE_S)
+            if answer not in (made.text, made.tokens):
+                raise ModelError(
+                    f"the server's chat gives {quoted(answer)}, its stream {quoted(made.text)}",
+                    field="--server",
+                    remedy="compare them with check lossless --server; is its template another?",
+                )
+            found.append(made.tokens)
+    return found
+
+
 def _clients(
     config: TargetLinkConfig,
 ) -> Iterator[tuple[str, str, contextlib.AbstractContextManager[SessionClient[Any]]]]:
@@ -179,14 +206,14 @@ def _modes(
     client: SessionClient[Any],
     draft: Engine,
     prompts: Sequence[Prompt],
-    right: Sequence[tuple[int, ...] | str],
+    right: Sequence[tuple[int, ...]],
 ) -> dict[str, dict[str, Any]]:
     rows = {name: Row(MODES[name], _ALONE, [draft], client) for name in _SERVED}
     for row in rows.values():
         row.warm_up(prompts[0])
     for prompt, answer in zip(prompts, right, strict=False):
         for row in rows.values():
-            row.measure(prompt, None if isinstance(answer, str) else answer)
+            row.measure(prompt, answer)
     return {name: row.result() for name, row in rows.items()}
 
 
@@ -232,19 +259,19 @@ class Tally:
 def measure_robots(
     client: SessionClient[Any], scripts: Sequence[Script], count: int, seconds: float
 ) -> dict[str, Any]:
-    """Have ``count`` robots replay scripts for ``seconds``, answer after answer."""
+    """Have ``count`` robots replay scripts for ``seconds``, answer after answer.
+
+    Raises what a robot raises.
+    """
     tally = Tally()
     up, down, begun = client.bytes_up, client.bytes_down, time.monotonic()
-    robots = [
-        threading.Thread(
-            target=_drive, args=(client, scripts, number, begun + seconds, tally), daemon=True
-        )
-        for number in range(count)
-    ]
+    with ThreadPoolExecutor(count) as pool:
+        robots = [
+            pool.submit(_drive, client, scripts, number, begun + seconds, tally)
+            for number in range(count)
+        ]
     for robot in robots:
-        robot.start()
-    for robot in robots:
-        robot.join(seconds + 2 * DEADLINE_S)
+        robot.result()
     took_s, rounds = time.monotonic() - begun, max(1, tally.rounds)
     return {
         "rounds_per_s": tally.rounds / took_s,

@@ -14,6 +14,7 @@ import typer
 
 from collab_llm_lab.bench.harness import on_this_machine
 from collab_llm_nodes.cli.output import console, read_json, write_json
+from collab_llm_nodes.errors import ConfigError
 
 if TYPE_CHECKING:  # it loads gRPC
     from collab_llm_nodes.protocols.edge_cloud.stock.settings import TargetLinkConfig
@@ -37,6 +38,15 @@ DraftOption = Annotated[str, typer.Option(help="Draft model, by folder, hub id o
 KeyOption = Annotated[
     str, typer.Option("--api-key-file", help="File that holds the stock server's API key.")
 ]
+UnencryptedOption = Annotated[
+    bool,
+    typer.Option(
+        "--unencrypted",
+        help="Allow http:// to other machines, which exposes prompts, pictures and key.",
+    ),
+]
+OF_SERVERS = ("kind", "target", "served_as", "draft", "api_key_file", "unencrypted")
+"""Options that have an effect only with ``--server``."""
 SecondsOption = Annotated[float, typer.Option(help="Length of each measurement.", min=1.0)]
 STOCK_DEADLINE_S = 120.0
 """Of a round at a stock server: one on a few cores may be slow at first."""
@@ -51,20 +61,48 @@ def part_option(parts: Sequence[str]) -> Any:
 
 
 def stock_target(
-    url: str, kind: str, target: str, served_as: str | None, key_file: str
+    url: str,
+    kind: str,
+    target: str,
+    served_as: str | None,
+    key_file: str,
+    *,
+    unencrypted: bool,
 ) -> TargetLinkConfig:
     """Return the settings of the link to a stock server; raises ConfigError."""
     from collab_llm_nodes.protocols.edge_cloud.link import LinkConfig
-    from collab_llm_nodes.protocols.edge_cloud.stock.settings import TargetLinkConfig
+    from collab_llm_nodes.protocols.edge_cloud.stock.settings import OURS, TargetLinkConfig
 
+    if kind == OURS:
+        raise ConfigError(
+            f"{OURS} is no stock server", field="--kind", remedy="give vllm or sglang"
+        )
     return TargetLinkConfig(
         kind=kind,
         url=url,
         model=served_as or Path(target).name,
         tokenizer=target,
         token_file=key_file,
+        unencrypted=unencrypted,
         link=LinkConfig(verdict_deadline_s=STOCK_DEADLINE_S),
     )
+
+
+def refuse_without_effect(context: typer.Context, why: str, *names: str) -> None:
+    """Refuse options that the user has set and that would have no effect.
+
+    Args:
+        context: of the running command.
+        why: such as "without --server".
+        names: parameters of the command.
+
+    Raises:
+        typer.BadParameter: one of them is set.
+    """
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if option.name in names and source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(f"has no effect {why}", param_hint=option.opts[0])
 
 
 def given(**options: Any) -> dict[str, Any]:

@@ -7,12 +7,15 @@ from typing import Annotated
 import typer
 
 from collab_llm_lab.bench.options import (
+    OF_SERVERS,
     DraftOption,
     KeyOption,
     KindOption,
     ServedAsOption,
     ServerOption,
     TargetOption,
+    UnencryptedOption,
+    refuse_without_effect,
     stock_target,
 )
 from collab_llm_nodes.cli.options import JsonOption, SeedOption
@@ -34,6 +37,7 @@ def _enough(samples: int) -> int:
 
 @app.command("lossless")
 def check_lossless(
+    context: typer.Context,
     seed: SeedOption = 0,
     prompts: Annotated[int, typer.Option(help="Prompts per model pair and law.", min=1)] = 8,
     samples: Annotated[
@@ -50,6 +54,7 @@ def check_lossless(
     served_as: ServedAsOption = None,
     draft: DraftOption = "nav-draft",
     api_key_file: KeyOption = "",
+    unencrypted: UnencryptedOption = False,
     json_file: JsonOption = None,
 ) -> None:
     """Compare the edge-cloud path with ``transformers`` generate on the target alone.
@@ -59,11 +64,15 @@ def check_lossless(
     With --server: greedy answers of that server, against those that it gives alone.
     """
     if server is not None:
+        refuse_without_effect(context, "with --server", "samples")
         from collab_llm_lab.bench.lossless.server import check_server
 
-        config = stock_target(server, kind, target, served_as, api_key_file)
+        config = stock_target(
+            server, kind, target, served_as, api_key_file, unencrypted=unencrypted
+        )
         results = check_server(config, draft=draft, prompts=prompts, seed=seed, console=console)
     else:
+        refuse_without_effect(context, "without --server", *OF_SERVERS)
         from collab_llm_lab.bench.lossless.run import check
 
         results = check(seed=seed, prompts=prompts, samples=samples, console=console)

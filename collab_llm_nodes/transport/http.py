@@ -41,22 +41,35 @@ def check_url(url: str, *, unencrypted: bool, tls_ca: str = "", example: str) ->
         ConfigError: no base URL, one with a password in it, or one that leaves this machine
             unencrypted without leave.
     """
-    parts = urlsplit(url)
-    if "@" in parts.netloc:
+    usable = _is_base_url(url)
+    if "@" in (urlsplit(url).netloc if usable else url):
         raise ConfigError("holds a password", field="url", remedy="use token_file")
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+    if not usable:
         raise ConfigError(f"{quoted(url)} is no base URL", field="url", remedy=f"such as {example}")
+    parts = urlsplit(url)
     encrypted = parts.scheme == "https"
     if not (encrypted or unencrypted or is_local_url(url)):
         raise ConfigError(
             "leaves this machine unencrypted",
             field="url",
-            remedy="use https://, or set unencrypted: true where the network is trusted",
+            remedy="use https://, or set unencrypted where the network is trusted",
         )
     if tls_ca and not encrypted:
         raise ConfigError(
             "a certificate authority needs https://", field="tls_ca", remedy="leave it out"
         )
+
+
+def _is_base_url(url: str) -> bool:
+    """Return True if requests can be sent to paths below ``url``."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+        httpx2.URL(url)
+    except (ValueError, httpx2.InvalidURL):  # a bracket without its other, a port beyond 65535
+        return False
+    named = parts.scheme in ("http", "https") and parts.hostname and port != 0
+    return bool(named) and not any(c in "?#" or c.isspace() for c in url)
 
 
 def client_options(

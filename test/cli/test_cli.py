@@ -65,6 +65,16 @@ def test_every_command_has_help() -> None:
         assert f"collab-llm {name} " in result.output
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_the_help_of_a_command_shows_its_text_as_it_is_written(name: str) -> None:
+    """Units in brackets, stars and underscores are no markup; code between backticks is."""
+    result = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "1000"})
+    shown = " ".join(result.output.split())
+    helps = [getattr(each, "help", None) or "" for each in ALL[name].params]
+    texts = [" ".join(text.replace("`", "").split()) for text in helps]
+    assert [text for text in texts if text not in shown] == []
+
+
 @pytest.mark.parametrize("command", WITH_RESULTS, ids=" ".join)
 def test_every_command_with_results_writes_json(command: list[str]) -> None:
     result = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"})

@@ -6,19 +6,18 @@ its own pictures and its own decoding loop. The edge-cloud path must give the sa
 
 from __future__ import annotations
 
-import base64
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import httpx2
 from rich.console import Console
 from rich.text import Text
 
 from collab_llm_lab.bench.jupiter.questions import QUESTIONS
 from collab_llm_lab.bench.scenes import scene_prompts
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.errors import Unavailable
+from collab_llm_nodes.errors import ProtocolError
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.models.threads import set_threads
@@ -26,11 +25,13 @@ from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.protocols.edge_cloud.stock.client import StockClient
+from collab_llm_nodes.protocols.edge_cloud.stock.http import StockHttp, ignore_bytes
+from collab_llm_nodes.protocols.edge_cloud.stock.server import context_of, data_url
 from collab_llm_nodes.protocols.edge_cloud.stock.settings import TargetLinkConfig
-from collab_llm_nodes.transport.credentials import read_token
 
 MAX_TOKENS = 48
 DEADLINE_S = 300.0
+CHAT = "/v1/chat/completions"
 METHODS = {"vllm": ("probes", "one_request"), "sglang": ("auto",)}
 
 
@@ -51,7 +52,7 @@ def check_server(
     set_threads(ModelConfig(path=draft))
     engine = Engine(load(ModelConfig(path=draft)))
     asked = server_prompts(engine, prompts, seed)
-    right = [own_answer(config, prompt) for prompt in asked]
+    right = own_answers(config, asked)
     results: dict[str, Any] = {"server": config.url, "kind": config.kind, "model": config.model}
     for method in METHODS[config.kind]:
         row = _compare(config, method, engine, asked, right, console)
@@ -76,43 +77,56 @@ def server_prompts(draft: Engine, count: int, seed: int) -> list[Prompt]:
     ]
 
 
-def own_answer(config: TargetLinkConfig, prompt: Prompt) -> tuple[int, ...] | str:
-    """Return the server's own greedy answer: its tokens, or its text if it returns no ids.
+def own_answers(config: TargetLinkConfig, prompts: Sequence[Prompt]) -> list[tuple[int, ...] | str]:
+    """Return the server's own greedy answers: their tokens, or texts if it returns no ids.
 
     Raises:
-        Unavailable: it gives none.
+        NotFound: it does not serve the model.
+        CollabError: it gives no answer; see ``StockHttp.post``.
     """
+    return asyncio.run(_own_answers(config, prompts))
+
+
+async def _own_answers(
+    config: TargetLinkConfig, prompts: Sequence[Prompt]
+) -> list[tuple[int, ...] | str]:
+    patient = replace(config.link, verdict_deadline_s=DEADLINE_S)
+    http = StockHttp(replace(config, link=patient))
+    try:
+        await context_of(http, config.model)
+        bodies = [_chat_body(config.model, prompt) for prompt in prompts]
+        return [_read(await http.post(CHAT, body, ignore_bytes)) for body in bodies]
+    finally:
+        await http.close()
+
+
+def _chat_body(model: str, prompt: Prompt) -> dict[str, Any]:
+    """Return the request for a greedy answer to ``prompt``."""
     pictures = [
-        {
-            "type": "image_url",
-            "image_url": {"url": f"data:;base64,{base64.b64encode(image).decode()}"},
-        }
-        for image in prompt.images
+        {"type": "image_url", "image_url": {"url": data_url(image)}} for image in prompt.images
     ]
     content: Any = [*pictures, {"type": "text", "text": prompt.text}] if pictures else prompt.text
     turns = [{"role": turn.role, "content": turn.content} for turn in prompt.turns]
-    token = read_token(config.token, config.token_file)
-    body = {
-        "model": config.model,
+    return {
+        "model": model,
         "messages": [*turns, {"role": "user", "content": content}],
         "max_tokens": MAX_TOKENS,
         "temperature": 0.0,
         "repetition_penalty": 1.0,
         "return_token_ids": True,
     }
+
+
+def _read(answer: Any) -> tuple[int, ...] | str:
+    """Return tokens or text of a chat's answer."""
     try:
-        response = httpx2.post(
-            f"{config.base_url}/v1/chat/completions",
-            json=body,
-            headers={"Authorization": f"Bearer {token}"} if token else None,
-            timeout=DEADLINE_S,
-            trust_env=False,
-        )
-        (choice,) = response.raise_for_status().json()["choices"]
-    except (httpx2.HTTPError, KeyError, ValueError) as error:
-        raise Unavailable(f"no answer: {error}", field="--server", remedy="see its log") from error
-    ids = choice.get("token_ids")
-    return tuple(ids) if ids else str(choice["message"]["content"])
+        (choice,) = answer["choices"]
+        ids = choice.get("token_ids")
+        return tuple(ids) if ids else str(choice["message"]["content"] or "")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(
+            "the server's answer is no chat completion", field="--server", remedy="see its log"
+        ) from error
 
 
 def _compare(

@@ -134,7 +134,7 @@ class StockClient(SessionClient[Served]):
             with _readable():
                 facts = await within(server.check(), config.link.verdict_deadline_s)
             for _ in range(_PINGS):
-                await self._ping(server)
+                await self._ping(http)
         except asyncio.TimeoutError:
             await http.close()
             raise Unavailable("the server is too slow to be checked", field="url") from None
@@ -146,7 +146,7 @@ class StockClient(SessionClient[Served]):
 
     async def look_after(self, connection: Served) -> None:
         self._change("UP", None)
-        beats = asyncio.ensure_future(self.keep_heartbeat(lambda: self._ping(connection.server)))
+        beats = asyncio.ensure_future(self.keep_heartbeat(lambda: self._ping(connection.http)))
         try:
             await connection.http.broken.wait()
         finally:
@@ -156,9 +156,9 @@ class StockClient(SessionClient[Served]):
         await asyncio.sleep(grace_s or 0.0)
         await connection.http.close()
 
-    async def _ping(self, server: StockServer) -> bool:
+    async def _ping(self, http: StockHttp) -> bool:
         begun = time.monotonic()
-        alive = await server.alive(_SIGN_S)
+        alive = await http.alive(_SIGN_S)
         if alive:
             self.record_rtt(time.monotonic() - begun)
         return alive

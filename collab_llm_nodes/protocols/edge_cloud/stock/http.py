@@ -94,10 +94,10 @@ class StockHttp:
         """Close all connections."""
         await self._client.aclose()
 
-    async def alive(self, path: str, deadline_s: float) -> bool:
-        """Return True if ``GET path`` is answered at all within ``deadline_s``."""
+    async def alive(self, deadline_s: float) -> bool:
+        """Return True if ``GET /health`` is answered at all within ``deadline_s``."""
         try:
-            await within(self._client.get(self._url + path), deadline_s)
+            await within(self._client.get(self._url + "/health"), deadline_s)
         except (asyncio.TimeoutError, httpx2.HTTPError, CollabError, TooLarge):
             return False
         return True

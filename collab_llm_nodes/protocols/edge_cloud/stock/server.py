@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +16,10 @@ from collab_llm_nodes.decoding.sampling import (
     certain,
     distribution,
 )
-from collab_llm_nodes.errors import InvalidInput, NotFound, ProtocolError
+from collab_llm_nodes.errors import InvalidInput, NotFound, ProtocolError, VocabularyMismatch
 from collab_llm_nodes.models.guide import refused
 from collab_llm_nodes.protocols.edge_cloud.messages import Open
-from collab_llm_nodes.protocols.edge_cloud.stock.http import Count, StockHttp
+from collab_llm_nodes.protocols.edge_cloud.stock.http import Count, StockHttp, ignore_bytes
 from collab_llm_nodes.protocols.edge_cloud.stock.session import Score
 
 Row = Mapping[int, float]
@@ -27,6 +28,15 @@ Row = Mapping[int, float]
 
 GUIDED_TOP = 20
 """Likeliest tokens that an allowed one is looked for among: vLLM's own ``--max-logprobs``."""
+REVISION_TOKENS = 8
+LAW = {
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""The model's own law, whatever the server's defaults; ``top_k`` is off by a number of its own."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +76,6 @@ class StockServer(Protocol):
         Raises:
             VocabularyMismatch: another tokenizer or template than configured.
         """
-
-    async def alive(self, deadline_s: float) -> bool:
-        """Return True if the server answers at all."""
 
     async def read(self, opened: Open, count: Count) -> ServedPrompt:
         """Have the prompt of ``opened`` read, so that later requests find it in the cache."""
@@ -158,6 +165,28 @@ async def context_of(http: StockHttp, model: str) -> int:
             if isinstance(context, int) and context > 0:
                 return context
     raise NotFound("the server does not list this model", field="model", remedy="see /v1/models")
+
+
+async def check_tokens(
+    http: StockHttp, model: str, text: Mapping[str, Any], ours: Sequence[int], what: str
+) -> None:
+    """Check that the server makes the ids ``ours`` of ``text``, a ``prompt`` or ``messages``.
+
+    Raises:
+        VocabularyMismatch: it does not; names ``what`` differs.
+    """
+    answer = await http.post("/tokenize", {"model": model, **text}, ignore_bytes)
+    if answer.get("tokens") != list(ours):
+        raise VocabularyMismatch(
+            f"the server's {what} is another one than that of the model in tokenizer",
+            field="tokenizer",
+            remedy="give the folder or hub id, and the revision, that the server serves",
+        )
+
+
+def data_url(image: bytes) -> str:
+    """Return the URL that holds ``image``, a picture's file."""
+    return f"data:;base64,{base64.b64encode(image).decode()}"
 
 
 def wrong_answer(what: str) -> ProtocolError:

@@ -7,36 +7,29 @@ the end.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
-from collab_llm_nodes.errors import VocabularyMismatch
 from collab_llm_nodes.models.guide import refused
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.protocols.edge_cloud.messages import Open
 from collab_llm_nodes.protocols.edge_cloud.stock.http import Count, StockHttp, ignore_bytes
 from collab_llm_nodes.protocols.edge_cloud.stock.reference import PROBE, Reference
 from collab_llm_nodes.protocols.edge_cloud.stock.server import (
+    LAW,
+    REVISION_TOKENS,
     Facts,
     Row,
     ServedPrompt,
+    check_tokens,
     context_of,
+    data_url,
     wrong_answer,
 )
 from collab_llm_nodes.protocols.edge_cloud.stock.session import Score
 
 GENERATE = "/generate"
-_REVISION_TOKENS = 8
-_LAW = {
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
-"""The model's own law, whatever the server's defaults."""
+_LAW = {**LAW, "top_k": -1}
 
 
 class SglangServer:
@@ -45,30 +38,19 @@ class SglangServer:
     def __init__(self, http: StockHttp, model: str, reference: Reference) -> None:
         self._http, self._model, self._reference = http, model, reference
 
-    async def alive(self, deadline_s: float) -> bool:
-        return await self._http.alive("/health", deadline_s)
-
     async def check(self) -> Facts:
         context = await context_of(self._http, self._model)
         ids = self._reference.encode(Prompt(PROBE, raw=True))
-        tokens = await self._http.post(
-            "/tokenize", {"model": self._model, "prompt": PROBE}, ignore_bytes
-        )
-        if tokens.get("tokens") != list(ids):
-            raise VocabularyMismatch(
-                "the server's tokenizer is another one than that of the model in tokenizer",
-                field="tokenizer",
-                remedy="give the folder or hub id, and the revision, that the server serves",
-            )
+        await check_tokens(self._http, self._model, {"prompt": PROBE}, ids, "tokenizer")
         answer = await self._http.post(
-            GENERATE, _body(ids, _REVISION_TOKENS, 0, ignore_eos=True), ignore_bytes
+            GENERATE, _body(ids, REVISION_TOKENS, 0, ignore_eos=True), ignore_bytes
         )
         return Facts(context, tuple(_ids(answer)))
 
     async def read(self, opened: Open, count: Count) -> ServedPrompt:
         prompt = Prompt(opened.text, opened.images, turns=opened.turns, raw=opened.raw)
         ids = self._reference.encode(prompt)
-        images = [f"data:;base64,{base64.b64encode(i).decode()}" for i in opened.images]
+        images = [data_url(image) for image in opened.images]
         answer = await self._http.post(GENERATE, _body(ids, 1, 0, images=images), count)
         length = _meta(answer).get("prompt_tokens")
         if not isinstance(length, int) or length < len(ids):

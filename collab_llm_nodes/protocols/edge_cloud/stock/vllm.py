@@ -13,20 +13,13 @@ makes of it are compared with ours.
 from __future__ import annotations
 
 import asyncio
-import base64
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from collab_llm_nodes.errors import (
-    InvalidInput,
-    NotFound,
-    ProtocolError,
-    Unauthenticated,
-    VocabularyMismatch,
-)
+from collab_llm_nodes.errors import InvalidInput, NotFound, ProtocolError, Unauthenticated
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.edge_cloud.messages import Open
@@ -34,10 +27,14 @@ from collab_llm_nodes.protocols.edge_cloud.stock.http import Count, StockHttp, i
 from collab_llm_nodes.protocols.edge_cloud.stock.methods import PROBES, MethodChoice
 from collab_llm_nodes.protocols.edge_cloud.stock.reference import PROBE, Reference
 from collab_llm_nodes.protocols.edge_cloud.stock.server import (
+    LAW,
+    REVISION_TOKENS,
     Facts,
     Row,
     ServedPrompt,
+    check_tokens,
     context_of,
+    data_url,
     wrong_answer,
 )
 from collab_llm_nodes.protocols.edge_cloud.stock.session import Score
@@ -55,17 +52,11 @@ from collab_llm_nodes.protocols.edge_cloud.stock.vllm_answers import (
 COMPLETIONS = "/v1/completions"
 GENERATE = "/inference/v1/generate"
 CHAT = "/v1/chat/completions"
-_REVISION_TOKENS = 8
 
-_LAW = {
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
-"""The model's own law: vLLM takes what a request leaves out from generation_config.json."""
+_LAW = {**LAW, "top_k": 0}
+"""Stated in each request: vLLM takes what it leaves out from generation_config.json."""
+_FORGOTTEN = "cache miss for"
+"""In vLLM's refusal of a picture by a name that it no longer knows."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +85,10 @@ class VllmServer:
         self.generates = False
         self.choice = choice
 
-    async def alive(self, deadline_s: float) -> bool:
-        return await self._http.alive("/health", deadline_s)
-
     async def check(self) -> Facts:
         ids = await self._check_tokens()
         context = await context_of(self._http, self._model)
-        body = self._completion([ids], max_tokens=_REVISION_TOKENS, ignore_eos=True)
+        body = self._completion([ids], max_tokens=REVISION_TOKENS, ignore_eos=True)
         answer = await self._http.post(COMPLETIONS, body, ignore_bytes)
         self.generates = await self._has_generate(ids)
         revision = tuple(token_of(t) for t in tokens_of(choices_of(answer, 1)[0]))
@@ -127,8 +115,19 @@ class VllmServer:
     async def score(
         self, prompt: ServedPrompt, score: Score, top: int, count: Count
     ) -> Sequence[Row]:
-        if prompt.pictures is not None and not self.generates:
-            return await self._score_chat(prompt, score, top, count)
+        try:
+            if prompt.pictures is not None and not self.generates:
+                return await self._score_chat(prompt, score, top, count)
+            return await self._score_chosen(prompt, score, top, count)
+        except InvalidInput as error:
+            if top and "logprobs" in error.args[0]:
+                error.field, error.remedy = "top_k", _MAX_LOGPROBS
+            raise
+
+    async def _score_chosen(
+        self, prompt: ServedPrompt, score: Score, top: int, count: Count
+    ) -> Sequence[Row]:
+        """Score by the method that seems the cheaper one."""
         method = self.choice.next()
         begun, size = time.monotonic(), 0
 
@@ -166,8 +165,8 @@ class VllmServer:
                         sent += 1
                         yield token
                 return
-            except InvalidInput:  # the server may have forgotten the picture
-                if sent or whole or prompt.pictures is None:
+            except InvalidInput as error:
+                if sent or whole or not _forgotten(error):
                     raise
 
     def _continuation(
@@ -264,7 +263,9 @@ class VllmServer:
         try:
             body = self._generation(prompt, ids, prompt.pictures.named, sampling)
             return await self._http.post(GENERATE, body, count)
-        except InvalidInput:
+        except InvalidInput as error:
+            if not _forgotten(error):
+                raise
             body = self._generation(prompt, ids, prompt.pictures.whole, sampling)
             return await self._http.post(GENERATE, body, count)
 
@@ -322,7 +323,7 @@ class VllmServer:
 
     def _pictures(self, prompt: Prompt) -> _Pictures:
         names = [uuid.uuid4().hex for _ in prompt.images]
-        urls = [f"data:;base64,{base64.b64encode(image).decode()}" for image in prompt.images]
+        urls = [data_url(image) for image in prompt.images]
         whole = [
             {"type": "image_url", "url": url, "uuid": name}
             for url, name in zip(urls, names, strict=True)
@@ -345,18 +346,8 @@ class VllmServer:
         plain = self._reference.encode(Prompt(PROBE, raw=True))
         chat = self._reference.encode(Prompt(PROBE, turns=_EARLIER))
         messages = [*({"role": t.role, "content": t.content} for t in _EARLIER), _PROBE_TURN]
-        asked: tuple[tuple[str, tuple[int, ...], dict[str, Any]], ...] = (
-            ("tokenizer", plain, {"prompt": PROBE}),
-            ("chat template", chat, {"messages": messages}),
-        )
-        for name, ours, body in asked:
-            answer = await self._http.post("/tokenize", body | {"model": self._model}, ignore_bytes)
-            if answer.get("tokens") != list(ours):
-                raise VocabularyMismatch(
-                    f"the server's {name} is another one than that of the model in tokenizer",
-                    field="tokenizer",
-                    remedy="give the folder or hub id, and the revision, that the server serves",
-                )
+        await check_tokens(self._http, self._model, {"prompt": PROBE}, plain, "tokenizer")
+        await check_tokens(self._http, self._model, {"messages": messages}, chat, "chat template")
         return plain
 
     async def _has_generate(self, ids: tuple[int, ...]) -> bool:
@@ -384,6 +375,13 @@ class VllmServer:
 
 _EARLIER = (Turn("user", "Where is the chair?"), Turn("assistant", "On the left."))
 _PROBE_TURN = {"role": "user", "content": PROBE}
+
+_MAX_LOGPROBS = "at most the server's --max-logprobs (20 by default; a guide needs 20)"
+
+
+def _forgotten(error: InvalidInput) -> bool:
+    """Return True if the server refused a request because it has forgotten a picture."""
+    return _FORGOTTEN in error.args[0].lower()
 
 
 def _law(top: int) -> dict[str, float]:

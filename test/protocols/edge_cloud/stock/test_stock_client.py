@@ -209,6 +209,21 @@ def test_what_a_stock_server_cannot_do_is_refused_with_a_remedy(server: FakeVllm
     assert control.field == "text"
 
 
+@pytest.mark.parametrize("method", ["probes", "one_request"])
+def test_more_likely_tokens_than_the_server_lists_are_refused_at_top_k(
+    server: FakeVllm, method: str
+) -> None:
+    words = b'{"error": {"message": "Requested sample logprobs of 21, greater than max: 20"}}'
+    server.fault = lambda path, body, honest: (
+        Reply(400, words) if (body.get("logprobs") or 0) > 20 else None
+    )
+    with connected(server, method=method) as client:
+        session = Session(client, server, sampling=SamplingConfig(1.0, top_k=21, law="coupled"))
+        session.handle.send(Draft(0, 0, (5,)))
+        failure = session.failure()
+    assert (failure.code, failure.field) == ("INVALID_INPUT", "top_k")
+
+
 def test_a_server_with_another_tokenizer_is_refused(server: FakeVllm) -> None:
     server.fault = lambda path, body, honest: {"tokens": [1, 2]} if path == "/tokenize" else None
     with connected(server, link=LinkConfig(verdict_deadline_s=10.0)) as client:
@@ -517,6 +532,13 @@ def test_an_answer_ends_where_the_context_does(server: FakeVllm) -> None:
         ({"url": "http://example.com:8000"}, "url"),
         ({"url": "ftp://127.0.0.1"}, "url"),
         ({"url": ""}, "url"),
+        ({"url": "http://127.0.0.1:abc"}, "url"),
+        ({"url": "http://127.0.0.1:99999"}, "url"),
+        ({"url": "http://127.0.0.1:0"}, "url"),
+        ({"url": "http://127.0.0.1:1/#part"}, "url"),
+        ({"url": "https://[::1"}, "url"),
+        ({"url": "https://me:secret@[::1"}, "url"),
+        ({"url": "https://two words"}, "url"),
         ({"model": ""}, "model"),
         ({"tokenizer": ""}, "tokenizer"),
         ({"proxy": "socks5://host:1"}, "proxy"),
