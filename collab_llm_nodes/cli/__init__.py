@@ -31,7 +31,7 @@ app = typer.Typer(
     help="Edge-cloud collaborative decoding for ROS 2 robots.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
 )
 for group in (verifier, dragon, jupiter_worker, ask, bags, mcp):
     app.add_typer(group.app)
