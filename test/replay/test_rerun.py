@@ -15,7 +15,7 @@ from collab_llm_nodes.cli import app
 from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.replay.bag import open_bag
 
-pytest.importorskip("rerun", reason="pip install -r requirements/rerun.txt (800 MB)")
+pytest.importorskip("rerun", reason="pip install -r requirements/rerun.txt (700 MB)")
 
 from collab_llm_nodes.replay.rerun_file import TIMELINE, write_rerun
 
