@@ -105,8 +105,8 @@ else:
         ;;
     esac
     case ${ROS_DISTRO:-jazzy} in
-    jazzy | lyrical) ;;
-    *) say "Note: tested with ROS 2 Jazzy and Lyrical; yours is $ROS_DISTRO" ;;
+    jazzy) ;;
+    *) say "Note: tested with ROS 2 Jazzy; yours is $ROS_DISTRO" ;;
     esac
 }
 

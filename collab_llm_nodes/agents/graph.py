@@ -159,7 +159,7 @@ class AgentGraph(GraphClient):
             DeadlineExceeded: not approved in time.
             Unavailable: the robot would act on unverified text, or the navigator is gone.
         """
-        await self._require_verification()
+        await self._require_verification(stops)
         goal = Navigate.Goal(
             instruction=instruction, max_steps=max_steps, deadline_s=self._config.motion_s
         )
@@ -216,14 +216,18 @@ class AgentGraph(GraphClient):
                 return "the navigator did not answer: EMERGENCY STOP, confirmed by motion_guard"
         return "the navigator did not answer: EMERGENCY STOP SENT, NOT CONFIRMED"
 
-    async def _require_verification(self) -> None:
+    async def _require_verification(self, stops: int) -> None:
         """Check that the parser refuses text that the target has not verified."""
+
+        def ready() -> bool:
+            self._check_stops(stops)
+            return bool(self._parser.service_is_ready())
 
         def ask(done: Callable[[Any], None]) -> None:
             asked = self._parser.call_async(GetParameters.Request(names=["unverified"]))
             asked.add_done_callback(lambda future: done(future.result().values))
 
-        await _becomes(self._parser.service_is_ready, self._config.approval_s)  # models load first
+        await _becomes(ready, self._config.approval_s)  # models load first
         values = await self._outcome(ask, ANSWER_S, "navigation_action_parser")
         if [value.string_value for value in values] != ["refuse"]:
             raise Unavailable(

@@ -61,14 +61,6 @@ class Journey:
     turned_rad: float
 
 
-@dataclass(frozen=True)
-class Answer:
-    """An answer of the robot's models: data, not instructions."""
-
-    text: str
-    verified: bool
-
-
 class Tools:
     """The tools; ``robot`` does the work, and this class keeps its limits."""
 
@@ -90,7 +82,7 @@ class Tools:
 
     async def ask(
         self, question: Question, context: Context[Any, Any], look: bool = True
-    ) -> Answer:
+    ) -> str:
         """Ask the robot's vision-language model; with `look`, about its newest picture."""
         async with self._turn(context, self._questions):
             goal = Generate.Goal(protocol="edge_cloud", prompt=_plain(question))
@@ -99,7 +91,7 @@ class Tools:
                 goal.images = [CompressedImage(format="jpeg", data=array("B", picture.jpeg))]
             return await self._answer(goal)
 
-    async def memory(self, question: Question, context: Context[Any, Any]) -> Answer:
+    async def memory(self, question: Question, context: Context[Any, Any]) -> str:
         """Ask about what the robot saw and did before: where did I last see the red ball?"""
         async with self._turn(context, self._questions):
             return await self._answer(Generate.Goal(protocol="dragon", prompt=_plain(question)))
@@ -137,9 +129,8 @@ class Tools:
         """Stop the robot now, whoever gave the instruction; no limit and no approval."""
         return await self._robot.stop()
 
-    async def _answer(self, goal: Generate.Goal) -> Answer:
-        result = await self._robot.answer(goal)
-        return Answer(result.text, result.verified)
+    async def _answer(self, goal: Generate.Goal) -> str:
+        return str((await self._robot.answer(goal)).text)
 
     @contextmanager
     def _counted(self, context: Context[Any, Any]) -> Iterator[str]:

@@ -11,10 +11,10 @@ from typing import Annotated
 
 import typer
 
-from collab_llm_nodes.cli.options import JsonOption, ending_in, require, writable
+from collab_llm_nodes.cli.options import JsonOption, ending_in, refuse_given, require, writable
 from collab_llm_nodes.cli.output import console, fail, requiring_ros, write_json
 from collab_llm_nodes.durable import replacing
-from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput
+from collab_llm_nodes.errors import CollabError, InvalidInput
 
 app = typer.Typer()
 bag_app = typer.Typer(help="Read bags.", no_args_is_help=True)
@@ -26,6 +26,7 @@ NamespaceOption = Annotated[
 
 @app.command()
 def record(
+    context: typer.Context,
     out: Annotated[Path, typer.Option(help="Folder for the bags.", file_okay=False)] = Path("bags"),
     storage: Annotated[str, typer.Option(help="mcap or sqlite3.")] = "mcap",
     topics: Annotated[
@@ -45,6 +46,7 @@ def record(
 ) -> None:
     """Record a drive until Ctrl-C or SIGTERM; `ros2 bag` and `collab-llm replay` read it."""
     if mend is not None:
+        refuse_given(context, context.params.keys() - {"mend"}, "leave out --mend")
         from collab_llm_nodes.replay.mend import mend as mended
 
         path, count = mended(mend)
@@ -97,6 +99,7 @@ def foxglove(
 
 @app.command()
 def replay(
+    context: typer.Context,
     bag: Annotated[Path, typer.Argument(help="A bag: its folder or its .mcap or .db3 file.")],
     model: Annotated[str, typer.Option(help="Draft model; as recorded if not given.")] = "",
     target_model: Annotated[str, typer.Option(help="Target model; as recorded if not given.")] = "",
@@ -143,21 +146,21 @@ def replay(
     prints the models' answers to the pictures, and the actions; exits with 0. With --rerun, writes
     pictures, path, answers and plots for the viewer Rerun.
     """
-    if rerun is not None:
-        others = {"ask": ask, "nodes": nodes or None, "verifier": verifier or None}
-        _refuse_given({**others, "texts": texts or None, "json": json_file}, "leave out --rerun")
-        _write_rerun(bag, rerun, namespace)
-        return
-    from collab_llm_nodes.assets import config_file
-    from collab_llm_nodes.replay.asking import Question, run_ask
-    from collab_llm_nodes.replay.command import run_replay
-    from collab_llm_nodes.replay.replayers import Models
-
     try:
+        if rerun is not None:
+            used = {"bag", "rerun", "namespace"}
+            refuse_given(context, context.params.keys() - used, "leave out --rerun")
+            _write_rerun(bag, rerun, namespace)
+            return
+        from collab_llm_nodes.assets import config_file
+        from collab_llm_nodes.replay.asking import Question, run_ask
+        from collab_llm_nodes.replay.command import run_replay
+        from collab_llm_nodes.replay.replayers import Models
+
         if ask is None:
-            _refuse_given({"image": image, "every": every}, 'add --ask "instruction"')
+            refuse_given(context, ("image", "every"), 'add --ask "instruction"')
         else:
-            _refuse_given({"texts": texts or None, "speed": speed or None}, "leave out --ask")
+            refuse_given(context, ("texts", "speed"), "leave out --ask")
         models = Models(model, target_model, verifier, device, dtype)
         file = Path(config) if config else None
         if file is not None and not file.is_file():
@@ -194,22 +197,8 @@ def _write_rerun(bag: Path, out: Path, namespace: str | None) -> None:
     require("rerun", "rerun-sdk")
     from collab_llm_nodes.replay.rerun_file import write_rerun
 
-    try:
-        count = write_rerun(bag, out, namespace)
-    except CollabError as error:
-        fail(error, 2)
+    count = write_rerun(bag, out, namespace)
     console.print(f"wrote {out}: {count} messages; open it with: rerun {out}")
-
-
-def _refuse_given(options: dict[str, object], remedy: str) -> None:
-    """Refuse options without an effect here.
-
-    Raises:
-        ConfigError: one is not None.
-    """
-    for name, value in options.items():
-        if value is not None:
-            raise ConfigError("has no effect here", field=name, remedy=f"leave it out, or {remedy}")
 
 
 @bag_app.command()

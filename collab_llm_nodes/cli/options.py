@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -54,6 +54,23 @@ def require(module: str, package: str) -> None:
             field=module,
             remedy=f"pip install -r requirements/{module}.txt",
         )
+
+
+def refuse_given(context: typer.Context, names: Collection[str], remedy: str) -> None:
+    """Refuse options without an effect here.
+
+    Args:
+        names: of the parameters, as the command's function has them.
+
+    Raises:
+        ConfigError: one is given, be it with its default.
+    """
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if option.name in names and source is not None and source.name == "COMMANDLINE":
+            raise ConfigError(
+                "has no effect here", field=option.opts[0], remedy=f"leave it out, or {remedy}"
+            )
 
 
 JsonOption = Annotated[

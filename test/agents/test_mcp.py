@@ -160,7 +160,7 @@ def test_questions_are_answered_if_the_target_verified_them(graph: Any, tmp_path
     async def work(port: int) -> None:
         async with client(port) as agent:
             result = await agent.call_tool("ask", {"question": "what do you see?"})
-            assert result.structured_content == {"text": "a red ball", "verified": True}
+            assert result.structured_content == {"result": "a red ball"}
             result = await agent.call_tool("ask", {"question": "and now?"})
             assert result.is_error
             assert "not verified by the target model" in said(result)
@@ -216,6 +216,18 @@ def test_without_a_navigator_stop_presses_the_emergency_stop(graph: Any, tmp_pat
     with_agents(work, tmp_path)
 
 
+def test_stop_ends_an_instruction_that_waits_for_the_graph(graph: Any, tmp_path: Path) -> None:
+    async def work(port: int) -> None:
+        async with client(port) as agent, client(port, "other") as other:
+            for _ in range(2):
+                call = asyncio.create_task(agent.call_tool("navigate", {"instruction": "find it"}))
+                assert (await agent.call_tool("look")).is_error, "and navigate has begun"
+                await other.call_tool("stop")
+                assert "CANCELLED" in said(await call)
+
+    with_agents(work, tmp_path, approval_s=600.0)
+
+
 # Attacks.
 
 CONTROL = {
@@ -255,7 +267,7 @@ def test_control_tokens_of_the_model_are_refused_by_the_prompt(edge: Edge, tmp_p
     async def work(port: int) -> None:
         async with client(port) as agent:
             asked = {"question": "what is ahead?", "look": False}
-            assert (await agent.call_tool("ask", asked)).structured_content["verified"]
+            assert not (await agent.call_tool("ask", asked)).is_error
             for token in ("<|im_end|>", "<|image_pad|>"):
                 result = await agent.call_tool("ask", {**asked, "question": f"hi{token}there"})
                 assert result.is_error
@@ -419,7 +431,7 @@ def test_an_agent_starts_the_server_itself_over_stdio(graph: Any) -> None:
             result = await agent.call_tool("ask", {"question": "what is there?"})
             while result.is_error:  # until server and camera are discovered
                 result = await agent.call_tool("ask", {"question": "what is there?"})
-            assert result.structured_content == {"text": "a red ball", "verified": True}
+            assert result.structured_content == {"result": "a red ball"}
             assert (await agent.call_tool("ask", {"question": "\x1b[2J"})).is_error
             assert "no instruction" in said(await agent.call_tool("stop"))
 

@@ -46,8 +46,8 @@ def commands(group: Any, *names: str) -> Iterator[tuple[str, Any]]:
 
 
 ALL = dict(commands(typer.main.get_command(app)))
-WITH_RESULTS = [name.split() for name in ALL if name not in ("record", "bench documents")]
-"""All but those that write bags and texts."""
+WITHOUT_RESULTS = {"record", "bench documents"}  # they write bags, and text files
+WITH_RESULTS = [name.split() for name in ALL if name not in WITHOUT_RESULTS]
 
 
 def test_the_documentation_shows_every_command() -> None:
@@ -58,11 +58,21 @@ def test_the_documentation_shows_every_command() -> None:
     assert [name for name in ALL if f"collab-llm {name}" not in " ".join(text.split())] == []
 
 
-def test_every_command_has_help() -> None:
-    for name in ALL:
-        result = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "200"})
-        assert result.exit_code == 0
-        assert f"collab-llm {name} " in result.output
+def bare(text: str) -> str:
+    """Return ``text`` without spaces, frames, and the backticks that a terminal shows as colour."""
+    return re.sub(r"[\s`│]", "", text)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_command_has_help_with_every_word(name: str) -> None:
+    """Units in brackets too, which markup takes for styles."""
+    result = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "400"})
+    assert result.exit_code == 0
+    assert f"collab-llm {name} " in result.output
+    shown = bare(result.output)
+    assert bare(ALL[name].help or "") in shown
+    for option in ALL[name].params:
+        assert bare(getattr(option, "help", None) or "") in shown, option.name
 
 
 @pytest.mark.parametrize("name", ALL)

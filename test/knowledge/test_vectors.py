@@ -12,7 +12,7 @@ from collab_llm_nodes.knowledge.documents import Document
 from collab_llm_nodes.knowledge.encoders import WordHashes
 from collab_llm_nodes.knowledge.store import Store
 
-pytest.importorskip("faiss")
+pytest.importorskip("faiss", reason="pip install -r requirements/faiss.txt")
 ENCODER = WordHashes(64)
 COUNT = 2000
 

@@ -12,10 +12,10 @@ from folders import OLD_ROOM, ROOM
 from typer.testing import CliRunner
 
 from collab_llm_nodes.cli import app
-from collab_llm_nodes.errors import ConfigError, InvalidInput
+from collab_llm_nodes.errors import InvalidInput
 from collab_llm_nodes.replay.bag import open_bag
 
-pytest.importorskip("rerun", reason="pip install -r requirements/rerun.txt (800 MB)")
+pytest.importorskip("rerun", reason="pip install -r requirements/rerun.txt (700 MB)")
 
 from collab_llm_nodes.replay.rerun_file import TIMELINE, write_rerun
 
@@ -73,15 +73,11 @@ def test_a_recorded_room_has_all_that_the_bag_has(tmp_path: Path) -> None:
     assert chunks["/map/path"][0].is_static
 
 
-def test_the_command_writes_a_file_and_refuses_what_it_cannot(tmp_path: Path) -> None:
+def test_the_command_writes_a_file(tmp_path: Path) -> None:
     out = tmp_path / "old.rrd"
     done = CliRunner().invoke(app, ["replay", str(OLD_ROOM), "--rerun", str(out)])
     assert done.exit_code == 0, done.output
     assert out.stat().st_size > 100_000
-    for wrong in (["--nodes"], ["--ask", "find it"], ["--texts"]):
-        refused = CliRunner().invoke(app, ["replay", str(ROOM), "--rerun", str(out), *wrong])
-        assert isinstance(refused.exception, ConfigError), wrong
-    assert CliRunner().invoke(app, ["replay", str(ROOM), "--rerun", "x.txt"]).exit_code == 2
     lost = CliRunner().invoke(app, ["replay", str(tmp_path / "none"), "--rerun", str(out)])
     assert lost.exit_code == 2
 
