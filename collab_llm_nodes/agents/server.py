@@ -80,9 +80,7 @@ class Tools:
                 f"{age:.1f} s old; {self._robot.motion()}",
             ]
 
-    async def ask(
-        self, question: Question, context: Context[Any, Any], look: bool = True
-    ) -> str:
+    async def ask(self, question: Question, context: Context[Any, Any], look: bool = True) -> str:
         """Ask the robot's vision-language model; with `look`, about its newest picture."""
         async with self._turn(context, self._questions):
             goal = Generate.Goal(protocol="edge_cloud", prompt=_plain(question))

@@ -1,4 +1,4 @@
-"""Options of ``record`` and ``replay`` that have no effect are refused; 1 means a difference only."""
+"""Options of record and replay that have no effect are refused; 1 means a difference only."""
 
 from __future__ import annotations
 
