@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import math
 import sqlite3
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from collab_llm_nodes.knowledge.database import Database
 
-try:
-    import faiss
-except ImportError:  # optional
-    faiss = None
-
+HAS_FAISS = find_spec("faiss") is not None
 NUMBER = np.dtype("<f4")
 MANY = 100_000
 _PROBED = 32
@@ -98,7 +95,7 @@ class Vectors:
             added: bool [ids].
             same: the encoder is the one of the index.
         """
-        if faiss is None or len(self._ids) < MANY:
+        if not HAS_FAISS or len(self._ids) < MANY:
             self._cells = None
         elif self._cells is None or not same:
             self._cells = _cells(self._ids, self._rows)
@@ -130,6 +127,8 @@ class Vectors:
 
 def _cells(ids: np.ndarray, rows: np.ndarray) -> Any:
     """Return an inverted index of ``rows`` [ids, width]."""
+    import faiss  # where it is used: most stores are small
+
     count = math.isqrt(len(ids))
     cells = faiss.IndexIVFFlat(
         faiss.IndexFlatIP(rows.shape[1]), rows.shape[1], count, faiss.METRIC_INNER_PRODUCT
