@@ -638,4 +638,4 @@ def _plot(results: Mapping[str, Any], file: Path | None) -> None:
         for pair in _pairs(results)
         for point, modes in results[pair].items()
     }
-    draw_panels(panels, file, columns=len(POINTS), size=(3.25, 3))
+    draw_panels(panels, file, columns=3, size=(4.5, 3))
