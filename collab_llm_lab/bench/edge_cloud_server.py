@@ -106,7 +106,7 @@ def run_server(
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of one server by one method.
+    """The measurements of one server by one method.
 
     Attributes:
         name: ``ours``, or the kind of a stock server.

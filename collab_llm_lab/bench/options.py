@@ -49,7 +49,7 @@ OF_SERVERS = ("kind", "target", "served_as", "draft", "api_key_file", "unencrypt
 """Options that have an effect only with ``--server``."""
 SecondsOption = Annotated[float, typer.Option(help="Length of each measurement.", min=1.0)]
 STOCK_DEADLINE_S = 120.0
-"""Of a round at a stock server: one on a few cores may be slow at first."""
+"""Time limit of a round at a stock server: one on a few cores may be slow at first."""
 Results = dict[str, Any]
 KeepResults = Callable[..., None]
 """Write the results so far; with ``done=True``, say so and draw them."""

@@ -54,7 +54,7 @@ Question = Annotated[str, Field(max_length=MAX_QUESTION, description="One questi
 
 @dataclass(frozen=True)
 class Journey:
-    """How a motion ended: steps taken, path [m] and sum of turns [rad] by odometry."""
+    """The course of a motion: steps, and path [m] and sum of turns [rad] by odometry."""
 
     steps: int
     distance_m: float

@@ -56,7 +56,7 @@ class Rate:
     def __init__(self, per_s: float, burst: int) -> None:
         self._gap_s, self._burst = 1 / per_s, burst
         self._free_at: dict[str, float] = {}
-        """By client: when it may use its whole burst again."""
+        """Time at which each client may use its whole burst again."""
 
     def take(self, client: str, now: float) -> None:
         """Count a call at ``now`` [s].

@@ -168,3 +168,27 @@ class ChatModel(Protocol):
 
     def close(self) -> None:
         """Free the model's resources; running calls of ``ask`` end with an error."""
+
+
+def ask_in_turn(
+    requests: Sequence[ChatRequest],
+    control: Control,
+    on_result: OnResult,
+    reply: Callable[[ChatRequest], Reply],
+    *refusals: type[CollabError],
+) -> list[Reply | CollabError]:
+    """Answer ``requests`` one by one, as a model does that computes no batches.
+
+    Args:
+        reply: answers one request.
+        refusals: errors of ``reply`` that are the result of its request; others end the call.
+    """
+    results: list[Reply | CollabError] = []
+    for index, request in enumerate(requests):
+        control.check()
+        try:
+            results.append(reply(request))
+        except refusals as error:
+            results.append(error)
+        on_result(index, results[-1])
+    return results

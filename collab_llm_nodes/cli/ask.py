@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from collab_llm_nodes.cli.options import JsonOption, SeedOption
 from collab_llm_nodes.cli.output import console, fail, write_json
-from collab_llm_nodes.errors import InvalidInput, NotFound
+from collab_llm_nodes.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collab_llm_nodes.protocols.base import Answer
 
 app = typer.Typer()
-
-_NOT_GIVEN = 3
-"""Exit status if the documents do not give an answer."""
 
 
 @app.command()
@@ -62,19 +62,19 @@ def ask(
 
     *files, text = words
     if protocol == "dragon":
-        _ask_dragon(text, files, config, options or [], store, deadline, seed, json_file)
-        return
-    question = Question(
-        text,
-        tuple(files),
-        protocol,
-        config or "minions.yaml",
-        tuple(options or ()),
-        store,
-        deadline,
-        seed,
-    )
-    answer, report = run_ask(question, console)
+        answer, report = _ask_dragon(text, files, config, options or [], store, deadline, seed)
+    else:
+        question = Question(
+            text,
+            tuple(files),
+            protocol,
+            config or "minions.yaml",
+            tuple(options or ()),
+            store,
+            deadline,
+            seed,
+        )
+        answer, report = run_ask(question, console)
     if answer.text:
         console.print(answer.text, style="bold", highlight=False)
     write_json(json_file, report)
@@ -92,8 +92,7 @@ def _ask_dragon(
     store: Path | None,
     deadline: float,
     seed: int,
-    json_file: Path | None,
-) -> None:
+) -> tuple[Answer, dict[str, Any]]:
     if files:
         raise InvalidInput(
             f"{len(files)} files for DRAGON",
@@ -104,9 +103,4 @@ def _ask_dragon(
     from collab_llm_nodes.protocols.dragon.command import Question, run_ask
 
     question = Question(text, config or "dragon.yaml", tuple(options), store, deadline, seed)
-    answer, report = run_ask(question, console)
-    if answer.text:
-        console.print(answer.text, style="bold", highlight=False)
-    write_json(json_file, report)
-    if answer.error is not None:
-        fail(answer.error, _NOT_GIVEN if isinstance(answer.error, NotFound) else 1)
+    return run_ask(question, console)

@@ -50,7 +50,7 @@ _WORDS = 4
 _ITEMS_OF_ROW = 8
 """Items of a captured pass for each of its rows: 2,048 columns in each."""
 _ITEMS_BYTES = 64 << 20
-"""Of what the items of a captured pass sum up, at most."""
+"""Most memory for what the items of a captured pass sum up."""
 _PROBED = 3
 """Tokens of the pass that checks the graphs."""
 

@@ -1,4 +1,4 @@
-"""What attention reads of a pass over pages, as integers in one array that is uploaded once.
+"""The input of attention in a pass over pages: integers in one array that is uploaded once.
 
 The rows of a chunk are cut into tiles of as many tokens as one kernel takes, and the columns of a
 tile into items of ``SPLIT``. An item is the work of one program. Its size depends on its own chunk
@@ -52,13 +52,13 @@ class Layout:
 
     @property
     def sizes(self) -> list[int]:
-        """Integers of each field of :class:`Batch` but the pages, which take what is left."""
+        """Integers that each field of :class:`Batch` has; the pages take what is left."""
         rows = self.rows
         return [1, *[rows] * 5, rows * _PART, rows * self.words, self.items * _ITEM]
 
     @property
     def begins(self) -> list[int]:
-        """Where each field begins, and last the pages."""
+        """Offset of each field, the pages last."""
         return [0, *accumulate(round_up(size, _ALIGNED) for size in self.sizes)]
 
 

@@ -56,7 +56,7 @@ class Prompt:
 
 
 class ChatForm(Protocol):
-    """What the form of a model's prompts depends on, besides its pictures."""
+    """Facts that the form of a model's prompts depends on, besides its pictures."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase: ...

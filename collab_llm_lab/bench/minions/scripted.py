@@ -18,6 +18,7 @@ from collab_llm_nodes.chat.base import (
     OnResult,
     Reply,
     Usage,
+    ask_in_turn,
     ignore_result,
 )
 from collab_llm_nodes.chat.structured import last_object
@@ -68,18 +69,13 @@ class ScriptedRemote:
         on_result: OnResult = ignore_result,
     ) -> list[Reply | CollabError]:
         """Answer ``requests``; a question that is not in the file gives CannotPlan."""
-        results: list[Reply | CollabError] = []
-        for index, request in enumerate(requests):
-            control.check()
-            try:
-                results.append(Reply(self._reply(request), Finish.STOP, Usage()))
-            except CannotPlan as error:
-                results.append(error)
-            on_result(index, results[-1])
-        return results
+        return ask_in_turn(requests, control, on_result, self._answer, CannotPlan)
 
     def close(self) -> None:
         """Do nothing: there is no model."""
+
+    def _answer(self, request: ChatRequest) -> Reply:
+        return Reply(self._reply(request), Finish.STOP, Usage())
 
     def _reply(self, request: ChatRequest) -> str:
         last = request.turns[-1].content

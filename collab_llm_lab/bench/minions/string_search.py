@@ -6,8 +6,6 @@ They read the prompts of the style ``embedded`` and reply in its form.
 from __future__ import annotations
 
 import json
-import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 from collab_llm_nodes.chat.base import (
@@ -17,9 +15,11 @@ from collab_llm_nodes.chat.base import (
     OnResult,
     Reply,
     Usage,
+    ask_in_turn,
     ignore_result,
 )
 from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.knowledge.bm25 import WordScores
 from collab_llm_nodes.knowledge.chunking import sentences
 from collab_llm_nodes.knowledge.words import words
 from collab_llm_nodes.protocols.minions import prompts
@@ -28,8 +28,6 @@ from collab_llm_nodes.protocols.minions.embedded.windows import NOTHING
 Search = Callable[[str, str], "dict[str, str | None]"]
 """Takes a piece of text and a task; returns citation and answer."""
 
-_K1, _B = 1.5, 0.75
-"""The usual constants of BM25."""
 _SHORTEST = 12
 """Shorter sentences are headings and numbers of lists [characters]."""
 
@@ -49,21 +47,17 @@ class StringSearch:
         on_result: OnResult = ignore_result,
     ) -> list[Reply | CollabError]:
         """Answer ``requests``; see ``chat.base.ChatModel``."""
-        results: list[Reply | CollabError] = []
-        for index, request in enumerate(requests):
-            control.check()
-            results.append(Reply(self._reply(request.turns[-1].content), Finish.STOP, Usage()))
-            on_result(index, results[-1])
-        return results
+        return ask_in_turn(requests, control, on_result, self._reply)
 
     def close(self) -> None:
         """Do nothing: there is no model."""
 
-    def _reply(self, prompt: str) -> str:
-        values = prompts.read_back(prompts.WORKER_BRIEF, prompt, "chunk")
+    def _reply(self, request: ChatRequest) -> Reply:
+        values = prompts.read_back(prompts.WORKER_BRIEF, request.turns[-1].content, "chunk")
         if values is None:  # no job, but the whole text of local only
-            return NOTHING
-        return json.dumps(self._search(values["chunk"], values["task"]))
+            return Reply(NOTHING, Finish.STOP, Usage())
+        found = self._search(values["chunk"], values["task"])
+        return Reply(json.dumps(found), Finish.STOP, Usage())
 
 
 def best_sentence(chunk: str, task: str) -> dict[str, str | None]:
@@ -95,15 +89,8 @@ def _value(rest: str, *, last: bool, counted: bool) -> str:
 
 
 def bm25(query: str, texts: Sequence[str]) -> list[float]:
-    """Return the BM25 score of each text for ``query`` (Robertson and Zaragoza, 2009)."""
-    counts = [Counter(words(text)) for text in texts]
-    average = sum(map(Counter.total, counts)) / max(1, len(counts))
-    holding = Counter(word for count in counts for word in count)
-
-    def score(count: Counter[str], word: str) -> float:
-        weight = math.log(1 + (len(texts) - holding[word] + 0.5) / (holding[word] + 0.5))
-        length = 1 - _B + _B * count.total() / average
-        return weight * count[word] * (_K1 + 1) / (count[word] + _K1 * length)
-
-    asked = [*dict.fromkeys(words(query))]
-    return [sum(score(count, word) for word in asked if count[word]) for count in counts]
+    """Return the BM25 score of each text for the different words of ``query``."""
+    by_word, scores = WordScores(texts), [0.0] * len(texts)
+    for word in dict.fromkeys(words(query)):
+        scores = [sum(both) for both in zip(scores, by_word.of(word), strict=True)]
+    return scores

@@ -41,7 +41,7 @@ LAW = {
 
 @dataclass(frozen=True)
 class Facts:
-    """What a server says about itself.
+    """Statements of a server about itself.
 
     Attributes:
         context: tokens that its model reads, prompt and answer together.

@@ -19,6 +19,7 @@ from collab_llm_nodes.chat.base import (
     OnResult,
     Reply,
     Usage,
+    ask_in_turn,
     ignore_result,
 )
 from collab_llm_nodes.chat.in_process import InProcessChat, InProcessConfig
@@ -78,19 +79,13 @@ class PlannedRemote(ABC):
         on_result: OnResult = ignore_result,
     ) -> list[Reply | CollabError]:
         """Answer ``requests``; a question that is not understood gives CannotPlan."""
-        results: list[Reply | CollabError] = []
-        for index, request in enumerate(requests):
-            control.check()
-            try:
-                text = self._reply(request.turns, control)
-            except CannotPlan as error:
-                results.append(error)
-            else:
-                decode = self._count((Turn("assistant", text),))
-                usage = Usage(self._count(request.turns), 0, decode)
-                results.append(Reply(text, Finish.STOP, usage))
-            on_result(index, results[-1])
-        return results
+
+        def reply(request: ChatRequest) -> Reply:
+            text = self._reply(request.turns, control)
+            decode = self._count((Turn("assistant", text),))
+            return Reply(text, Finish.STOP, Usage(self._count(request.turns), 0, decode))
+
+        return ask_in_turn(requests, control, on_result, reply, CannotPlan)
 
     @abstractmethod
     def close(self) -> None:

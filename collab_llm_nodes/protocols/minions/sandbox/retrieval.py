@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from typing import Any
 
+from collab_llm_nodes.knowledge.bm25 import WordScores
 from collab_llm_nodes.knowledge.words import words
 
 RETRIEVE = "retrieve_top_k_chunks"
@@ -14,7 +13,6 @@ def retrieve_top_k_chunks(keywords: list[str], chunks: list[str],
                           weights: dict[str, float] | None = None, k: int = 10) -> list[str]:
     \"\"\"Return the k chunks that fit the keywords best (BM25), in their order.\"\"\""""
 """Its signature and docstring for a prompt."""
-_K1, _B = 1.5, 0.75
 
 
 def retrieve_top_k_chunks(
@@ -33,29 +31,15 @@ def retrieve_top_k_chunks(
     """
     if not (_are_texts(keywords) and _are_texts(chunks) and isinstance(k, int)):
         raise TypeError("wrong arguments")
-    counts = [Counter(words(chunk)) for chunk in chunks]
+    by_word = WordScores(chunks)
     scores = [0.0] * len(chunks)
     for keyword in keywords:
         weight = float(dict(weights or {}).get(keyword, 1.0))
         for word in words(keyword):
-            for place, score in enumerate(_scores(word, counts)):
+            for place, score in enumerate(by_word.of(word)):
                 scores[place] += weight * score
     best = sorted(range(len(chunks)), key=lambda place: -scores[place])[: max(k, 0)]
     return [chunks[place] for place in sorted(best)]
-
-
-def _scores(word: str, counts: list[Counter[str]]) -> list[float]:
-    """Return the BM25 score of each text, given the counts of its words, for one word."""
-    holding = sum(word in count for count in counts)
-    if not holding:
-        return [0.0] * len(counts)
-    idf = math.log(1 + (len(counts) - holding + 0.5) / (holding + 0.5))
-    lengths = [count.total() for count in counts]
-    mean = sum(lengths) / len(lengths)
-    return [
-        idf * count[word] * (_K1 + 1) / (count[word] + _K1 * (1 - _B + _B * length / mean))
-        for count, length in zip(counts, lengths, strict=True)
-    ]
 
 
 def _are_texts(value: Any) -> bool:
