@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import resource
@@ -160,7 +161,7 @@ def test_progress_reports_stages_rounds_and_jobs() -> None:
 
 def test_jobs_are_reported_while_they_run() -> None:
     half, on = threading.Event(), threading.Event()
-    count = iter(range(PAGES))
+    count = itertools.count()
 
     def slow(request: ChatRequest, control: Control) -> str | Reply:
         if next(count) == PAGES // 2:
