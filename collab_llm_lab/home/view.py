@@ -40,7 +40,7 @@ class Sight:
 
 @dataclass(frozen=True)
 class View:
-    """What one picture shows: a sight of each thing, then of each piece of furniture, and the way."""
+    """Sights of all things and furniture of a room from one place, and the free way."""
 
     things: tuple[Sight, ...]
     furniture: tuple[Sight, ...]
