@@ -21,6 +21,7 @@ from pydantic import Field
 from sensor_msgs.msg import CompressedImage
 
 from collab_llm.action import Generate
+from collab_llm.msg import Status
 from collab_llm_nodes.agents.graph import AgentGraph
 from collab_llm_nodes.agents.settings import AgentConfig
 from collab_llm_nodes.agents.turns import Rate, Turns
@@ -54,11 +55,16 @@ Question = Annotated[str, Field(max_length=MAX_QUESTION, description="One questi
 
 @dataclass(frozen=True)
 class Journey:
-    """The course of a motion: steps, and path [m] and sum of turns [rad] by odometry."""
+    """The course of a motion: steps, and path [m] and sum of turns [rad] by odometry.
+
+    Attributes:
+        reply: the model's answer, where it answered in words instead of arriving; else empty.
+    """
 
     steps: int
     distance_m: float
     turned_rad: float
+    reply: str = ""
 
 
 class Tools:
@@ -102,6 +108,8 @@ class Tools:
     ) -> Journey | str:
         """Have the robot follow an instruction, once a person has approved it; await the end.
 
+        With a `reply`, the robot answered in words and is not where the instruction would have it.
+
         Cancel the call to stop the robot. An instruction to stop stops it at once.
         """
         stops = self._robot.stops
@@ -120,8 +128,11 @@ class Tools:
                 result = await self._robot.navigate(instruction, max_steps, stops, report)
             finally:
                 following.cancel()
-            raise_for(result.status)
-            return Journey(result.steps, result.distance_travelled, result.angle_turned)
+            answered = result.status.code == Status.ANSWERED
+            if not answered:
+                raise_for(result.status)
+            reply = printable(result.text) if answered else ""
+            return Journey(result.steps, result.distance_travelled, result.angle_turned, reply)
 
     async def stop(self) -> str:
         """Stop the robot now, whoever gave the instruction; no limit and no approval."""

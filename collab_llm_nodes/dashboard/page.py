@@ -447,6 +447,13 @@ def goal_text(goal: Goal) -> str:
     return ""
 
 
+_ENDS = {
+    "stop": "stop: the model says it has arrived",
+    "give up": "give up: the model has not found it",
+    "reply": "reply: the model answers in words",
+}
+
+
 def action_text(action: Action | None) -> str:
     """Describe the action of the robot."""
     if action is None:
@@ -458,7 +465,7 @@ def action_text(action: Action | None) -> str:
     if action.kind == "turn":
         side = "left" if action.value > 0 else "right"
         return f"turn {side} by {abs(math.degrees(action.value)):.0f}°"
-    return "stop: the model says it has arrived" if action.kind == "stop" else "no motion"
+    return _ENDS.get(action.kind, "no motion")
 
 
 def figures_text(answer: Answer) -> str:

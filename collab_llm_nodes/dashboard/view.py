@@ -208,7 +208,7 @@ class Action:
     """Action that was read from an answer; see ``msg/NavigationAction``.
 
     Attributes:
-        kind: "none", "stop", "forward" or "turn".
+        kind: "none", "stop", "forward", "turn", "give up" or "reply".
         value: [m] or [rad], + = left.
         reason: why there is no motion; empty if there is one.
         span: where it starts and ends in the text [characters].
@@ -290,7 +290,8 @@ class Goal:
 
     Attributes:
         state: "idle", "sent", "running", "cancelling" or "ended".
-        error: why it ended, or could not be followed; empty if the model said stop.
+        error: why it ended, or could not be followed, or the model's reply; empty if the model
+            said stop.
         followed: instruction that the navigator follows now, from any source; empty if none.
     """
 
@@ -633,7 +634,7 @@ class View:
     def _direction(self) -> Direction | None:
         """Return straight ahead for a drive, the remaining angle for a turn."""
         action = self._action
-        if action is None or action.reason or action.kind == "none":
+        if action is None or action.reason or action.kind in ("none", "give up", "reply"):
             return None
         left = action.value - self._travelled() if action.kind == "turn" else 0.0
         return direction(left, self.camera_fov)

@@ -68,7 +68,7 @@ from collab_llm_nodes.dashboard.view import (
     recalls,
     usable,
 )
-from collab_llm_nodes.errors import CollabError, ConfigError
+from collab_llm_nodes.errors import CollabError, ConfigError, printable
 from collab_llm_nodes.robot.executor import Pose2D
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
 from collab_llm_nodes.ros.clock import STEADY, wall
@@ -94,6 +94,8 @@ _KINDS = {
     NavigationAction.STOP: "stop",
     NavigationAction.FORWARD: "forward",
     NavigationAction.TURN: "turn",
+    NavigationAction.GIVE_UP: "give up",
+    NavigationAction.REPLY: "reply",
 }
 
 
@@ -405,6 +407,8 @@ class Dashboard(ManagedNode[DashboardConfig]):
             error = f"the navigator {self._sent.loss}; see its log"
         elif result.status.code == StatusMsg.OK:
             error = ""
+        elif result.status.code == StatusMsg.ANSWERED:
+            error = f'it replied: "{printable(result.text)}"'
         else:
             error = result.status.message or f"ended with status {code_of(result.status)}"
         self._view.goal = replace(self._view.goal, state="ended", error=error)

@@ -263,7 +263,7 @@ class InstructionClient:
 
 
 def instruct(instruction: str, *, confirm: bool = False) -> int:
-    """Send ``instruction`` and wait: return 0 arrived, 1 ended otherwise, 2 not sent."""
+    """Send ``instruction`` and wait: return 0 arrived, 1 ended otherwise, 2 not sent, 3 replied."""
     interrupted, finished = threading.Event(), threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: interrupted.set())
@@ -340,11 +340,14 @@ def _report(client: InstructionClient, interrupted: bool) -> int:
     """Print how it ended; return the exit status."""
     result = client.result
     if result is not None:
-        arrived = result.status.code == Status.OK
         said = printable(result.status.message)
-        verdict = f"arrived{said and f', {said}'}" if arrived else f"ended: {said}"
+        verdict, status = f"ended: {said}", 1
+        if result.status.code == Status.OK:
+            verdict, status = f"arrived{said and f', {said}'}", 0
+        elif result.status.code == Status.ANSWERED:
+            verdict, status = f"replied: {printable(result.text)}", 3
         print(f"{verdict} ({result.steps} steps, {result.distance_travelled:.2f} m)", flush=True)
-        return 0 if arrived else 1
+        return status
     if client.goal is None and client.announced and not interrupted:
         print(f"not confirmed within {CONFIRM_DEADLINE_S:g} s: not followed", file=sys.stderr)
         return 2

@@ -102,7 +102,7 @@ class Picture:
     def on_action(self, kind: Kind, value: float) -> None:
         """Take an action; a stop, or a text without an action, ends the step before."""
         self.step = None
-        if kind in (Kind.FORWARD, Kind.TURN) and self.pose is not None:
+        if kind.moves and self.pose is not None:
             self.step = Step(kind, self.pose, value)
         self.changed = True
 

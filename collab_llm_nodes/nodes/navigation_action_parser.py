@@ -1,4 +1,4 @@
-"""Parses a model's text into one safe motion step, once the answer is complete.
+"""Parses a model's text into one safe action, once the answer is complete.
 
 ``generated_text`` in, ``navigation_action`` out. Only texts for motion are read (``for_motion``).
 Nothing is executed here: the navigator decides whether it waits for the action. Text that is too
@@ -120,9 +120,9 @@ class NavigationActionParser(ManagedNode[ParserConfig]):
             self._publish(parsed, msg)
 
     def _may_act_early(self, parsed: ParsedAction, msg: GeneratedText) -> bool:
-        """Return True for a motion under ``streaming``; an early stop gains nothing."""
-        moves = parsed.kind in (Kind.FORWARD, Kind.TURN)
-        return self.config.streaming and moves and self._judge(parsed, msg).code is Code.OK
+        """Return True for a motion under ``streaming``; an early end gains nothing."""
+        early = self.config.streaming and parsed.kind.moves
+        return early and self._judge(parsed, msg).code is Code.OK
 
     def _judge(self, parsed: ParsedAction, msg: GeneratedText) -> ParsedAction:
         """Return ``parsed``, or no motion because of the text's status, verification or age."""
@@ -139,7 +139,7 @@ class NavigationActionParser(ManagedNode[ParserConfig]):
             code = Code.STALE
         else:
             return parsed
-        return replace(parsed, kind=Kind.NONE, value=0.0, code=code, reason=reason)
+        return replace(parsed, kind=Kind.NONE, value=0.0, code=code, reason=reason, words="")
 
     def _age_of(self, msg: GeneratedText) -> float:
         """Return the age of the frame that the text is about [s]."""
@@ -157,6 +157,7 @@ class NavigationActionParser(ManagedNode[ParserConfig]):
             code=parsed.code,
             reason=reason,
             text=parsed.text,
+            words=parsed.words,
             span_begin=parsed.span[0],
             span_end=parsed.span[1],
             verified=msg.verified,

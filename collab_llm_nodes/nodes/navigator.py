@@ -356,6 +356,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         result.pose = self._pose
         ending = mission.ending
         assert ending is not None, "the future is set by an ending"
+        result.text = ending.text
         self._conclude(goal, result, ending.code, ending.message, since)
         return result
 
@@ -430,7 +431,7 @@ class Navigator(ManagedNode[NavigatorConfig]):
         seconds = time.monotonic() - since
         line = f"goal {_name(goal)}: {code} after {result.steps} steps, {seconds:.1f} s"
         cause = repr(message[:_LOGGED])  # some of it may be the verifier's words
-        if code == "OK":
+        if code in ("OK", "ANSWERED"):
             self._followed += 1
             self._log(line)
             goal.succeed()

@@ -10,7 +10,7 @@ from datetime import timezone, tzinfo
 from collab_llm_nodes.knowledge.documents import Document
 from collab_llm_nodes.robot.episodes import EpisodeConfig, EpisodeLog
 from collab_llm_nodes.robot.executor import Pose2D
-from collab_llm_nodes.robot.grammar import Code, ParsedAction
+from collab_llm_nodes.robot.grammar import Code, Kind, ParsedAction
 
 _MOVED_M = 0.02
 _TURNED = math.radians(2.0)
@@ -113,8 +113,10 @@ class Diary:
         if self._step is not None and self._step.session == session:
             return
         self._end_step(now)
+        # A reply may say anything; only what the grammar checks is an observation.
+        observes = action.kind.moves or action.kind is Kind.STOP
         # Without "I see": questions have these words, too, and would find sightings of anything.
-        seen = _I_SEE.sub("", sighting(action.text, action.span[0]))
+        seen = _I_SEE.sub("", sighting(action.text, action.span[0])) if observes else ""
         if seen:
             self._log.said(seen, self._pose, now)
             if thing := thing_of(self._instruction, seen):

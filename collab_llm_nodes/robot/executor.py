@@ -248,7 +248,7 @@ class StepExecutor:
         limits = self._limits()
         ideal = self._goal / limits.top + limits.top / limits.acceleration
         self._deadline = now + c.allowance_base + ALLOWANCE_FACTOR * ideal
-        moves = action.kind in (Kind.FORWARD, Kind.TURN)
+        moves = action.kind.moves
         self.outcome = Outcome.RUNNING if moves else Outcome.DONE
         return self.tick(now)
 

@@ -3,7 +3,8 @@
     answer   = [ reason ] [ connective ] marker [ "to" ] [ ":" ] [ quote ] action [ punctuation ]
              | action [ punctuation ]
              | "{" [ '"reason": "' reason '"' ] '"action": "' action '"' "}"     (``json: true``)
-    action   = one of the configured phrases: "move forward {distance}", "turn left {angle}", "stop"
+    action   = one of the configured phrases: "move forward {distance}", "turn left {angle}",
+               "stop", "give up", "reply"
     marker   = one of the configured ones, at the start of a clause: "the next action is"
     distance = [ "by" ] number ( "cm" | "m" | "centimeters" | "metres" ... )
     angle    = [ "by" ] number ( "degree" | "degrees" | "deg" | "°" | "rad" | "radian" ... )
@@ -13,6 +14,9 @@ the number, not regular expressions, so that none can take for ever or match eve
 may only be made of plain observations (``observations.py``), so that nothing in it can speak
 against the action. Under ``reason: lenient`` it may hold anything but words known to speak against
 the action: another motion, a negated one, a condition, a second action.
+
+"give up" and "reply" end the task without a motion, so any text but a second order may stand beside
+them: it is the reply. A reply without a text is none.
 
 A text outside the grammar is no motion, with a code that says why.
 """
@@ -40,6 +44,13 @@ class Kind(IntEnum):
     STOP = 1
     FORWARD = 2
     TURN = 3
+    GIVE_UP = 4
+    REPLY = 5
+
+    @property
+    def moves(self) -> bool:
+        """Return True for a step that the robot drives or turns."""
+        return self in (Kind.FORWARD, Kind.TURN)
 
 
 class Code(IntEnum):
@@ -67,7 +78,7 @@ REASONS = {
     Code.OUT_OF_RANGE: "distance or angle is zero or beyond the limit",
     Code.UNVERIFIED: "the target has not verified the text and the policy forbids acting on it",
     Code.STALE: "the camera frame is older than the age limit",
-    Code.EMPTY: "no text",
+    Code.EMPTY: "no text, or a reply without words",
     Code.FAILED: "the generation ended with an error",
 }
 
@@ -104,7 +115,11 @@ class GrammarConfig:
     right: tuple[str, ...] = fixed(
         ("turn right {angle}", "turning right {angle}"), "Phrases for a turn to the right."
     )
-    stop: tuple[str, ...] = fixed(("stop",), "Phrases for the end of the task.")
+    stop: tuple[str, ...] = fixed(("stop",), "Phrases for the end of the task: arrived.")
+    give_up: tuple[str, ...] = fixed(("give up",), "Phrases for its end: not found.")
+    reply: tuple[str, ...] = fixed(
+        ("reply",), "Phrases for its end: answered, by the text before the marker."
+    )
     reason: str = fixed(
         "plain",
         "Text allowed beside the action: plain = observations only; lenient = free text without"
@@ -140,6 +155,8 @@ _SLOTS = {
     "left": "{angle}",
     "right": "{angle}",
     "stop": "",
+    "give_up": "",
+    "reply": "",
 }
 """The fields that hold phrases, each with its placeholder of the number."""
 _MOST_PHRASES = 32
@@ -196,6 +213,7 @@ class ParsedAction:
         span: of the action in ``text``, or of the part that made it unacceptable; end exclusive.
         text: the whole text.
         reason: ``code`` in words, for people; empty where ``REASONS`` has them.
+        words: what the text says beside the action, without thoughts; empty unless ``code`` is OK.
     """
 
     kind: Kind
@@ -204,6 +222,7 @@ class ParsedAction:
     span: tuple[int, int]
     text: str
     reason: str = ""
+    words: str = ""
 
     @property
     def phrase(self) -> str:
@@ -213,14 +232,14 @@ class ParsedAction:
         if self.kind is Kind.TURN:
             side = "left" if self.value > 0 else "right"
             return f"turn {side} {round(abs(math.degrees(self.value)), 6):g} degree"
-        return "stop" if self.kind is Kind.STOP else ""
+        return {Kind.STOP: "stop", Kind.GIVE_UP: "give up", Kind.REPLY: "reply"}.get(self.kind, "")
 
 
 def actions_pattern(config: GrammarConfig | None = None) -> str:
     """Return a regular expression of answers that :func:`parse` reads as an action.
 
     They have the first marker, no reason, and whole centimetres or degrees within the limits; such
-    as "The next action is turn left 45 degree."
+    as "The next action is turn left 45 degree." Without a reason there is no reply.
     """
     config = config or GrammarConfig()
     numbers = {
@@ -229,7 +248,8 @@ def actions_pattern(config: GrammarConfig | None = None) -> str:
     }
     phrases = [
         " ".join(numbers.get(word, word) for word in phrase.split())
-        for name in ("forward", "left", "right", "stop")
+        for name in _ACTIONS
+        if name != "reply"
         for phrase in getattr(config, name)
     ]
     marker = " ".join(config.markers[0].split())
@@ -267,7 +287,7 @@ def check_step(
     name, unit, value, limit = "distance", "m", action.value, max_distance
     if action.kind is Kind.TURN:
         name, unit, value, limit = "angle", "degree", abs(math.degrees(action.value)), max_angle
-    if action.kind in (Kind.FORWARD, Kind.TURN) and not 0.0 < value <= limit + 1e-6:
+    if action.kind.moves and not 0.0 < value <= limit + 1e-6:
         raise InvalidInput(
             f"{value:g} {unit}",
             field=f"navigation_action.{name}",
@@ -309,8 +329,10 @@ _MENTIONS = {
     "right": rf"(?:{_TURN})\s+right",
     "forward": rf"(?:{_GO})\s+forward",
     "back": rf"(?:{_GO})\s+(?:backwards?|back)",
+    "give_up": r"giv(?:e|ing)\s+up",
+    "reply": r"reply(?:ing)?",
 }
-"""Words that speak of a motion, whether or not they are configured as phrases."""
+"""Words that speak of an action, whether or not they are configured as phrases."""
 _MOTION = re.compile(rf"\b(?:{_MOTION_VERBS}|forwards?|backwards?|back)\b", _FLAGS)
 _FENCE = "```"
 
@@ -322,13 +344,13 @@ class _Grammar:
         action: one phrase with its number; the matched group's name is its kind.
         marker: at the start of a clause: "it is wrong that the next action is ..." is no order.
         marker_words: the same words anywhere.
-        mention: words that speak of a motion; the group's name is its kind.
+        mention: words that speak of an action; the group's name is its kind.
         verb: words that may be negated.
         observations: checks a reason; None under ``reason: lenient``.
     """
 
     def __init__(self, config: GrammarConfig) -> None:
-        kinds = {name: getattr(config, name) for name in ("forward", "left", "right", "stop")}
+        kinds = {name: getattr(config, name) for name in _ACTIONS}
         longest = sorted(
             ((phrase, name) for name, phrases in kinds.items() for phrase in phrases),
             key=lambda pair: -len(pair[0].split()),
@@ -339,7 +361,7 @@ class _Grammar:
         markers = sorted(config.markers, key=len, reverse=True)
         words = "|".join(_literal(m) for m in markers)
         self.marker = re.compile(
-            r"(?:\A|[.!?;:,\n])[^\S\n]*(?:(?:so|thus|hence|then|therefore),?\s+)?"
+            r"(?:\A|(?P<end>[.!?;:,\n]))[^\S\n]*(?:(?:so|thus|hence|then|therefore),?\s+)?"
             rf"(?P<words>{words})(?:\s+to\b)?\s*:?\s*[\"'*]*",
             _FLAGS,
         )
@@ -417,7 +439,8 @@ def _parse_answer(text: str, config: GrammarConfig) -> ParsedAction:
     if action is None or not _TAIL.match(text, action.end()):
         return _explain(grammar, text, marker.start("words") if marker else 0)
     reason = (0, marker.start("words")) if marker else (0, 0)
-    return _objection(grammar, text, reason, action) or _within_limits(text, action, config)
+    words = text[: max(0, marker.end("end"))] if marker else ""
+    return _objection(grammar, text, reason, action) or _accept(text, words, action, config)
 
 
 class StreamingParser:
@@ -484,7 +507,8 @@ def _parse_json(text: str, config: GrammarConfig) -> ParsedAction:
     action = grammar.action.fullmatch(text, begin, end)
     if action is None:
         return _explain(grammar, text, begin, end)
-    return _objection(grammar, text, reason, action) or _within_limits(text, action, config)
+    words = content.get("reason", "")
+    return _objection(grammar, text, reason, action) or _accept(text, words, action, config)
 
 
 def _unfenced(text: str) -> str:
@@ -507,18 +531,22 @@ def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return dict(pairs)
 
 
-def _within_limits(text: str, action: re.Match[str], config: GrammarConfig) -> ParsedAction:
+def _accept(text: str, words: str, action: re.Match[str], config: GrammarConfig) -> ParsedAction:
+    """Return ``action``, or its refusal: a step beyond the limits, or a reply without words."""
     kind, value = _read(action)
+    words = words.strip(" \t\n,;:")
     limit = config.max_distance if kind is Kind.FORWARD else math.radians(config.max_angle)
-    if kind is not Kind.STOP and not 0.0 < abs(value) <= limit + 1e-9:
+    if kind.moves and not 0.0 < abs(value) <= limit + 1e-9:
         return _refuse(text, Code.OUT_OF_RANGE, action.span())
-    return ParsedAction(kind, value, Code.OK, action.span(), text)
+    if kind is Kind.REPLY and not any(map(str.isalnum, words)):
+        return _refuse(text, Code.EMPTY, action.span())
+    return ParsedAction(kind, value, Code.OK, action.span(), text, words=words)
 
 
 def _read(action: re.Match[str]) -> tuple[Kind, float]:
     name = _name(action)
-    if name == "stop":
-        return Kind.STOP, 0.0
+    if name in _ENDS:
+        return _ENDS[name], 0.0
     slot = "{distance}" if name == "forward" else "{angle}"
     for unit, size in _UNITS[slot].items():
         quantity = re.search(rf"({_NUMBER})\s*(?:{unit})(?!\w)", action.group(), _FLAGS)
@@ -529,6 +557,11 @@ def _read(action: re.Match[str]) -> tuple[Kind, float]:
 
 
 _SIGN = {"left": 1.0, "right": -1.0}
+_ENDS = {"stop": Kind.STOP, "give_up": Kind.GIVE_UP, "reply": Kind.REPLY}
+"""Actions that end the task."""
+_SPOKEN = {"give_up", "reply"}
+"""Actions beside which anything may be said: nothing moves, and nobody takes them for a success."""
+_ACTIONS = ("forward", *_SIGN, *_ENDS)
 
 
 def _refuse(
@@ -538,7 +571,7 @@ def _refuse(
 
 
 def _name(match: re.Match[str]) -> str:
-    """Return the kind of a match: "stop", "left", "right", "forward" or "back"."""
+    """Return the kind of a match: one of ``_ACTIONS``, or "back"."""
     return str(match.lastgroup).rstrip("0123456789")
 
 
@@ -548,7 +581,9 @@ def _objection(
     """Return the refusal if the reason, or a second order, speaks against ``action``; else None."""
     first, last = reason
     orders = [m for m in grammar.marker_words.finditer(text) if m.start() != last]
-    numbered = [m for m in grammar.action.finditer(text, first, last) if _name(m) != "stop"]
+    if _name(action) in _SPOKEN:
+        return _refuse(text, Code.AMBIGUOUS, orders[0].span()) if orders else None
+    numbered = [m for m in grammar.action.finditer(text, first, last) if _name(m) not in _ENDS]
     for repeated in orders + numbered:
         return _refuse(text, Code.AMBIGUOUS, repeated.span())
     sentence = max([first, *(m.end() for m in _SENTENCE_END.finditer(text, first, last))])
@@ -583,7 +618,7 @@ def _explain(grammar: _Grammar, text: str, begin: int, end: int | None = None) -
     if not names - {"back"}:
         return _refuse(text, Code.UNREADABLE)
     span = (mentions[0].start(), mentions[-1].end())
-    if {"left", "right"} <= names or ("stop" in names and len(names) > 1):
+    if {"left", "right"} <= names or (_ENDS.keys() & names and len(names) > 1):
         return _refuse(text, Code.CONTRADICTORY, span)
     if re.match(r"\s*[-\N{MINUS SIGN}]\s*[0-9]", text[mentions[0].end() : end]):
         return _refuse(text, Code.CONTRADICTORY, span)

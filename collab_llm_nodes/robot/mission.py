@@ -1,4 +1,4 @@
-"""One instruction: observe, think, act, until the model says stop. No I/O, no clock.
+"""One instruction: observe, think, act, until the model ends the task. No I/O, no clock.
 
 Events carry two clocks: ``now`` is the robot's [s], possibly simulated, and governs motion;
 ``wall`` is the machine's [s, monotonic] and governs every deadline, so that a simulator that stands
@@ -154,10 +154,24 @@ class Phase(Enum):
 
 
 class Ending(NamedTuple):
-    """Reason of the end: ``code`` is the name of a status constant of ``action/Navigate``."""
+    """Reason of the end, as in the result of ``action/Navigate``.
+
+    Attributes:
+        code: name of a status constant.
+        text: the model's words, where it ended the task.
+    """
 
     code: str
     message: str = ""
+    text: str = ""
+
+
+_ENDINGS = {
+    Kind.STOP: Ending("OK"),
+    Kind.GIVE_UP: Ending("NOT_FOUND", "the model looked round and did not find it"),
+    Kind.REPLY: Ending("ANSWERED", "the model replied, and nothing moves"),
+}
+"""Ends of the task that the model decides on."""
 
 
 _FATAL = {
@@ -253,7 +267,8 @@ def refusal(
         )
     if action.code is not Code.OK:
         return _STATUS_OF.get(action.code, "UNREADABLE"), _words(action)
-    if asked and (objection := asked.objection(action)):
+    compared = action.kind.moves or action.kind is Kind.STOP
+    if asked and compared and (objection := asked.objection(action)):
         return "NOT_FOUND", f"{objection}: {_ASK_KNOWN}"
     return "", ""
 
@@ -359,7 +374,7 @@ class Mission:
     ) -> bool:
         """Take the action read from the answer about ``asked``; return True if a step begins.
 
-        One that is not ``verified`` is shortened and slow, and a stop is no success.
+        One that is not ``verified`` is shortened and slow, and does not end the task.
         """
         if not self.awaits_action or action.code is Code.FAILED:
             return False  # FAILED: the generation's own result says more
@@ -367,14 +382,15 @@ class Mission:
         if refused:
             self.on_failure(refused, why, now, wall)
             return False
-        if action.kind is Kind.STOP and not verified:
-            unsure = "the draft model alone says stop: the target has not verified it"
+        ending = _ENDINGS.get(action.kind)
+        if ending and not verified:
+            unsure = f"the draft model alone says {action.phrase}: the target has not verified it"
             self.on_failure("UNAVAILABLE", unsure, now, wall)
             return False
         self._outage = None
-        if action.kind is Kind.STOP:
+        if ending:
             self.steps += 1
-            self.end("OK")
+            self.end(*ending._replace(text=action.words))
             return False
         if not self._permission.allowed:
             self._look_again(now, wall)
@@ -494,12 +510,12 @@ class Mission:
             self.velocity = self._executor.tick(now)
             self._after_step(now, wall)
 
-    def end(self, code: str, message: str = "") -> None:
+    def end(self, code: str, message: str = "", text: str = "") -> None:
         """Stop the robot and end; the first ending counts."""
         if self.ending is None:
             self._executor.cancel()
             self.velocity = ZERO
-            self.ending = Ending(code, message)
+            self.ending = Ending(code, message, text)
             self.phase = Phase.ENDED
 
     def _end_without_odometry(self, what: str) -> None:
@@ -574,7 +590,7 @@ class Mission:
         if self._blocked >= self.config.max_blocked:
             self.end("BLOCKED", f"{self._blocked} steps in a row without any motion")
         elif self.steps >= self.config.max_steps:
-            self.end("MAX_STEPS", f"no stop after {self.steps} actions")
+            self.end("MAX_STEPS", f"no end after {self.steps} actions")
         elif self._ahead:
             self._enter(Phase.THINK, wall)
         else:

@@ -161,7 +161,7 @@ class DelegatedSteps:
         self._jumps = Jumps(*_TOP_SPEEDS, pose, now)
         self._seen = self._progress_at = now
         self.travelled, self._progress, self.message = 0.0, 0.0, ""
-        if action.kind not in (Kind.FORWARD, Kind.TURN):
+        if not action.kind.moves:
             self.outcome = Outcome.DONE
             return ZERO
         turning = action.kind is Kind.TURN

@@ -93,7 +93,7 @@ def action_from(msg: NavigationAction) -> ParsedAction:
         )
     value = {Kind.FORWARD: msg.distance, Kind.TURN: msg.angle}.get(kind, 0.0)
     span = (msg.span_begin, msg.span_end)
-    action = ParsedAction(kind, value, code, span, msg.text, msg.reason)
+    action = ParsedAction(kind, value, code, span, msg.text, msg.reason, msg.words)
     check_step(action)
     return action
 

@@ -228,6 +228,24 @@ def test_stop_ends_an_instruction_that_waits_for_the_graph(graph: Any, tmp_path:
     with_agents(work, tmp_path, approval_s=600.0)
 
 
+def test_a_reply_of_the_robot_is_no_arrival(graph: Any, tmp_path: Path) -> None:
+    robot = AgentsRobot(graph, ["two\x1b[2J. the next action is reply."])
+
+    async def work(port: int) -> None:
+        async with client(port) as agent:
+            result = await agent.call_tool("navigate", {"instruction": "how many balls are there?"})
+            assert not result.is_error
+            told = result.structured_content["result"]
+            assert (told["reply"], told["steps"]) == ("two\\x1b[2J.", 1)
+            robot.script = ["it is not here. the next action is give up."]
+            result = await agent.call_tool("navigate", {"instruction": "find the red ball"})
+            assert result.is_error
+            assert "NOT_FOUND: the model looked round" in said(result)
+
+    with_agents(work, tmp_path, approval=False)
+    assert not robot.moved()
+
+
 # Attacks.
 
 CONTROL = {

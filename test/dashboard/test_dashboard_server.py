@@ -33,6 +33,8 @@ def test_the_words_of_the_page() -> None:
     assert page.action_text(Action(kind="forward", value=0.5)) == "drive 0.50 m ahead"
     assert page.action_text(Action(kind="none", reason="negated")) == "no motion: negated"
     assert "arrived" in page.action_text(Action(kind="stop"))
+    assert "has not found it" in page.action_text(Action(kind="give up"))
+    assert "answers in words" in page.action_text(Action(kind="reply"))
     figures = Figures(rounds=2, tokens=7, tau=3.5, cache_hits=1, cache_lookups=2, total_s=0.05)
     told = page.figures_text(Answer(figures=figures, mode="cloud alone"))
     assert told.startswith("cloud alone: 7 tokens in 2 rounds (tau 3.50), cache hits 50%, 50 ms")

@@ -52,15 +52,23 @@ def test_parser_reads_streams_and_takes_back(graph: Any) -> None:
         lambda: [a for a in reader.actions if a.session_id == "c" and a.code]
     )
     assert taken_back[0].kind == NavigationAction.NONE
+    reader.say("e", "yes. the next action is reply.")  # nor is a reply
+    answer = reader.read("e", "yes. the next action is reply.")
+    assert (answer.kind, answer.words) == (NavigationAction.REPLY, "yes.")
     reader.say("d", "the next action is stop.")
     assert reader.read("d", "the next action is stop.").kind == NavigationAction.STOP
-    counts = [sum(a.session_id == s for a in reader.actions) for s in "abcd"]
-    assert counts == [1, 1, 2, 1]
+    counts = [sum(a.session_id == s for a in reader.actions) for s in "abcde"]
+    assert counts == [1, 1, 2, 1, 1]
 
 
 def test_parser_does_not_act_on_old_unverified_failed_or_unreadable_text(graph: Any) -> None:
     reader = Reader(graph, max_age=5.0)
     order = "the next action is move forward 75 cm."
+    for end in ("give up", "reply"):
+        text = f"not here. the next action is {end}."
+        for name, fields in (("old", {"age": 6.0}), ("draft", {"verified": False})):
+            read = reader.read(f"{end} {name}", text, **fields)
+            assert (read.kind, read.words) == (NavigationAction.NONE, ""), end
     bad = {
         "old": (reader.read("old", order, age=6.0), NavigationAction.STALE),
         "future": (reader.read("future", order, age=-60.0), NavigationAction.STALE),

@@ -48,7 +48,7 @@ class FakeNavigator:
         self.links = self.node.create_publisher(LinkState, "link_state", STATE)
         self.goals: list[Any] = []
         self.over = Future()
-        self.reason, self.sees = "because", ""
+        self.reason, self.sees, self.words = "because", "", ""
         self.offer()
         if complete:
             self.load()
@@ -82,7 +82,7 @@ class FakeNavigator:
         else:
             goal.succeed()
         told = Status(code=status, message="" if status == Status.OK else self.reason)
-        return Navigate.Result(status=told, steps=3)
+        return Navigate.Result(status=told, steps=3, text=self.words)
 
     def _on_cancel(self, goal: Any) -> CancelResponse:
         self.over.set_result(Status.CANCELLED)
@@ -114,6 +114,14 @@ def test_instruct_reports_the_result(ros_graph: Any) -> None:
     with instructed() as process:
         assert ending(process) == (0, "arrived (3 steps, 0.00 m)\n")
     assert navigator.goals[0].request.instruction == "find it"
+
+
+def test_a_reply_is_no_arrival(ros_graph: Any) -> None:
+    navigator = FakeNavigator(ros_graph)
+    navigator.words = "two\x1b[2J."
+    navigator.over.set_result(Status.ANSWERED)
+    with instructed() as process:
+        assert ending(process) == (3, "replied: two\\x1b[2J. (3 steps, 0.00 m)\n")
 
 
 def test_words_of_models_do_not_command_the_terminal(ros_graph: Any) -> None:

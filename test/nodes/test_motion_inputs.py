@@ -54,6 +54,7 @@ BAD_ACTIONS = [
     NavigationAction(code=77),
     forward(0.5, code=NavigationAction.STALE),
     NavigationAction(kind=NavigationAction.NONE, code=NavigationAction.OK),
+    NavigationAction(kind=NavigationAction.REPLY, code=NavigationAction.UNVERIFIED),
 ]
 
 
@@ -67,6 +68,9 @@ def test_actions_of_the_parser_are_taken() -> None:
     assert action_from(forward(0.75)).value == 0.75
     assert action_from(turn(-0.5)).value == -0.5
     assert action_from(NavigationAction(kind=NavigationAction.STOP, distance=NAN)).value == 0.0
+    for kind in (NavigationAction.GIVE_UP, NavigationAction.REPLY):
+        action = action_from(NavigationAction(kind=kind, distance=0.5, angle=0.5, words="no"))
+        assert (action.kind, action.value, action.words) == (kind, 0.0, "no")
     action_from(NavigationAction(code=NavigationAction.UNREADABLE))
 
 

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
 
 
+from action_msgs.msg import GoalStatus
 from motion_graph import ANGULAR, LINEAR, Robot, graph, hangs, reached
 from started_nodes import start
 
@@ -123,6 +124,39 @@ def test_allowed_unverified_text_moves_the_robot_slowly_and_less(graph: Any) -> 
     assert not robot.feedback[0].action.verified
     assert robot.feedback[0].action.distance == pytest.approx(0.3)
     assert robot.feedback[1].action.angle == pytest.approx(math.radians(10.0))
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        ("it is not here. the next action is give up.", Status.NOT_FOUND, "it is not here."),
+        ("if so: turn left. The next action is reply.", Status.ANSWERED, "if so: turn left."),
+        ("i stop: it is there. the next action is stop.", Status.OK, "i stop: it is there."),
+    ],
+)
+def test_the_model_ends_a_goal_and_its_words_are_the_result(
+    graph: Any, text: str, code: int, words: str
+) -> None:
+    robot = Robot(graph, [text], reading={"grammar__reason": "lenient"})
+    handle = robot.send()
+    ended = graph.ask(handle.get_result_async, timeout=20.0)
+    assert ended.result.status.code == code
+    assert ended.result.text == words
+    succeeds = code in (Status.OK, Status.ANSWERED)
+    assert (ended.status == GoalStatus.STATUS_SUCCEEDED) == succeeds
+    assert (ended.result.status.message == "") == (code == Status.OK)
+    assert ended.result.steps == len(robot.prompts) == 1
+    assert not robot.moved()
+    assert robot.x == robot.yaw == 0.0
+
+
+@pytest.mark.parametrize("text", ["it is lost. the next action is give up.", "yes. reply", "reply"])
+def test_an_end_that_is_not_verified_or_not_anchored_ends_nothing(graph: Any, text: str) -> None:
+    robot = Robot(graph, [drafted(text), "stop"], reading={"unverified": "slow"})
+    result = robot.navigate()
+    assert (result.status.code, result.text) == (Status.OK, "")
+    assert len(robot.prompts) == 2
+    assert not robot.moved()
 
 
 @pytest.mark.parametrize("age_s", [86_400, -86_400])

@@ -85,6 +85,19 @@ def test_a_drive_is_told_with_its_places() -> None:
     assert diary.take(MORNING + 3600) is None
 
 
+def test_a_reply_is_no_observation() -> None:
+    diary = Diary(EpisodeConfig())
+    diary.on_instruction("where is the red ball?", MORNING)
+    diary.on_pose(Pose2D())
+    for number, end in enumerate(("reply", "give up")):
+        text = f"the red ball was sold. the next action is {end}."
+        assert read(text).code is Code.OK
+        diary.on_action(str(number), read(text), MORNING)
+    diary.on_instruction("", MORNING)
+    assert content(diary) == []
+    assert diary.take_sightings() == []
+
+
 def test_nothing_is_told_without_a_place_or_an_action() -> None:
     diary = Diary(EpisodeConfig())
     diary.on_action("a", read(SEEN), MORNING)

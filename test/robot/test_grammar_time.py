@@ -66,6 +66,7 @@ PIECES = (
 FRAMES = (
     "{}",
     "{}. the next action is stop.",
+    "{}. the next action is reply.",
     "the next action is{}stop",
     "the next action is turn left{}30 degree",
     "the next action is turn left 30{}degree",

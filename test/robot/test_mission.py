@@ -44,6 +44,58 @@ def test_a_whole_mission() -> None:
     assert drive.mission.velocity == ZERO
 
 
+ENDS = [
+    ("the ball is near. the next action is stop.", "OK", "the ball is near."),
+    ("it is not here. the next action is give up.", "NOT_FOUND", "it is not here."),
+    ("Give up!", "NOT_FOUND", ""),
+    ("i see no chair. the next action is reply.", "ANSWERED", "i see no chair."),
+    ("turn left 45 degree? No. The next action is reply.", "ANSWERED", "turn left 45 degree? No."),
+]
+
+
+@pytest.mark.parametrize(("text", "code", "words"), ENDS)
+@pytest.mark.parametrize("allowed", [True, False])
+def test_the_model_ends_the_task_and_its_words_are_kept(
+    text: str, code: str, words: str, allowed: bool
+) -> None:
+    drive = Drive(replace(CONFIG, check_thing=code != "OK"))  # nothing moves: of any thing
+    drive.run(0.2)
+    assert drive.observe()
+    if not allowed:
+        drive.refuse("OBSTACLE")
+    assert not drive.answer(text)
+    assert drive.mission.ending is not None
+    assert drive.code() == code
+    assert drive.mission.ending.text == words
+    assert (drive.message() == "") == (code == "OK")
+    assert drive.mission.steps == 1
+    assert drive.fastest(2.0) == 0.0
+    assert not drive.answer("move forward 75 cm"), "it is over"
+
+
+@pytest.mark.parametrize(("text", "code"), [end[:2] for end in ENDS])
+def test_an_end_that_is_not_verified_is_none(text: str, code: str) -> None:
+    drive = Drive(replace(CONFIG, outage_timeout=1.2))
+    assert not drive.step(text, verified=False)
+    assert drive.code() == ""
+    assert drive.fastest(2.0) == 0.0
+    assert not drive.step(text, verified=False)
+    assert drive.code() == "UNAVAILABLE"
+    assert "the draft model alone says" in drive.message()
+
+
+@pytest.mark.parametrize(("text", "code"), [end[:2] for end in ENDS])
+def test_an_end_in_the_middle_of_a_step_stops_the_robot(text: str, code: str) -> None:
+    drive = Drive(replace(CONFIG, overlap=2.0))
+    assert drive.step("move forward 75 cm")
+    drive.run(0.5)
+    assert drive.mission.velocity != ZERO
+    assert drive.observe()
+    assert not drive.answer(text)
+    assert drive.mission.velocity == ZERO
+    assert drive.code() == code
+
+
 def test_only_frames_taken_at_rest_count() -> None:
     drive = Drive()
     drive.run(0.2)

@@ -28,7 +28,10 @@ KNOWN = (
     + [("forward", [verb, "forward"]) for verb in GOES]
     + [("back", [verb, way]) for verb in GOES for way in ("back", "backward", "backwards")]
     + [("stop", [word]) for word in ("stop", "stopping", "halt", "halting")]
+    + [("give_up", [verb, "up"]) for verb in ("give", "giving")]
+    + [("reply", [word]) for word in ("reply", "replying")]
 )
+ENDS = {"stop": Kind.STOP, "give_up": Kind.GIVE_UP, "reply": Kind.REPLY}
 METRES = ("meter", "metre", "meters", "metres")
 UNITS = {
     "{distance}": {"cm": 0.01, "m": 1.0}
@@ -87,7 +90,7 @@ class Oracle:
     def __init__(self, config: GrammarConfig) -> None:
         self.orders = [
             (name, phrase.lower().split())
-            for name in ("forward", "left", "right", "stop")
+            for name in ("forward", "left", "right", *ENDS)
             for phrase in getattr(config, name)
         ]
         self.markers = [marker.lower().split() for marker in config.markers]
@@ -109,8 +112,9 @@ class Oracle:
                 end, value = phrase(s, begin, words)
                 if end < 0 or any(c not in SPACE + ".!\"'*" for c in s[end:]):
                     continue
-                if not s[:begin].strip() or self.follows_a_marker(s, begin, name):
-                    kind = {"forward": Kind.FORWARD, "stop": Kind.STOP}.get(name, Kind.TURN)
+                alone = not s[:begin].strip() and name != "reply"
+                if alone or self.follows_a_marker(s, begin, name):
+                    kind = {"forward": Kind.FORWARD, **ENDS}.get(name, Kind.TURN)
                     return kind, -value if name == "right" else value
         return None
 
@@ -132,9 +136,17 @@ class Oracle:
         return False
 
     def allows(self, reason: str, name: str) -> bool:
-        """Nothing in ``reason`` speaks against ``name``."""
+        """Nothing in ``reason`` speaks against ``name``; without a motion nothing can."""
+        if name == "give_up":
+            return True
+        if name == "reply":
+            rest = without_connective(reason)
+            said = rest if starts_a_clause(rest) else reason
+            return any(c.isalnum() for c in said)
         for other, words in self.orders:
-            if other != "stop" and any(phrase(reason, p, words)[0] >= 0 for p in finds(reason, "")):
+            if other not in ENDS and any(
+                phrase(reason, p, words)[0] >= 0 for p in finds(reason, "")
+            ):
                 return False
         last_sentence = pieces(reason, SENTENCE_ENDS)[-1]
         if CONDITIONS & set(split(last_sentence)):

@@ -13,7 +13,7 @@ PLAIN = GrammarConfig(max_distance=10.0, max_angle=180.0, things=("blue unicorn"
 
 
 ACTIONS = st.one_of(
-    st.just("stop"),
+    st.sampled_from(["stop", "give up"]),
     st.integers(1, 75).map(lambda n: f"move forward {n} cm"),
     st.tuples(st.sampled_from(["left", "right"]), st.integers(1, 45)).map(
         lambda t: f"turn {t[0]} {t[1]} degree"
@@ -33,18 +33,21 @@ OTHER_WORDS = GrammarConfig(
 )
 """Another way of speaking: numbers in the middle, markers with a colon."""
 
+ENDS = ["give up", "reply"]
 PARTS = {
     WIDE: (
         ["the next action is", "next action is", "The next action is to:", "so, next action is"],
-        ["move forward {} cm", "moving forward by {} m", "turn left {} degree", "stop", "STOP"],
+        ["move forward {} cm", "moving forward by {} m", "turn left {} degree", "stop", "STOP"]
+        + ENDS,
     ),
     PLAIN: (
         ["the next action is", "so the next action is", "Next action is:"],
-        ["move forward {} cm", "turn left {} degree", "turn right {} degree", "stop"],
+        ["move forward {} cm", "turn left {} degree", "turn right {} degree", "stop"] + ENDS,
     ),
     OTHER_WORDS: (
         ["action:", "Next action:", "i will now", "so i will now", "the next action is"],
-        ["go {} cm straight ahead", "walk {}m", "rotate {} deg to the left", "halt", "stop here"],
+        ["go {} cm straight ahead", "walk {}m", "rotate {} deg to the left", "halt", "stop here"]
+        + ENDS,
     ),
 }
 NUMBERS = ("25", "0.5", "75", "1000", "0", "-30", "30", "7 5", "1e3", "3.", "1234567890")
@@ -127,6 +130,9 @@ WORDS = [
     "the",
 ]
 WORDS += [
+    "give",
+    "up",
+    "reply",
     "action",
     "cm",
     "m",
