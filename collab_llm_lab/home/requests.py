@@ -54,13 +54,16 @@ class About:
         return set(self.name.split()) <= set(name.split())
 
 
+NOTHING = About()
+
+
 @dataclass(frozen=True)
 class Request:
     """A request as it is given to the robot."""
 
     kind: Kind
     text: str
-    about: About = About()
+    about: About = NOTHING
 
 
 def resolve(request: Request, view: View) -> int | None:

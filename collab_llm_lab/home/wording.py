@@ -13,7 +13,7 @@ from zlib import crc32
 
 import numpy as np
 
-from collab_llm_lab.home.requests import QUESTIONS, SIDES, About, Kind
+from collab_llm_lab.home.requests import NOTHING, QUESTIONS, SIDES, About, Kind
 from collab_llm_lab.home.rooms import COLOURS, NAMED_FURNITURE, SHAPES
 from collab_llm_lab.training.text import phrasebook
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop
@@ -121,7 +121,7 @@ class Wordings:
     misspelt: bool = False
     """Always with a misspelling that training never shows."""
 
-    def draw(self, rng: np.random.Generator, kind: Kind, about: About = About()) -> str:
+    def draw(self, rng: np.random.Generator, kind: Kind, about: About = NOTHING) -> str:
         """Return a request in words; equal generators give equal texts."""
         while True:
             frame = _chosen(rng, self.frames[kind])
@@ -270,6 +270,6 @@ instead, one without a name too.
 """
 
 
-def plain(kind: Kind, about: About = About()) -> str:
+def plain(kind: Kind, about: About = NOTHING) -> str:
     """Return the plain wording: ``"find the red ball"``."""
     return PLAIN.draw(np.random.default_rng(0), kind, about)
