@@ -94,7 +94,8 @@ class AnswerConfig:
         DEFAULT_TEMPLATE,
         "Prompt, with {instruction} and {history}. It must make a model that was not trained for"
         " navigation end with 'The next action is ...'. With {memory}, the robot's memory is asked"
-        " as well.",
+        " as well. With {search}, it says how far the robot has looked round, for a model that was"
+        " trained with it.",
     )
     memory: str = fixed("dragon/generate", "Action of the robot's memory.")
     memory_question: str = fixed(
@@ -656,15 +657,16 @@ class Navigator(ManagedNode[NavigatorConfig]):
         run_.texts, run_.early = set(), []
         run_.metrics = GenerationMetrics()
         if not self._answers:
-            asked = self.config.answer.action
-            self._fail(run_, "UNAVAILABLE", f"the action {asked} is not there: start its server")
+            server = self.config.answer.action
+            self._fail(run_, "UNAVAILABLE", f"the action {server} is not there: start its server")
             return
         answer, limit = self.config.answer, self.config.mission.answer_timeout
-        history = run_.mission.prompt_history
+        mission, asked = run_.mission, run_.goal.request.instruction
+        history, search = mission.prompt_history, mission.prompt_search.text
         goal = Generate.Goal(
             header=observation.header,
             protocol=answer.protocol,
-            prompt=user_text(run_.goal.request.instruction, history, answer.prompt, run_.memory),
+            prompt=user_text(asked, history, answer.prompt, run_.memory, search),
             images=[observation.image],
             temperature=answer.temperature,
             top_k=answer.top_k,

@@ -28,6 +28,7 @@ from collab_llm_nodes.robot.mission import (
     refusal,
 )
 from collab_llm_nodes.robot.prompt import DEFAULT_TEMPLATE, user_text
+from collab_llm_nodes.robot.search import SearchMemory
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
 from collab_llm_nodes.ros.images import encode_jpeg, read_compressed, to_rgb
 
@@ -192,7 +193,7 @@ def _step(picture: _Picture, kind: str, question: Question, settings: Recording)
     with as_expected(kind):
         jpeg = _jpeg(picture.message, kind, settings.parameters.get("camera_ingest", {}))
     template = settings.parameters.get("navigator", {}).get("answer.prompt", DEFAULT_TEMPLATE)
-    prompt = user_text(question.instruction, (), str(template))
+    prompt = user_text(question.instruction, (), str(template), search=SearchMemory().text)
     return Step(
         number=0,
         epoch=picture.epoch,

@@ -45,6 +45,7 @@ from collab_llm_nodes.robot.grammar import (
     check_step,
 )
 from collab_llm_nodes.robot.guard import ASK_CAMERA, ASK_DRIVER
+from collab_llm_nodes.robot.search import SearchMemory
 from collab_llm_nodes.robot.steps import Steps
 
 DEADLINE_LIMITS_S = (1.0, 86_400.0)
@@ -282,6 +283,7 @@ class Mission:
         steps: actions executed, including the one under way.
         action: the last of them, as executed.
         history: phrases of the finished actions, oldest first; see ``prompt_history``.
+        search: memory of the search, as of the finished actions; see ``prompt_search``.
         distance, angle: path length [m] and sum of absolute turns [rad] by odometry.
         asked: capture stamp of the frame asked about last [s].
         odometry_trouble: why the last odometry could not be used; set by the caller.
@@ -305,6 +307,7 @@ class Mission:
         self.ending: Ending | None = None
         self.steps = 0
         self.history: list[str] = []
+        self.search = SearchMemory()
         self.distance = self.angle = 0.0
         self.asked = -math.inf
         self.odometry_trouble = ""
@@ -349,6 +352,13 @@ class Mission:
         if self.phase is Phase.ACT and self.action is not None:
             return [*self.history, self.action.phrase]
         return self.history
+
+    @property
+    def prompt_search(self) -> SearchMemory:
+        """Return the memory of the search, with the action under way as if it were finished."""
+        if self.phase is Phase.ACT and self.action is not None:
+            return self.search.after(self.action.phrase, self.action.words)
+        return self.search
 
     def on_observation(self, stamp: float, wall: float) -> bool:
         """Take a frame captured at ``stamp``; return True if the model is to be asked about it."""
@@ -399,7 +409,7 @@ class Mission:
             self._end_without_odometry("no fresh odometry to measure a step with")
             return False
         if self.phase is Phase.ACT:  # the step under way ends here
-            self.history = self.prompt_history
+            self._remember_step()
             self._failures = self._blocked = 0
         self.action = action if verified else _shortened(action, self.config.unverified)
         self.steps += 1
@@ -582,7 +592,7 @@ class Mission:
 
     def _done(self, now: float, wall: float, moved: bool, *, in_full: bool = False) -> None:
         """Go on after a step: to the next frame, or to the answer asked for meanwhile."""
-        self.history = self.prompt_history
+        self._remember_step()
         self._failures = 0
         self._blocked = 0 if moved else self._blocked + 1
         if not in_full:  # the question asked meanwhile assumed that the step would be finished
@@ -596,6 +606,9 @@ class Mission:
         else:
             self._not_before = now + self.config.settle
             self._enter(Phase.OBSERVE, wall)
+
+    def _remember_step(self) -> None:
+        self.history, self.search = self.prompt_history, self.prompt_search
 
     def _abandon(self, wall: float) -> None:
         """Drop the question asked while the step was under way."""

@@ -13,6 +13,7 @@ from motion_graph import Robot, graph
 
 from collab_llm.action import Generate
 from collab_llm.msg import Status
+from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE
 
 pytestmark = pytest.mark.ros
 __all__ = ["graph"]  # fixture
@@ -44,6 +45,23 @@ def test_the_memory_is_in_the_questions_after_its_answer(graph: Any) -> None:
     assert result.status.code == Status.OK
     assert robot.prompts[-1] == "find the red ball. remembered: the red ball."
     assert [goal.prompt for goal in memory.requests] == ["say the red ball"]
+
+
+def test_the_search_is_in_the_questions_if_the_prompt_has_a_place_for_it(graph: Any) -> None:
+    seen = "the red ball is on the left and distant. the next action is turn left 15 degree."
+    robot = Robot(graph, ["turn left 45 degree", seen, "stop"], answer__prompt=SEARCH_TEMPLATE)
+    assert robot.navigate().status.code == Status.OK
+    asked = "find the red ball. history: "
+    turned, again = "turn left 45 degree", "turn left 15 degree"
+    prompts = [
+        f"{asked}none. search: place 1, turned 0.",
+        f"{asked}{turned}. search: place 1, turned 45.",
+        f"{asked}{turned}, {again}. search: seen red ball ahead, distant.",
+    ]
+    assert robot.prompts == prompts
+    robot.script, robot.prompts = ["stop"], []
+    robot.navigate()
+    assert robot.prompts == prompts[:1], "a new instruction, a new search"
 
 
 def test_a_memory_that_is_silent_or_absent_delays_nothing(graph: Any) -> None:

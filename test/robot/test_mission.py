@@ -44,6 +44,31 @@ def test_a_whole_mission() -> None:
     assert drive.mission.velocity == ZERO
 
 
+def test_the_search_is_remembered_step_by_step() -> None:
+    drive = Drive()
+    seen = "the ball is on the left and distant. the next action is turn left 15 degree."
+    for said, remembered in (
+        ("no ball in view, the way is open. the next action is turn left 45 degree.", "turned 45"),
+        ("hello", "turned 45"),
+        ("the next action is turn left 30 degree.", "turned 75"),
+        (seen, "seen ball ahead, distant"),
+    ):
+        drive.run(0.6)
+        assert drive.step(said) == (said != "hello")
+        drive.run(2.0)
+        assert drive.mission.prompt_search.text.removeprefix("place 1, ") == remembered
+    assert drive.mission.search == drive.mission.prompt_search
+
+
+def test_a_step_that_was_not_made_is_not_remembered() -> None:
+    drive = Drive()
+    drive.permit()
+    assert drive.step("the next action is turn left 45 degree.")
+    assert drive.mission.prompt_search.turned == 45
+    drive.refuse("LINK_DOWN")  # before it has turned
+    assert drive.mission.prompt_search.turned == 0
+
+
 ENDS = [
     ("the ball is near. the next action is stop.", "OK", "the ball is near."),
     ("it is not here. the next action is give up.", "NOT_FOUND", "it is not here."),

@@ -48,6 +48,8 @@ def test_the_same_motion_goes_on_without_a_pause_from_where_the_picture_was_take
     drive = looking_ahead("move forward 75 cm")
     assert 0.25 < drive.pose.x < 0.75  # late in the step
     assert drive.mission.prompt_history == ["move forward 75 cm"]
+    assert drive.mission.prompt_search.text == "place 1, walked 75"
+    assert drive.mission.search.text == "place 1, turned 0"
     taken = drive.pose.x
     before = drive.mission.velocity.linear
     drive.run(0.2)
