@@ -27,7 +27,6 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 
 from collab_llm_nodes.errors import quoted
-from collab_llm_nodes.robot.diary import without_order
 from collab_llm_nodes.robot.grammar import Kind, ParsedAction
 from collab_llm_nodes.robot.naming import Named, singular
 from collab_llm_nodes.robot.observations import FUNCTION_WORDS, QUALITIES, THINGS
@@ -115,7 +114,7 @@ class AskedThing:
         Empty if a thing that it names agrees with a thing asked for, and more so than with an
         excluded one.
         """
-        seen, missed = _things_of(without_order(action.text, action.span[0]))
+        seen, missed = _things_of(action.words)
         # A turn may be a search; a drive or a stop is because of a thing in view.
         judged = [*seen, *missed] if action.kind is Kind.TURN or not seen else seen
         if any(_match(self._asked, t) > _match(self._excluded, t) for t in judged):

@@ -15,10 +15,6 @@ from collab_llm_nodes.robot.grammar import Code, Kind, ParsedAction
 _MOVED_M = 0.02
 _TURNED = math.radians(2.0)
 """The robot has not moved if it is nearer than this to where it was [m], [rad]."""
-_ORDER = re.compile(
-    r"[\s,;:.]*(?:\b(?:and|but|hence|so|then|therefore|thus)\s+)?(?:\bthe\s+)?\bnext action is\b.*",
-    re.IGNORECASE | re.DOTALL,
-)
 _WORD = re.compile(r"\w+")
 _I_SEE = re.compile(r"i see\s+", re.IGNORECASE)
 _WORD_OR_MARK = re.compile(r"\w+|[^\w\s]")
@@ -36,19 +32,14 @@ _MOST_WORDS = 100  # of an instruction
 _DENIAL = re.compile(r"\b(?:no|not|nothing|cannot)\b|n['\N{RIGHT SINGLE QUOTATION MARK}]t\b", re.I)
 
 
-def without_order(text: str, begin: int) -> str:
-    """Return the part of an answer before its action, which begins at ``begin``."""
-    return _ORDER.sub("", text[:begin]).strip()
+def sighting(action: ParsedAction) -> str:
+    """Return what the answer of ``action`` sees, in its words.
 
-
-def sighting(text: str, begin: int) -> str:
-    """Return the sighting in an answer, without the action that begins at ``begin``.
-
-    Empty if the answer sees nothing, or says that a thing is not there: a question about a thing
-    must not find the places where it was not.
+    Empty if it sees nothing, or says that a thing is not there: a question about a thing must not
+    find the places where it was not. A reply may say anything, so it is no sighting.
     """
-    said = without_order(text, begin)
-    return "" if _DENIAL.search(said) else said
+    observes = action.kind.moves or action.kind is Kind.STOP
+    return action.words if observes and not _DENIAL.search(action.words) else ""
 
 
 def thing_of(instruction: str, said: str) -> str:
@@ -113,10 +104,8 @@ class Diary:
         if self._step is not None and self._step.session == session:
             return
         self._end_step(now)
-        # A reply may say anything; only what the grammar checks is an observation.
-        observes = action.kind.moves or action.kind is Kind.STOP
         # Without "I see": questions have these words, too, and would find sightings of anything.
-        seen = _I_SEE.sub("", sighting(action.text, action.span[0])) if observes else ""
+        seen = _I_SEE.sub("", sighting(action))
         if seen:
             self._log.said(seen, self._pose, now)
             if thing := thing_of(self._instruction, seen):

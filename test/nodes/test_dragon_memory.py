@@ -74,8 +74,8 @@ class Drive:
     def answer(self, session: str, text: str) -> None:
         """Tell the action that was read from a text."""
         action = parse(text)
-        msg = NavigationAction(session_id=session, text=text, kind=int(action.kind))
-        msg.span_begin, msg.span_end = action.span
+        msg = NavigationAction(session_id=session, text=text, words=action.words)
+        msg.kind, (msg.span_begin, msg.span_end) = int(action.kind), action.span
         msg.distance = action.value if action.kind.name == "FORWARD" else 0.0
         msg.angle = action.value if action.kind.name == "TURN" else 0.0
         self._actions.publish(msg)
