@@ -324,6 +324,27 @@ def test_a_goal_that_is_refused_has_not_arrived(graph: Any) -> None:
 
 
 @pytest.mark.ros
+def test_a_reply_is_shown_and_is_no_arrival(graph: Any) -> None:
+    from rclpy.action import ActionServer
+
+    from collab_llm.action import Navigate
+    from collab_llm.msg import Status
+    from collab_llm_nodes.dashboard.page import goal_text
+    from collab_llm_nodes.nodes.dashboard import Dashboard
+
+    def follow(goal: Any) -> Any:
+        goal.succeed()
+        return Navigate.Result(status=Status(code=Status.ANSWERED), text="two\x1b[2J")
+
+    node = start(graph, Dashboard, port=0)
+    ActionServer(graph.node("navigator"), Navigate, "navigate", follow)
+    graph.wait_for(node._navigate.server_is_ready, 30.0)
+    node.instruct("how many cones are there?")
+    graph.wait_for(lambda: node.shown().goal.state == "ended", 30.0)
+    assert goal_text(node.shown().goal).endswith('it replied: "two\\x1b[2J"')
+
+
+@pytest.mark.ros
 def test_without_motion_guard_the_page_says_so(graph: Any) -> None:
     from collab_llm_nodes.nodes.dashboard import Dashboard
 
