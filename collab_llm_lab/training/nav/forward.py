@@ -1,7 +1,7 @@
 """A fast batched forward pass over the weights of a ``Qwen2VLForConditionalGeneration``.
 
-Same arithmetic as the transformers model (a test compares them), arranged for training: every
-picture of a model has one size, so positions are constants and vision attention is one batched call; the
+Same arithmetic as the transformers model (a test compares them), arranged for training: all
+pictures have one size, so positions are constants and vision attention is one batched call; the
 vision tower and the prompt's common prefix run once per picture for all its questions; no
 padding mask is needed because padding is on the right.
 
