@@ -1,0 +1,275 @@
+"""Requests in words: plain, with the words that training shows, or with words held out from it.
+
+``wording.txt`` lists verbs, frames, synonyms, misspellings and unknown words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+
+from collab_llm_lab.home.requests import NOTHING, QUESTIONS, SIDES, About, Kind
+from collab_llm_lab.home.rooms import COLOURS, NAMED_FURNITURE, SHAPES
+from collab_llm_lab.training.text import phrasebook
+from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop
+
+_BOOK = phrasebook.read(Path(__file__).with_suffix(".txt"))
+_SHOWN, _KEPT, _WORDS = _BOOK["trained"], _BOOK["held-out"], _BOOK["words"]
+
+
+def _lists(table: str) -> dict[str, tuple[str, ...]]:
+    return {word: tuple(cell.split(", ")) for word, (cell,) in _WORDS[table].table.items()}
+
+
+SYNONYMS = _lists("synonyms")
+"""Other words for a colour, a shape or furniture. All are trained: no model can guess them."""
+NAMES = (*COLOURS, *SHAPES, *NAMED_FURNITURE, "thing")
+"""Plain words that synonyms and misspellings stand for."""
+
+_ARTICLES = ("the ", "the ", "the ", "a ", "that ", "")
+_INDEFINITE = ("a ", "a ", "any ")
+_MARKS = ("", "", ".", "!", "?")
+_SYNONYM = 0.25
+"""Share of the names that are said by a synonym."""
+_MISSPELT = 0.12
+"""Share of the texts with a misspelt word."""
+_OPENED = 0.2
+"""Share of the questions that begin with an opening."""
+_COLOURED = 0.3
+"""Share of the unknown things that are said with a colour."""
+_THINGS = _SHOWN["thing"].texts
+_SIDES = {side: _SHOWN[side].texts for side in SIDES}
+_WITHOUT_NAME = (Kind.STOP, Kind.WHAT_DO_YOU_SEE)
+
+
+def _one_of(count: int, text: str) -> bool:
+    """Return True for one text in ``count``, always the same ones."""
+    return crc32(text.encode()) % count == 0
+
+
+def misspellings(word: str) -> Iterator[str]:
+    """Yield ``word`` with one letter dropped, doubled, or swapped with the next.
+
+    The first letter stays; a word of three letters or less loses none.
+    """
+    for i in range(1, len(word)):
+        before, letter, after = word[:i], word[i], word[i + 1 :]
+        yield before + letter + letter + after
+        if len(word) > 3:
+            yield before + after
+        if after and letter != after[0]:
+            yield before + after[0] + letter + after[1:]
+
+
+def _slips() -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+    """Return misspellings of names, synonyms and verbs by the right word: trained, held out.
+
+    None of them is itself a word of any request or stands for two words.
+    """
+    known = {
+        word for text in (*_texts(_SHOWN), *_texts(_KEPT), *STOP_WORDS) for word in _parts(text)
+    }
+    names = [word for text in (*NAMES, *sum(SYNONYMS.values(), ())) for word in _parts(text)]
+    verbs = [word for text in _SHOWN["verb"].texts for word in _parts(text) if len(word) > 3]
+    common = _lists("misspellings")
+    meant: dict[str, set[str]] = {}
+    for word in dict.fromkeys((*names, *verbs)):
+        for slip in (*misspellings(word), *common.get(word, ())):
+            meant.setdefault(slip, set()).add(word)
+    trained: dict[str, tuple[str, ...]] = {}
+    held_out: dict[str, tuple[str, ...]] = {}
+    for slip, words in meant.items():
+        if len(words) == 1 and slip not in known and slip not in names:
+            (word,) = words
+            part = held_out if _one_of(5, slip) else trained
+            part[word] = (*part.get(word, ()), slip)
+    return trained, held_out
+
+
+def _texts(section: phrasebook.Section) -> Iterator[str]:
+    yield from section.texts
+    for part in section.sections.values():
+        yield from _texts(part)
+
+
+def _parts(text: str) -> list[str]:
+    return re.findall(r"[a-z]+", text)
+
+
+SLIPS, HELD_OUT_SLIPS = _slips()
+"""Misspellings by the right word."""
+
+
+@dataclass(frozen=True)
+class Wordings:
+    """Words to say requests with."""
+
+    verbs: tuple[str, ...]
+    frames: Mapping[Kind, tuple[str, ...]]
+    stops: tuple[str, ...]
+    nouns: tuple[str, ...]
+    """Things that no model can know; ``About.name`` of UNKNOWN requests."""
+    plain: bool = False
+    """Said without synonyms, misspellings, marks and capitals."""
+    combinations: bool = False
+    """Only combinations of a frame with synonyms or misspellings that training never shows."""
+    misspelt: bool = False
+    """Always with a misspelling that training never shows."""
+
+    def draw(self, rng: np.random.Generator, kind: Kind, about: About = NOTHING) -> str:
+        """Return a request in words; equal generators give equal texts."""
+        while True:
+            frame = _chosen(rng, self.frames[kind])
+            text, unusual = self._say(rng, kind, about, frame)
+            if kind is not Kind.DO_NOT and asks_to_stop(text) != (kind is Kind.STOP):
+                continue
+            if kind in _WITHOUT_NAME or about.name in HELD_OUT_NOUNS:
+                return text  # new frames, stops or nouns suffice
+            if self.misspelt:
+                new = bool(unusual) and unusual[-1] in _HELD_OUT_MISSPELT
+            else:
+                held_out = bool(unusual) and _one_of(8, "|".join((frame, *sorted(unusual))))
+                new = held_out == self.combinations
+            if new:
+                return text
+
+    def _say(
+        self, rng: np.random.Generator, kind: Kind, about: About, frame: str
+    ) -> tuple[str, list[str]]:
+        """Return a text and its unusual words: the synonyms, and last the misspelling, if any."""
+        verb = _chosen(rng, self.verbs) if "{verb}" in frame else ""
+        name = about.name
+        if kind is Kind.UNKNOWN and not self.plain and " " not in name and rng.random() < _COLOURED:
+            name = f"{_chosen(rng, COLOURS)} {name}"
+        if kind is Kind.HOW_MANY and not name.endswith(SHAPES):
+            name = f"{name} thing".strip()
+        said = {word: self._synonym(rng, word) for word in f"{name} {about.landmark}".split()}
+        unusual = [other for word, other in said.items() if other != word]
+        if self.misspelt or (not self.plain and rng.random() < _MISSPELT):
+            slips = HELD_OUT_SLIPS if self.misspelt else SLIPS
+            texts = (verb, *said.values())
+            right = [word for text in texts for word in text.split() if word in slips]
+            if right:
+                word = _chosen(rng, right)
+                slip = _chosen(rng, slips[word])
+                verb = _replaced(verb, word, slip)
+                said = {plain: _replaced(text, word, slip) for plain, text in said.items()}
+                unusual.append(slip)
+        words = [said[word] for word in name.split()]
+        thing = self._thing(rng, words)
+        if about.side:
+            landmark = self._thing(rng, [said[word] for word in about.landmark.split()])
+            side = _chosen(rng, self._of(_SIDES[about.side]))
+            thing = f"{thing} {side} {self._article(rng, _ARTICLES, landmark)}"
+        text = frame.format(
+            verb=verb,
+            thing=self._article(rng, _ARTICLES, thing),
+            a=self._article(rng, _INDEFINITE, thing),
+            things=" ".join((*words[:-1], _plural("".join(words[-1:])))),
+            stop=_chosen(rng, self.stops),
+        )
+        if self.plain:
+            return text, unusual
+        if kind in QUESTIONS and rng.random() < _OPENED:
+            text = f"{_chosen(rng, _SHOWN['opening'].texts)} {text}"
+        text += _chosen(rng, _MARKS)
+        return (text[0].upper() + text[1:] if rng.random() < 0.5 else text), unusual
+
+    def _of(self, options: Sequence[str]) -> Sequence[str]:
+        """Return the options of these wordings: all, or the first for plain ones."""
+        return options[:1] if self.plain else options
+
+    def _synonym(self, rng: np.random.Generator, word: str) -> str:
+        if self.plain or word not in SYNONYMS or rng.random() >= _SYNONYM:
+            return word
+        return _chosen(rng, SYNONYMS[word])
+
+    def _thing(self, rng: np.random.Generator, words: Sequence[str]) -> str:
+        """Return "red ball" or "ball that is red"."""
+        if len(words) < 2:
+            return "".join(words)
+        colour, shape = words
+        return _chosen(rng, self._of(_THINGS)).format(colour=colour, shape=shape)
+
+    def _article(self, rng: np.random.Generator, articles: Sequence[str], thing: str) -> str:
+        """Return ``thing`` with an article, or without."""
+        article = _chosen(rng, self._of(articles))
+        return f"an {thing}" if article == "a " and thing[:1] in tuple("aeiou") else article + thing
+
+
+def _chosen(rng: np.random.Generator, options: Sequence[str]) -> str:
+    return options[int(rng.integers(len(options)))]
+
+
+def _replaced(text: str, word: str, slip: str) -> str:
+    return " ".join(slip if each == word else each for each in text.split())
+
+
+def _plural(word: str) -> str:
+    return f"{word}es" if word.endswith(("x", "s", "ch", "sh")) else f"{word}s"
+
+
+def _frames(part: phrasebook.Section) -> dict[Kind, tuple[str, ...]]:
+    """Return the frames of a part of the file by kind; unknown things have those of known ones."""
+    frames = {kind: part[kind.value].texts for kind in Kind if kind is not Kind.UNKNOWN}
+    return frames | {Kind.UNKNOWN: frames[Kind.GO] + frames[Kind.IS_THERE]}
+
+
+def _with_verb(frames: Sequence[str]) -> tuple[str, ...]:
+    return tuple(frame for frame in frames if "{verb}" in frame)
+
+
+def _nouns(part: phrasebook.Section) -> tuple[str, ...]:
+    """Return the unknown things of a part; one in ten is a known shape of an unknown colour."""
+    colours = part["unknown colour"].words
+    return part["unknown"].words + tuple(
+        f"{colour} {shape}" for colour in colours for shape in SHAPES
+    )
+
+
+NOUNS, HELD_OUT_NOUNS = _nouns(_SHOWN), _nouns(_KEPT)
+"""Things that no model can know; names of UNKNOWN requests."""
+_HELD_OUT_MISSPELT = {slip for slips in HELD_OUT_SLIPS.values() for slip in slips}
+_ASCII_STOPS = [phrase for phrase in STOP_WORDS if phrase.isascii()]
+_STOPS = tuple(phrase for phrase in _ASCII_STOPS if not _one_of(6, phrase))
+_HELD_OUT_STOPS = tuple(phrase for phrase in _ASCII_STOPS if _one_of(6, phrase))
+_VERBS, _HELD_OUT_VERBS = _SHOWN["verb"].texts, _KEPT["verb"].texts
+_FRAMES, _HELD_OUT_FRAMES = _frames(_SHOWN), _frames(_KEPT)
+_NAMELESS = {kind: _HELD_OUT_FRAMES[kind] for kind in _WITHOUT_NAME}
+
+PLAIN = Wordings(
+    _VERBS[:1],
+    {kind: frames[:1] for kind, frames in _FRAMES.items()},
+    _STOPS[:1],
+    NOUNS,
+    plain=True,
+)
+"""One wording for each request."""
+TRAINED = Wordings(_VERBS, _FRAMES, _STOPS, NOUNS)
+"""Wordings of the wording stage."""
+_KEPT_WORDS = {"stops": _HELD_OUT_STOPS, "nouns": HELD_OUT_NOUNS}
+HELD_OUT = {
+    "verb": Wordings(
+        _HELD_OUT_VERBS,
+        {kind: _with_verb(_FRAMES[kind]) or _HELD_OUT_FRAMES[kind] for kind in Kind},
+        **_KEPT_WORDS,
+    ),
+    "frame": Wordings(_VERBS, _HELD_OUT_FRAMES, **_KEPT_WORDS),
+    "combination": Wordings(_VERBS, _FRAMES | _NAMELESS, combinations=True, **_KEPT_WORDS),
+    "misspelling": Wordings(_VERBS, _FRAMES | _NAMELESS, misspelt=True, **_KEPT_WORDS),
+}
+"""Wordings that training never shows, by what is new about them.
+
+Unknown things and words for stop are new in all of them. A kind without a verb has new frames
+instead, one without a name too.
+"""
+
+
+def plain(kind: Kind, about: About = NOTHING) -> str:
+    """Return the plain wording: ``"find the red ball"``."""
+    return PLAIN.draw(np.random.default_rng(0), kind, about)
