@@ -16,10 +16,11 @@ from pathlib import Path
 
 import torch
 
+from collab_llm_lab.home.training.batches import WORDS, Batches, Lengths
 from collab_llm_lab.home.training.evaluate import seeing_figures
 from collab_llm_lab.home.training.models import SIZES, make_tokenizer
 from collab_llm_lab.home.training.pictures import GRID, Pictures, make_shards, shard_folder
-from collab_llm_lab.home.training.seeing import WORDS, SeeingBatches
+from collab_llm_lab.home.training.seeing import seeing_questions
 from collab_llm_lab.training import loop
 from collab_llm_lab.training.learner import Recipe
 from collab_llm_lab.training.nav.learner import PictureLearner, Supervision
@@ -27,6 +28,8 @@ from collab_llm_lab.training.nav.models import build, export
 from collab_llm_lab.training.run import MakeStage, make_stages
 from collab_llm_lab.training.stopping import StopRequest, processes_ignoring_sigint
 from collab_llm_nodes.errors import CollabError, ConfigError
+
+SEEING_LENGTHS = Lengths(text=22, answer=9)
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def train_seeing(
         Supervision(WORDS, plan.dense_weight, plan.name_weight),
     )
     loop.restore(learner, run, learner.device)
-    batches = SeeingBatches(tokenizer, plan.seed)
+    batches = Batches(tokenizer, plan.seed, seeing_questions, SEEING_LENGTHS)
     pictures: dict[int, Pictures] = {}
 
     def advance() -> dict[str, float]:
@@ -86,7 +89,7 @@ def train_seeing(
         if used not in pictures:
             pictures.clear()
             pictures[used] = Pictures([shard_folder(data, number) for number in range(used)])
-        return learner.learn(*batches.make(pictures[used], plan.recipe.batch, learner.step))
+        return learner.learn(*batches.make([(pictures[used], plan.recipe.batch)], learner.step))
 
     def measure() -> dict[str, float]:
         return seeing_figures(learner.model, tokenizer, data)
@@ -180,14 +183,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Train the stages that are not done, or export the present state of one."""
     parser = argparse.ArgumentParser(description="Train the home's pair; resumable.")
     parser.add_argument("--out", type=Path, required=True, help="folder of runs")
-    parser.add_argument(
-        "--data", type=Path, help="folder of rendered pictures; OUT/data if not given"
-    )
+    parser.add_argument("--data", type=Path, help="folder of pictures; OUT/data if not given")
     parser.add_argument("--hours", type=float, default=0.0, help="stop after this long; 0: never")
     parser.add_argument("--stage", choices=STAGES, help="only this one")
-    parser.add_argument(
-        "--export", type=Path, help="write the float16 model of --stage there; no training"
-    )
+    parser.add_argument("--export", type=Path, help="folder for the present model of --stage")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # models this small are slower on more
     data = options.data or options.out / "data"
