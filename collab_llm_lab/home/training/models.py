@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import PreTrainedTokenizerBase
 
-from collab_llm_lab.home.asking import corpus
+from collab_llm_lab.home.corpus import corpus
 from collab_llm_lab.training.nav.models import Size
 from collab_llm_nodes.models.tokenizer import train_tokenizer
 
