@@ -13,7 +13,14 @@ import numpy as np
 from PIL import Image
 
 from collab_llm_lab.home.rooms import HEIGHT, RADIUS, Colour, Furniture, Room
-from collab_llm_lab.home.view import OUTLINE, TABLE_LEG, TABLE_TOP
+from collab_llm_lab.home.view import (
+    OUTLINE,
+    PERSON_LEG,
+    PERSON_LEGS,
+    PERSON_STANCE,
+    TABLE_LEG,
+    TABLE_TOP,
+)
 
 WALL_HEIGHT = 2.6
 RGB: dict[str, Colour] = {
@@ -266,11 +273,11 @@ def _hollow(radius: float, height: float) -> str:
 
 PERSON_XML = (
     "".join(
-        f'<geom type="capsule" size="0.085" fromto="{x} 0 0.8 {x} 0 0.1" group="3"/>'
-        f'<geom type="box" size="0.06 0.13 0.045" pos="{x} 0.05 0.045" group="2"'
-        ' rgba="0.2 0.16 0.14 1"/>'
+        f'<geom type="capsule" size="{PERSON_LEG / 2}" fromto="{x} 0 {PERSON_LEGS} {x} 0 0.1"'
+        ' group="3"/><geom type="box" size="0.06 0.13 0.045"'
+        f' pos="{x} 0.05 0.045" group="2" rgba="0.2 0.16 0.14 1"/>'
         f'<geom type="capsule" size="0.05" fromto="{2.1 * x} 0 1.35 {2.3 * x} 0.03 0.8"/>'
-        for x in (-0.105, 0.105)
+        for x in (-PERSON_STANCE, PERSON_STANCE)
     )
     + '<geom type="ellipsoid" size="0.21 0.13 0.36" pos="0 0 1.12"/>'
     '<geom type="sphere" size="0.12" pos="0 0 1.6" group="2" rgba="0.8 0.62 0.5 1"/>'

@@ -24,6 +24,8 @@ DISTANCE_EDGES = (0.4, 0.65, 0.9, 2.4)
 WAYS = ("blocked", "short", "open")
 WAY_EDGES = (0.8, 2.0)
 """m free straight ahead, for the robot's width."""
+SIGHT_RANGE = 6.0
+"""m: a thing farther away is too small (6 pixels) to be told from others."""
 CAMERA_FORWARD = 0.2
 """m from the base's centre to the camera."""
 FREE_MOST = 5.0
@@ -41,8 +43,10 @@ OUTLINE = {
     "stool": ((0.0, 0.09), (0.83, 0.09), (0.85, 0.19), (1.0, 0.19)),
 }
 """Half width [m] of each shape at shares of its height; a stool's legs are drawn together."""
-TABLE_TOP, TABLE_LEG = 0.05, 0.07
+TABLE_TOP, TABLE_LEG, PERSON_LEG = 0.05, 0.07, 0.16
 """m of thickness."""
+PERSON_LEGS, PERSON_STANCE = 0.8, 0.105
+"""m: length of the legs, and from their axis to the middle."""
 
 _BINS = 24
 _HALF_WIDTH = np.array(
@@ -71,12 +75,13 @@ class Sight:
 
     @property
     def in_view(self) -> bool:
-        return self.visible >= 0.5
+        return self.visible >= 0.5 and self.range <= SIGHT_RANGE
 
     @property
     def borderline(self) -> bool:
         """Return True if visibility is ambiguous; such views are reported on their own."""
-        return 0.3 < self.visible < 0.65
+        far = self.visible >= 0.5 and abs(self.range - SIGHT_RANGE) < 1.0
+        return far or 0.3 < self.visible < 0.65
 
 
 @dataclass(frozen=True)
@@ -189,18 +194,23 @@ class Scene:
 def _boxes(piece: Furniture) -> list[tuple[float, ...]]:
     """Return x, y, yaw, half length, half width, bottom and top of the parts of furniture."""
     x, y, yaw, a, b, _ = piece.footprint
-    if piece.kind != "table":
+    if piece.kind == "table":
+        bottom, leg = piece.height - TABLE_TOP, TABLE_LEG / 2
+    elif piece.kind == "person":
+        bottom, leg = PERSON_LEGS, PERSON_LEG / 2
+    else:
         return [(x, y, yaw, a, b, 0.0, piece.height)]
-    top = (x, y, yaw, a, b, piece.height - TABLE_TOP, piece.height)
-    leg = TABLE_LEG / 2
-    return [top, *((u, v, yaw, leg, leg, 0.0, piece.height) for u, v in table_legs(piece))]
+    legs = [(u, v, yaw, leg, leg, 0.0, bottom) for u, v in legs_of(piece)]
+    return [(x, y, yaw, a, b, bottom, piece.height), *legs]
 
 
-def table_legs(piece: Furniture) -> list[tuple[float, float]]:
-    """Return the places of a table's legs."""
+def legs_of(piece: Furniture) -> list[tuple[float, float]]:
+    """Return the places of the legs of a table or person."""
     a, b = (piece.length - TABLE_LEG) / 2, (piece.width - TABLE_LEG) / 2
-    c, s = math.cos(piece.yaw), math.sin(piece.yaw)
     corners = ((a, b), (-a, b), (-a, -b), (a, -b))
+    if piece.kind == "person":
+        corners = ((PERSON_STANCE, 0.0), (-PERSON_STANCE, 0.0))
+    c, s = math.cos(piece.yaw), math.sin(piece.yaw)
     return [(piece.x + c * u - s * v, piece.y + s * u + c * v) for u, v in corners]
 
 
@@ -281,7 +291,7 @@ def _rays_to(
         edge(np.remainder(turned + math.pi, math.tau) - math.pi) for edge in (np.min, np.max)
     )
     if piece.kind == "table":
-        legs = np.array(table_legs(piece))[np.arange(len(_COLUMNS)) % 4] - (eye.x, eye.y)
+        legs = np.array(legs_of(piece))[np.arange(len(_COLUMNS)) % 4] - (eye.x, eye.y)
         bearing, way = np.arctan2(*legs.T[::-1]) - eye.yaw, np.hypot(*legs.T) - TABLE_LEG
     else:
         bearing = middle + low + _COLUMNS * (high - low)
