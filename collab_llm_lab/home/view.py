@@ -34,15 +34,15 @@ ASPECT = 2.0
 """Width of a picture by its height."""
 OUTLINE = {
     "ball": ((0.0, 0.0), (0.05, 0.09), (0.15, 0.14), (0.5, 0.2), (0.85, 0.14), (1.0, 0.0)),
-    "box": ((0.0, 0.2), (1.0, 0.2)),
+    "box": ((0.0, 0.21), (1.0, 0.21)),
     "cone": ((0.0, 0.2), (1.0, 0.0)),
     "bottle": ((0.0, 0.13), (0.55, 0.13), (0.7, 0.05), (1.0, 0.05)),
-    "mug": ((0.0, 0.15), (1.0, 0.15)),
+    "mug": ((0.0, 0.13), (1.0, 0.13)),
     "bucket": ((0.0, 0.13), (1.0, 0.2)),
     "lamp": ((0.0, 0.13), (0.08, 0.11), (0.1, 0.05), (0.4, 0.05), (0.42, 0.19), (1.0, 0.1)),
-    "stool": ((0.0, 0.09), (0.83, 0.09), (0.85, 0.19), (1.0, 0.19)),
+    "stool": ((0.0, 0.14), (0.83, 0.14), (0.85, 0.19), (1.0, 0.19)),
 }
-"""Half width [m] of each shape at shares of its height; a stool's legs are drawn together."""
+"""Half width [m] of each shape at shares of its height; between a stool's legs counts too."""
 TABLE_TOP, TABLE_LEG, PERSON_LEG = 0.05, 0.07, 0.16
 """m of thickness."""
 PERSON_LEGS, PERSON_STANCE = 0.8, 0.105
@@ -58,6 +58,9 @@ _COLUMNS = (np.arange(21) + 0.5) / 21
 _FURNITURE_ROWS = np.array(
     [0.05, 0.15, 0.25, 0.35]
 )  # m: more of it is above the picture when it is near
+
+Rays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Bearing, slope and way [m] of rays to something, and the share of it that each stands for."""
 
 
 @dataclass(frozen=True)
@@ -207,9 +210,9 @@ def _boxes(piece: Furniture) -> list[tuple[float, ...]]:
 def legs_of(piece: Furniture) -> list[tuple[float, float]]:
     """Return the places of the legs of a table or person."""
     a, b = (piece.length - TABLE_LEG) / 2, (piece.width - TABLE_LEG) / 2
-    corners = ((a, b), (-a, b), (-a, -b), (a, -b))
+    corners = [(a, b), (-a, b), (-a, -b), (a, -b)]
     if piece.kind == "person":
-        corners = ((PERSON_STANCE, 0.0), (-PERSON_STANCE, 0.0))
+        corners = [(PERSON_STANCE, 0.0), (-PERSON_STANCE, 0.0)]
     c, s = math.cos(piece.yaw), math.sin(piece.yaw)
     return [(piece.x + c * u - s * v, piece.y + s * u + c * v) for u, v in corners]
 
@@ -236,7 +239,7 @@ def look(room: Room, base: Pose) -> View:
             float(ranges[i]),
             float(visible[i]),
         )
-        for i, part in enumerate((*room.things, *room.furniture))
+        for i, part in enumerate(room.parts)
     ]
     count = len(room.things)
     return View(tuple(sights[:count]), tuple(sights[count:]), free_way(room, base))
@@ -258,11 +261,8 @@ def free_way(room: Room, base: Pose) -> float:
     return float(along[near.argmax()]) if near.any() else FREE_MOST
 
 
-def _rays(room: Room, scene: Scene, eye: Pose) -> tuple[np.ndarray, ...]:
-    """Return bearing, slope and way [m] of rays to everything, and the share of it each stands for.
-
-    Each is [things and furniture, rows, columns].
-    """
+def _rays(room: Room, scene: Scene, eye: Pose) -> Rays:
+    """Return the rays to everything: four arrays [things and furniture, rows, columns]."""
     x, y = scene.things.T
     shape = [SHAPES.index(t.shape) for t in room.things]
     tall = np.array([HEIGHT[s] for s in SHAPES])[shape][:, None] * _ROWS
@@ -280,9 +280,7 @@ def _rays(room: Room, scene: Scene, eye: Pose) -> tuple[np.ndarray, ...]:
     return bearing, slope, way, weight
 
 
-def _rays_to(
-    piece: Furniture, number: int, scene: Scene, camera: Camera, eye: Pose
-) -> tuple[np.ndarray, ...]:
+def _rays_to(piece: Furniture, number: int, scene: Scene, camera: Camera, eye: Pose) -> Rays:
     """Return the rays to one piece: to a table's legs, else spread over its sides."""
     middle = math.atan2(piece.y - eye.y, piece.x - eye.x) - eye.yaw
     corners = piece.footprint.inflated(0.0, arc=1) - (eye.x, eye.y)

@@ -28,9 +28,10 @@ from collab_llm_nodes.sim.robot import Base
 from collab_llm_nodes.sim.rooms import Pose
 
 SEEDS = range(60)
+MIDDLE = Pose(2.0, 2.0, 0.0)
 
 
-def empty(*parts: Thing | Furniture, start: Pose = Pose(2.0, 2.0, 0.0)) -> Room:
+def empty(*parts: Thing | Furniture, start: Pose = MIDDLE) -> Room:
     things = tuple(p for p in parts if isinstance(p, Thing))
     furniture = tuple(p for p in parts if isinstance(p, Furniture))
     return Room(1, 6.0, 5.0, None, things, furniture, Camera(), start)
