@@ -78,13 +78,18 @@ class Sight:
 
     @property
     def in_view(self) -> bool:
-        return self.visible >= 0.5 and self.range <= SIGHT_RANGE
+        return self.visible >= self._least and self.range <= SIGHT_RANGE
 
     @property
     def borderline(self) -> bool:
         """Return True if visibility is ambiguous; such views are reported on their own."""
-        far = self.visible >= 0.5 and abs(self.range - SIGHT_RANGE) < 1.0
-        return far or 0.3 < self.visible < 0.65
+        far = self.visible >= self._least and abs(self.range - SIGHT_RANGE) < 1.0
+        return far or self._least - 0.2 < self.visible < self._least + 0.15
+
+    @property
+    def _least(self) -> float:
+        # a quarter of what is very close is large; the rest is below the picture
+        return 0.25 if self.range < DISTANCE_EDGES[0] else 0.5
 
 
 @dataclass(frozen=True)
