@@ -278,7 +278,7 @@ PERSON_XML = (
     + '<geom type="ellipsoid" size="0.21 0.13 0.36" pos="0 0 1.12"/>'
     '<geom type="sphere" size="0.12" pos="0 0 1.6" group="2" rgba="0.8 0.62 0.5 1"/>'
 )
-"""Someone who stands: painted are the shirt (group 1) and the trousers (group 3)."""
+"""Geoms of a standing person; the shirt (group 1) and the trousers (group 3) are painted."""
 
 
 def meshes_xml() -> str:

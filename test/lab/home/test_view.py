@@ -134,6 +134,8 @@ def test_free_way() -> None:
     assert free_way(room_of(SOFA), START) == pytest.approx(3.5 - 0.4 - 0.3, abs=0.03)
     assert free_way(room_of(), START) == 5.0
     assert free_way(room_of(), Pose(6.0, 3.0, 0.0)) == pytest.approx(1.7, abs=0.03)
+    beside = replace(BALL, x=0.95, y=3.49)  # it is touched, but not in the way
+    assert free_way(room_of(beside), START) == 5.0
     beside = replace(BALL, y=3.52)  # just wide enough
     assert free_way(room_of(beside), START) == 5.0
     assert free_way(replace(room_of(), notch=(3.0, 2.0)), START) == pytest.approx(1.7, abs=0.03)
