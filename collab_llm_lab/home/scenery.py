@@ -205,7 +205,7 @@ def _hung(rng: np.random.Generator, room: Room) -> list[Box]:
         length = room.width if along_x else room.depth
         if room.notch is not None and wall in (1, 3):
             length = room.notch[0] if along_x else room.notch[1]
-        for _ in range(int(rng.integers(0, 3))):
+        for _ in range(int(rng.integers(0, 3)) if length > 2.2 else 0):
             window = rng.random() < 0.5
             half, tall = (rng.uniform(0.4, 0.8), 0.5) if window else rng.uniform(0.2, 0.4, 2)
             at, z = rng.uniform(1.0, length - 1.0), rng.uniform(1.35, 1.6)

@@ -18,7 +18,16 @@ from collab_llm_lab.home.renderer import (
     sway,
     to_jpeg,
 )
-from collab_llm_lab.home.rooms import COLOURS, SHAPES, Camera, Furniture, Room, Thing, make_room
+from collab_llm_lab.home.rooms import (
+    COLOURS,
+    SHAPES,
+    Camera,
+    Furniture,
+    Room,
+    Style,
+    Thing,
+    make_room,
+)
 from collab_llm_lab.home.view import direction, distance, free_way, look, way
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.sim.rooms import Pose
@@ -185,6 +194,15 @@ def test_pictures_follow_from_room_pose_and_number(renderer: Renderer) -> None:
     assert sway(room, 1) != sway(room, 2)
     assert sway(still(room), 1) == (0.0, 0.0, 0.0)
     assert renderer.large_picture(room.start).shape == (4 * HEIGHT_PX, 4 * WIDTH, 3)
+
+
+@pytest.mark.parametrize(
+    "style",
+    [Style(), Style(size=(4.0, 4.5), l_shaped=1.0), Style(size=(9.0, 12.0), furniture=(5, 5))],
+)
+def test_every_room_has_its_place_in_the_scene(renderer: Renderer, style: Style) -> None:
+    for seed in range(100):
+        renderer.enter(make_room(seed, style))
 
 
 def test_colours_are_told_apart(renderer: Renderer) -> None:
