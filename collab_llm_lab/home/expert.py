@@ -21,7 +21,7 @@ from collab_llm_nodes.robot.search import FULL_TURN, Report, SearchMemory, eight
 from collab_llm_nodes.sim.robot import Base
 from collab_llm_nodes.sim.rooms import Pose
 
-PLACES_TO_LOOK_ROUND = 3
+PLACES_TO_LOOK_ROUND = 4
 LONGEST_WALK = 450
 """cm from one look round to the next."""
 MAX_STEPS = 80
@@ -163,19 +163,19 @@ class Expert:
     ) -> Decision:
         """Look round, walk to where the way is open, look round again, give up."""
         name, free = self.request.about.name, way(view.free)
-        open_way = memory.open
+        best = memory.best_way
         turn = f"turn {'left' if leftwards else 'right'} 45 degree"
         action = turn
         if memory.walked:
             if free in _SEARCH_STEP and memory.walked < LONGEST_WALK:
                 action = f"move forward {_SEARCH_STEP[free]} cm"
         elif memory.turned >= FULL_TURN:
-            if memory.place >= PLACES_TO_LOOK_ROUND or open_way is None:
+            if memory.place >= PLACES_TO_LOOK_ROUND or best is None:
                 return Decision(GIVE_UP, Report(name))
-            towards = eighth(open_way)
+            towards = eighth(best[1])
             if "left" in towards or "right" in towards:
                 action = f"turn {'left' if 'left' in towards else 'right'} 45 degree"
-            elif towards == "ahead" and free in _SEARCH_STEP:
+            elif towards == "ahead" and free in (best[0], "open"):
                 action = f"move forward {_SEARCH_STEP[free]} cm"
         others = scene(sights, None) if action.startswith("turn") else ()
         return Decision(action, Report(name, way=free), others)
