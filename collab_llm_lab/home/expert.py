@@ -204,6 +204,17 @@ def _ahead(cm: int, free: float) -> str | None:
     return None if step is None else f"move forward {step} cm"
 
 
+@dataclass(frozen=True)
+class Step:
+    """One step of an episode, before its action is executed."""
+
+    pose: Pose
+    memory: str
+    """The search memory's text."""
+    answer: str
+    decision: Decision
+
+
 @dataclass
 class Episode:
     """One request, driven by the expert."""
@@ -212,8 +223,7 @@ class Episode:
     request: Request
     outcome: str = "step limit"
     """reached | wrong place | given up | replied | step limit"""
-    steps: list[tuple[Pose, str, str, str]] = field(default_factory=list)
-    """Pose, memory text, answer and action of each step."""
+    steps: list[Step] = field(default_factory=list)
 
 
 def drive(room: Room, request: Request, seed: int = 0) -> Episode:
@@ -224,7 +234,7 @@ def drive(room: Room, request: Request, seed: int = 0) -> Episode:
     for _ in range(MAX_STEPS):
         decision = expert.decide(look(room, base.pose), base.pose, history, memory)
         said = answer(decision)
-        episode.steps.append((base.pose, memory.text, said, decision.action))
+        episode.steps.append(Step(base.pose, memory.text, said, decision))
         if decision.action in (STOP, GIVE_UP, REPLY):
             episode.outcome = _outcome(expert, base.pose, decision.action)
             break

@@ -26,20 +26,20 @@ SUCCESS_DISTANCE = 0.75
 """m from the base's centre to the right thing's footprint at the stop."""
 RADIUS = {
     "ball": 0.20,
-    "box": 0.20,
+    "box": 0.21,
     "cone": 0.20,
     "bottle": 0.13,
-    "mug": 0.17,
+    "mug": 0.15,
     "bucket": 0.20,
     "lamp": 0.19,
     "stool": 0.19,
 }
 HEIGHT = {
     "ball": 0.40,
-    "box": 0.34,
+    "box": 0.28,
     "cone": 0.50,
     "bottle": 0.50,
-    "mug": 0.30,
+    "mug": 0.32,
     "bucket": 0.34,
     "lamp": 0.48,
     "stool": 0.42,
@@ -85,7 +85,7 @@ _PAINT = {
     "brown": (0.62, 0.47, 0.36),
     "blue": (0.52, 0.64, 0.78),
 }
-_FLOOR_PAINT = ((0.62, 0.6, 0.57), (0.66, 0.5, 0.34), (0.45, 0.35, 0.28), (0.5, 0.54, 0.56))
+_FLOOR_PAINT = ((0.72, 0.7, 0.67), (0.78, 0.6, 0.42), (0.52, 0.41, 0.33), (0.58, 0.62, 0.65))
 
 Range = tuple[float, float]
 Colour = tuple[float, float, float]
@@ -156,6 +156,8 @@ class Looks:
     """One of ``FLOORS``."""
     floor_colour: Colour = (0.6, 0.55, 0.5)
     wall_colour: Colour = (0.85, 0.84, 0.8)
+    wallpaper: bool = False
+    """Stripes on the walls."""
     light: float = 1.0
     """Brightness of all lights, 1 = normal."""
     light_yaw: float = 0.5
@@ -182,10 +184,15 @@ class Room:
     start: Pose
     looks: Looks = Looks()
 
+    @property
+    def parts(self) -> list[Thing | Furniture]:
+        """All things, then all furniture; their numbers are those of ``footprints``."""
+        return [*self.things, *self.furniture]
+
     @cached_property
     def footprints(self) -> tuple[Footprint, ...]:
-        """Footprints of all things, then of all furniture."""
-        return tuple(part.footprint for part in (*self.things, *self.furniture))
+        """Footprints of all ``parts``."""
+        return tuple(part.footprint for part in self.parts)
 
     @cached_property
     def walls(self) -> tuple[Footprint, ...]:
@@ -312,6 +319,7 @@ def _shell(rng: np.random.Generator, seed: int, style: Style) -> Room:
         floor=str(rng.choice(style.floors)),
         floor_colour=_shade(rng, _FLOOR_PAINT[int(rng.integers(len(_FLOOR_PAINT)))]),
         wall_colour=_shade(rng, _PAINT[str(rng.choice(paints))]),
+        wallpaper=bool(rng.random() < 0.25),
         light=float(rng.uniform(*style.light)),
         light_yaw=float(rng.uniform(-math.pi, math.pi)),
         noise=style.noise,
@@ -407,7 +415,8 @@ def _scatter(
     for colour, shape in pairs:
         if not len(spots):
             return None
-        thing = Thing(shape, colour, *map(float, spots[0]), float(rng.uniform(-math.pi, math.pi)))
+        u, v = (float(w) for w in spots[0])
+        thing = Thing(shape, colour, u, v, float(rng.uniform(-math.pi, math.pi)))
         apart = np.hypot(*(spots - spots[0]).T) - RADIUS[shape] - max(RADIUS.values())
         spots = spots[apart >= _THING_GAP]
         things.append(thing)
@@ -432,7 +441,8 @@ def _start(rng: np.random.Generator, room: Room, blocked: bool) -> Pose | None:
         starts = starts[_to_furniture(room, starts, np.array([to.x, to.y])) < ROBOT_RADIUS]
     if not len(starts):
         return None
-    return Pose(*map(float, starts[0]), float(rng.uniform(-math.pi, math.pi)))
+    u, v = (float(w) for w in starts[0])
+    return Pose(u, v, float(rng.uniform(-math.pi, math.pi)))
 
 
 def _grid(room: Room) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
