@@ -48,12 +48,12 @@ OPENING = '\n"([|'
 """Characters after which a joiner may stand; it may stand at the beginning of a text too."""
 
 
-def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """Train the navigation pair's BPE over ``texts``: any text can be encoded."""
+def train_tokenizer(texts: list[str], vocabulary: int = VOCABULARY) -> PreTrainedTokenizerFast:
+    """Train a navigation pair's BPE over ``texts``: any text can be encoded."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = _byte_level()
     tokenizer.decoder = decoders.ByteLevel()
-    return _train(tokenizer, texts, SPECIAL, VOCABULARY, CHAT_TEMPLATE)
+    return _train(tokenizer, texts, SPECIAL, vocabulary, CHAT_TEMPLATE)
 
 
 def train_text_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from collab_llm_lab.training.nav.data import MOST_THINGS, TOKEN_COLUMNS, TOKEN_ROWS, Pictures
+from collab_llm_lab.training.nav.encoding import Encoder
 from collab_llm_lab.training.nav.wording import (
     TRAINED,
     VERBS,
@@ -22,7 +22,6 @@ from collab_llm_lab.training.nav.wording import (
     Wordings,
     answer,
 )
-from collab_llm_nodes.models.tokenizer import token_id
 from collab_llm_nodes.robot.prompt import user_text
 from collab_llm_nodes.sim.expert import ACTIONS, DIRECTIONS, DISTANCES, Sight, direction, distance
 from collab_llm_nodes.sim.renderer import KINDS
@@ -146,20 +145,10 @@ class Batches:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, seed: int, reworded: float = 0.0
     ) -> None:
-        self._tokenizer = tokenizer
+        self.encoder = Encoder(tokenizer)
         self._seed = seed
         self._reworded = reworded
-        self._encode = lru_cache(maxsize=None)(self._encode_text)
-        self._end = token_id(tokenizer, "<|im_end|>")
-        self._pad = token_id(tokenizer, "<|endoftext|>")
         self._words = _dense_table()
-
-    def _encode_text(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer(text, add_special_tokens=False).input_ids)
-
-    def question_ids(self, prompt: str) -> tuple[int, ...]:
-        """Return the ids between the picture and the start of the answer."""
-        return self._encode(f"{prompt}<|im_end|>\n<|im_start|>assistant\n")
 
     def make(
         self,
@@ -180,34 +169,22 @@ class Batches:
                 dense.append(self._dense(source, int(index), flip))
                 pictures.append(image[:, ::-1] if flip else image)
         texts, at, labels = self.encode(asked)
-        wordings = [self._encode(q.wording.text(q.name)) for q in named]
-        names = np.full((len(named), NAME_LENGTH), self._pad, np.int64)
-        for row, wording in enumerate(wordings):
-            names[row, : len(wording)] = wording
+        names, name_at = self.encoder.names([q.wording.text(q.name) for q in named], NAME_LENGTH)
         return Batch(
             torch.from_numpy(np.stack(pictures)),
             texts,
             at,
             labels,
             torch.from_numpy(np.stack(dense)),
-            torch.from_numpy(names),
-            torch.tensor([len(wording) - 1 for wording in wordings]),
+            names,
+            name_at,
             torch.tensor([q.found for q in named]),
         )
 
     def encode(self, asked: Sequence[Question]) -> tuple[Tensor, Tensor, Tensor]:
         """Return texts, answer positions and labels of the questions (see ``Batch``)."""
-        pairs = [(self.question_ids(q.prompt), (*self._encode(q.answer), self._end)) for q in asked]
-        longest = max(len(prompt) + len(said) - 1 for prompt, said in pairs)
-        texts = np.full((len(asked), max(longest, TEXT_LENGTH)), self._pad, np.int64)
-        at = np.zeros((len(asked), ANSWER_LENGTH), np.int64)
-        labels = np.full((len(asked), ANSWER_LENGTH), -100, np.int64)
-        for row, (prompt, said) in enumerate(pairs):
-            both = prompt + said[:-1]
-            texts[row, : len(both)] = both
-            at[row, : len(said)] = np.arange(len(said)) + len(prompt) - 1
-            labels[row, : len(said)] = said
-        return torch.from_numpy(texts), torch.from_numpy(at), torch.from_numpy(labels)
+        pairs = [(q.prompt, q.answer) for q in asked]
+        return self.encoder.pairs(pairs, TEXT_LENGTH, ANSWER_LENGTH)
 
     def _dense(self, source: Pictures, index: int, flip: bool) -> np.ndarray:
         """Return float32 [T, W]: the words that are true of what each image token shows."""

@@ -1,7 +1,7 @@
 """A fast batched forward pass over the weights of a ``Qwen2VLForConditionalGeneration``.
 
-Same arithmetic as the transformers model (a test compares them), arranged for training: every
-picture has one size, so positions are constants and vision attention is one batched call; the
+Same arithmetic as the transformers model (a test compares them), arranged for training: all
+pictures have one size, so positions are constants and vision attention is one batched call; the
 vision tower and the prompt's common prefix run once per picture for all its questions; no
 padding mask is needed because padding is on the right.
 
@@ -11,6 +11,7 @@ tokens, D hidden size.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -21,12 +22,41 @@ from transformers import Qwen2VLForConditionalGeneration
 from collab_llm_nodes.sim.renderer import HEIGHT_PX, WIDTH
 
 PATCH, MERGE = 14, 2
-GRID = (HEIGHT_PX // PATCH, WIDTH // PATCH)
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 """Means and deviations of the colour channels with which Qwen2-VL normalises pictures."""
-LONGEST_TEXT = 96
+LONGEST_TEXT = 192
 """Question and answer tokens that fit."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Image tokens of a picture: ``rows`` x ``columns`` squares of 2 x 2 patches."""
+
+    rows: int
+    columns: int
+
+    @classmethod
+    def of(cls, height: int, width: int) -> Grid:
+        """Return the grid of a picture of ``height`` x ``width`` pixels."""
+        return cls(height // (PATCH * MERGE), width // (PATCH * MERGE))
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def patches(self) -> int:
+        return self.tokens * MERGE**2
+
+    @property
+    def thw(self) -> Tensor:
+        """Frames, rows and columns of patches, int64 [1, 3]: ``image_grid_thw`` of one picture."""
+        return torch.tensor([[1, self.rows * MERGE, self.columns * MERGE]])
+
+
+GRID = Grid.of(HEIGHT_PX, WIDTH)
+"""Grid of the shipped pair's pictures."""
 
 
 class Output(NamedTuple):
@@ -43,6 +73,7 @@ class FastForward(nn.Module):
 
     Args:
         prefix: ids up to the end of the picture.
+        grid: of every picture.
     """
 
     prefix: Tensor
@@ -53,29 +84,29 @@ class FastForward(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, model: Qwen2VLForConditionalGeneration, prefix: list[int]) -> None:
+    def __init__(
+        self, model: Qwen2VLForConditionalGeneration, prefix: list[int], grid: Grid = GRID
+    ) -> None:
         super().__init__()
+        self.grid = grid
         self.model: Any = model
         self.config: Any = model.config
         visual: Any = model.model.visual
         text: Any = model.model.language_model
-        tokens = GRID[0] * GRID[1] // MERGE**2
         ids = torch.tensor(prefix)
         self.register_buffer("prefix", ids, persistent=False)
         self.first_image = int((ids == self.config.image_token_id).nonzero()[0])
-        self.image_tokens = tokens
         self.prefix_length = len(prefix)
         # M-RoPE positions: get_rope_index once, for the longest text there is
         row = torch.cat([ids, torch.zeros(LONGEST_TEXT, dtype=ids.dtype)])[None]
         kinds = (row == self.config.image_token_id).int()
-        grid = torch.tensor([[1, *GRID]])
-        positions, _ = model.model.get_rope_index(row, kinds, image_grid_thw=grid)
+        positions, _ = model.model.get_rope_index(row, kinds, image_grid_thw=grid.thw)
         cos, sin = text.rotary_emb(torch.zeros(1), positions)
         self.register_buffer("cos", cos[0], persistent=False)
         self.register_buffer("sin", sin[0], persistent=False)
         from transformers.vision_utils import get_vision_position_ids
 
-        where = get_vision_position_ids(grid, MERGE)
+        where = get_vision_position_ids(grid.thw, MERGE)
         v_cos, v_sin = visual.rotary_pos_emb(torch.zeros(1), where)
         self.register_buffer("v_cos", v_cos, persistent=False)
         self.register_buffer("v_sin", v_sin, persistent=False)
@@ -83,13 +114,12 @@ class FastForward(nn.Module):
         self.register_buffer("std", torch.tensor(STD), persistent=False)
 
     def see(self, pictures: Tensor) -> Tensor:
-        """Return image tokens [B, tokens, D] of uint8 pictures [B, 84, 168, 3]."""
+        """Return image tokens [B, tokens, D] of uint8 pictures [B, height, width, 3]."""
         visual = self.model.model.visual
         b = pictures.shape[0]
         x = (pictures.float() / 255.0 - self.mean) / self.std
-        gh, gw = GRID[0] // MERGE, GRID[1] // MERGE
-        x = x.view(b, gh, MERGE, PATCH, gw, MERGE, PATCH, 3).permute(0, 1, 4, 2, 5, 7, 3, 6)
-        x = x.reshape(b, GRID[0] * GRID[1], 3 * PATCH * PATCH)
+        x = x.view(b, self.grid.rows, MERGE, PATCH, self.grid.columns, MERGE, PATCH, 3)
+        x = x.permute(0, 1, 4, 2, 5, 7, 3, 6).reshape(b, self.grid.patches, 3 * PATCH * PATCH)
         # a still picture is two equal frames: fold the two temporal halves of the kernel
         kernel = visual.patch_embed.proj.weight.sum(dim=2).flatten(1)
         x = F.linear(x, kernel).float()
@@ -103,11 +133,11 @@ class FastForward(nn.Module):
             x = x + block.attn.proj(a.transpose(1, 2).reshape(b, x.shape[1], -1))
             x = x + block.mlp.fc2(_quick_gelu(block.mlp.fc1(block.norm2(x))))
         merger = visual.merger
-        x = merger.ln_q(x).reshape(b, self.image_tokens, -1)
+        x = merger.ln_q(x).reshape(b, self.grid.tokens, -1)
         return merger.mlp(x).float()
 
     def forward(self, pictures: Tensor, texts: Tensor, questions: int) -> Output:
-        """Run pictures uint8 [B, 84, 168, 3] with K texts each, int64 [B * K, L], right padded."""
+        """Run uint8 pictures [B, height, width, 3] with K right-padded texts each, [B * K, L]."""
         vision = self.see(pictures)
         return Output(vision, self.read(vision, texts, questions))
 
@@ -118,7 +148,7 @@ class FastForward(nn.Module):
         text = self.model.model.language_model
         b, k, p, length = vision.shape[0], questions, self.prefix_length, texts.shape[1]
         pre = text.embed_tokens(self.prefix)
-        first, after = self.first_image, self.first_image + self.image_tokens
+        first, after = self.first_image, self.first_image + self.grid.tokens
         pre = torch.cat(
             [pre[:first].expand(b, -1, -1), vision, pre[after:].expand(b, -1, -1)], dim=1
         )

@@ -19,13 +19,12 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
 )
 
-from collab_llm_lab.training.nav.forward import GRID, MEAN, MERGE, PATCH, STD
+from collab_llm_lab.training.nav.forward import GRID, MEAN, MERGE, PATCH, STD, Grid
 from collab_llm_lab.training.run import replacing
 from collab_llm_nodes.models.tokenizer import SPECIAL, token_id
-from collab_llm_nodes.sim.renderer import HEIGHT_PX, WIDTH
 
 MAX_TOKENS = 40
-"""Tokens of an answer at most."""
+"""Tokens of an answer of the shipped pair at most."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +96,9 @@ def build(
     return Qwen2VLForConditionalGeneration(config)
 
 
-def prefix_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def prefix_ids(tokenizer: PreTrainedTokenizerBase, grid: Grid = GRID) -> list[int]:
     """Return the ids of the chat up to the end of the picture: equal for every question."""
-    pads = "<|image_pad|>" * (GRID[0] * GRID[1] // MERGE**2)
+    pads = "<|image_pad|>" * grid.tokens
     text = f"<|im_start|>user\n<|vision_start|>{pads}<|vision_end|>"
     return list(tokenizer(text, add_special_tokens=False).input_ids)
 
@@ -109,9 +108,10 @@ def export(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     dtype: torch.dtype,
+    grid: Grid = GRID,
 ) -> None:
     """Write a checkpoint that ``from_pretrained`` reads: weights, tokenizer, picture size."""
-    pixels = HEIGHT_PX * WIDTH
+    pixels = grid.patches * PATCH**2
     processor = {
         "image_processor_type": "Qwen2VLImageProcessor",
         "do_convert_rgb": True,
@@ -142,11 +142,15 @@ def read(folder: str | Path) -> tuple[Qwen2VLForConditionalGeneration, PreTraine
 
 
 def patches(pictures: np.ndarray) -> Tensor:
-    """Return ``pixel_values`` [B * 72, 1176] of uint8 [B, 84, 168, 3], as the processor does."""
+    """Return ``pixel_values`` [B * patches, 1176] of uint8 [B, height, width, 3].
+
+    They equal those of the processor.
+    """
     mean, std = torch.tensor(MEAN), torch.tensor(STD)
     x = (torch.from_numpy(np.ascontiguousarray(pictures)).float() / 255.0 - mean) / std
-    gh, gw = GRID[0] // MERGE, GRID[1] // MERGE
-    x = x.view(-1, gh, MERGE, PATCH, gw, MERGE, PATCH, 3).permute(0, 1, 4, 2, 5, 7, 3, 6)
+    grid = Grid.of(*pictures.shape[1:3])
+    x = x.view(-1, grid.rows, MERGE, PATCH, grid.columns, MERGE, PATCH, 3)
+    x = x.permute(0, 1, 4, 2, 5, 7, 3, 6)
     x = x.reshape(-1, 3, 1, PATCH * PATCH).expand(-1, 3, 2, PATCH * PATCH)
     return x.reshape(-1, 3 * 2 * PATCH * PATCH)
 
@@ -157,10 +161,12 @@ def answers(
     tokenizer: PreTrainedTokenizerBase,
     pictures: np.ndarray,
     prompts: Sequence[str],
+    max_tokens: int = MAX_TOKENS,
 ) -> list[str]:
-    """Return greedy answers to one prompt (user text) per picture uint8 [B, 84, 168, 3]."""
+    """Return greedy answers to one prompt (user text) per picture uint8 [B, height, width, 3]."""
     pad, end = (token_id(tokenizer, t) for t in ("<|endoftext|>", "<|im_end|>"))
-    prefix = prefix_ids(tokenizer)
+    grid = Grid.of(*pictures.shape[1:3])
+    prefix = prefix_ids(tokenizer, grid)
     rows = [
         prefix
         + tokenizer(f"{p}<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False).input_ids
@@ -176,9 +182,9 @@ def answers(
         attention_mask=mask.to(model.device),
         mm_token_type_ids=(ids == model.config.image_token_id).int().to(model.device),
         pixel_values=patches(pictures).to(model.device),
-        image_grid_thw=torch.tensor([[1, *GRID]]).repeat(len(rows), 1).to(model.device),
+        image_grid_thw=grid.thw.repeat(len(rows), 1).to(model.device),
         do_sample=False,
-        max_new_tokens=MAX_TOKENS,
+        max_new_tokens=max_tokens,
         eos_token_id=end,
         pad_token_id=pad,
     )

@@ -1,11 +1,4 @@
-"""``collab-llm train nav``: target and draft with dense supervision, then early exits.
-
-Cross-entropy on the answers alone yields a blind model, since the template gives most tokens away.
-So each image token also learns to predict, through the language model's own embedding rows, the
-words for the thing it shows (colour, shape, direction, distance), and its row and column. Without
-help the language model also ignores for long which thing is asked for. So, half-way through the
-layers, the token that ends the question's name learns to predict where that thing is.
-"""
+"""``collab-llm train nav``: target and draft with dense supervision, then early exits."""
 
 from __future__ import annotations
 
@@ -15,25 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from transformers import Qwen2VLForConditionalGeneration
 
 from collab_llm_lab.training import loop
 from collab_llm_lab.training.curves import Axes, read_curve, write_curves
-from collab_llm_lab.training.learner import ModelLearner, Recipe
+from collab_llm_lab.training.learner import Recipe
 from collab_llm_lab.training.nav import data
 from collab_llm_lab.training.nav.adapters import AdapterConfig, train_adapters
 from collab_llm_lab.training.nav.batches import Batches
 from collab_llm_lab.training.nav.dagger import Rounds
 from collab_llm_lab.training.nav.evaluate import held_out_figures
-from collab_llm_lab.training.nav.forward import FastForward, Output
-from collab_llm_lab.training.nav.models import SIZES, build, export, prefix_ids, read
+from collab_llm_lab.training.nav.forward import GRID
+from collab_llm_lab.training.nav.learner import PictureLearner, Supervision, read_with
+from collab_llm_lab.training.nav.models import SIZES, build, export, read
 from collab_llm_lab.training.nav.wording import HELD_OUT, WORDS, corpus
 from collab_llm_lab.training.run import MakeStage, make_stages
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.tokenizer import train_tokenizer
-from collab_llm_nodes.sim.expert import DIRECTIONS, DISTANCES
 
 
 @dataclass(frozen=True)
@@ -74,134 +64,27 @@ class TrainConfig:
             raise ConfigError("must be positive", field="recipe.batch, questions, shards")
 
 
-class DenseHead(nn.Module):
-    """Word logits of image tokens through the tied embedding rows; row and column beside them."""
-
-    ids: Tensor
-
-    def __init__(self, hidden: int, word_ids: list[int]) -> None:
-        super().__init__()
-        self.register_buffer("ids", torch.tensor(word_ids), persistent=False)
-        self.scale = nn.Parameter(torch.tensor(10.0))
-        self.bias = nn.Parameter(torch.full((len(word_ids),), -3.0))
-        self.place = nn.Linear(hidden, data.TOKEN_ROWS + data.TOKEN_COLUMNS)
-        self.finding = nn.Linear(hidden, len(DIRECTIONS) + len(DISTANCES) + 2)
-
-    def forward(self, vision: Tensor, rows: Tensor, dense: Tensor) -> Tensor:
-        """Return the loss of image tokens [B, T, D] against multi-hot words [B, T, W]."""
-        x = F.rms_norm(vision, (vision.shape[-1],))
-        logits = F.linear(x, rows[self.ids]).float() * self.scale + self.bias
-        words = F.binary_cross_entropy_with_logits(logits, dense)
-        cells = torch.arange(data.TOKENS, device=vision.device)
-        places = self.place(x).float()
-        row = F.cross_entropy(
-            places[..., : data.TOKEN_ROWS].flatten(0, 1),
-            (cells // data.TOKEN_COLUMNS).repeat(len(x)),
-        )
-        column = F.cross_entropy(
-            places[..., data.TOKEN_ROWS :].flatten(0, 1),
-            (cells % data.TOKEN_COLUMNS).repeat(len(x)),
-        )
-        return words + 0.02 * (row + column)
-
-    def name(self, hidden: Tensor, found: Tensor) -> Tensor:
-        """Return the loss of the name's token [N, D]: where the thing is, or that it is unseen."""
-        guess = self.finding(F.rms_norm(hidden, (hidden.shape[-1],))).float()
-        split = len(DIRECTIONS) + 1
-        where = F.cross_entropy(guess[:, :split], found[:, 0])
-        return where + F.cross_entropy(guess[:, split:], found[:, 1])
-
-
-class Learner(ModelLearner):
-    """The model, the dense head that helps it to learn, and the data of its steps."""
+class Learner(PictureLearner):
+    """The model of a ``TrainConfig``, and the data of its steps."""
 
     def __init__(self, config: TrainConfig) -> None:
-        self.config = config
-        self.tokenizer = train_tokenizer(corpus())
-        size = SIZES[config.role]
-        self.model: Qwen2VLForConditionalGeneration = (
-            self._read(config.initial)
+        tokenizer = train_tokenizer(corpus())
+        model = (
+            read_with(tokenizer, config.initial)
             if config.initial
-            else build(size, self.tokenizer, config.seed)
+            else build(SIZES[config.role], tokenizer, config.seed)
         )
-        word_ids = [self.tokenizer(f" {w}", add_special_tokens=False).input_ids for w in WORDS]
-        assert all(len(ids) == 1 for ids in word_ids), "every dense word is one token"
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        mover: Any = self.model
-        mover.to(device)
-        self.head = DenseHead(size.hidden, [ids[0] for ids in word_ids]).to(device)
-        self.fast = FastForward(self.model, prefix_ids(self.tokenizer)).to(device)
         if config.freeze_vision:
-            self.model.model.visual.requires_grad_(False)
-        self.teacher: FastForward | None = None
-        if config.teacher:
-            teacher = self._read(config.teacher).requires_grad_(False)
-            self.teacher = FastForward(teacher, prefix_ids(self.tokenizer)).to(device)
-        self.batches = Batches(self.tokenizer, config.seed, config.reworded)
-        self._name_depth = size.layers // 2 + 1  # half-way: later layers can still read it
-        both = nn.ModuleDict({"model": self.model, "head": self.head})
-        super().__init__(both, config.recipe, device)
-
-    def _read(self, folder: str) -> Qwen2VLForConditionalGeneration:
-        """Return the checkpoint in ``folder``, which must have this training's tokenizer."""
-        model, own = read(folder)
-        if own.get_vocab() != self.tokenizer.get_vocab():
-            raise ConfigError(
-                f"{folder} has another tokenizer",
-                field="initial, teacher",
-                remedy="give a checkpoint of `collab-llm train nav`",
-            )
-        return model
-
-    def save_model(self, folder: Path) -> None:
-        """Write the model as a float32 checkpoint."""
-        export(self.model, self.tokenizer, folder, torch.float32)
-
-    def losses(  # type: ignore[override]
-        self,
-        pictures: Tensor,
-        texts: Tensor,
-        at: Tensor,
-        labels: Tensor,
-        dense: Tensor,
-        names: Tensor,
-        name_at: Tensor,
-        found: Tensor,
-    ) -> dict[str, Tensor]:
-        """Return the losses of a ``Batch``: of the answer in nats per token, dense, of the name."""
-        config, count = self.config, pictures.shape[0]
-        out = self.fast(pictures, texts, texts.shape[0] // count)
-        logits = _answer_logits(self.fast, out, at)
-        if self.teacher is None:
-            answer = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
-        else:
-            with torch.no_grad():
-                said = self.teacher(pictures, texts, texts.shape[0] // count)
-                law = _answer_logits(self.teacher, said, at).softmax(-1)
-            real = (labels >= 0).float()
-            answer = -((law * logits.log_softmax(-1)).sum(-1) * real).sum() / real.sum()
-        result = {"loss": answer, "answer_loss": answer}
-        if not config.name_weight and not config.dense_weight:
-            return result
-        named = self.fast.read(out.vision, names, names.shape[0] // count, self._name_depth)[-1]
-        named = named.flatten(0, 1)
-        named = named[torch.arange(len(named), device=named.device), name_at]
-        result["dense_loss"] = self.head(out.vision, self.model.lm_head.weight, dense)
-        result["name_loss"] = self.head.name(named, found)
-        result["loss"] = (
-            answer
-            + config.dense_weight * result["dense_loss"]
-            + config.name_weight * result["name_loss"]
+            model.model.visual.requires_grad_(False)
+        super().__init__(
+            model,
+            tokenizer,
+            config.recipe,
+            GRID,
+            Supervision(WORDS, config.dense_weight, config.name_weight),
+            read_with(tokenizer, config.teacher) if config.teacher else None,
         )
-        return result
-
-
-def _answer_logits(fast: FastForward, out: Output, at: Tensor) -> Tensor:
-    """Return float32 [B K, A, V]: logits at the answer positions ``at`` [B K, A]."""
-    hidden = out.layers[-1].flatten(0, 1)
-    return fast.logits(
-        torch.gather(hidden, 1, at[..., None].expand(-1, -1, hidden.shape[-1]))
-    ).float()
+        self.batches = Batches(tokenizer, config.seed, config.reworded)
 
 
 def train_nav(

@@ -161,7 +161,7 @@ def test_a_mirrored_question_has_the_mirrored_answer(pictures: data.Pictures) ->
 def test_every_text_fits_and_words_are_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
     batches = Batches(tokenizer, 0)
     longest = max(
-        len(batches.question_ids(user_text("look for the yellow bottle", [a, b])))
+        len(batches.encoder.question_ids(user_text("look for the yellow bottle", [a, b])))
         for a in expert.ACTIONS
         for b in expert.ACTIONS
     )
@@ -170,7 +170,7 @@ def test_every_text_fits_and_words_are_tokens(tokenizer: PreTrainedTokenizerBase
     assert answer <= ANSWER_LENGTH
     assert longest + answer - 1 <= TEXT_LENGTH
     asked = max(
-        len(batches.question_ids(user_text(text, ["turn right 45 degree"] * 2)))
+        len(batches.encoder.question_ids(user_text(text, ["turn right 45 degree"] * 2)))
         for text in {wording.text("yellow bottle") for wording in TRAINED.every()}
     )
     assert asked + answer - 1 <= LONGEST_TEXT
@@ -245,7 +245,7 @@ def test_chat_template_and_prefix_agree(tokenizer: PreTrainedTokenizerBase) -> N
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     pads = "<|image_pad|>" * data.TOKENS
     ids = tokenizer(str(text).replace("<|image_pad|>", pads)).input_ids
-    assert ids == [*prefix_ids(tokenizer), *Batches(tokenizer, 0).question_ids(question)]
+    assert ids == [*prefix_ids(tokenizer), *Batches(tokenizer, 0).encoder.question_ids(question)]
 
 
 def test_fast_forward_equals_transformers(

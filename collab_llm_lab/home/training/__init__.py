@@ -1,0 +1,1 @@
+"""Training of the pair that lives in the home: pictures, batches, stages, evaluation."""

@@ -1,0 +1,109 @@
+"""Batches of pictures with questions, and the dense words of image tokens."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from collab_llm_lab.home.rooms import COLOURS, FURNITURE, SHAPES
+from collab_llm_lab.home.training.pictures import GRID, MOST_SIGHTS, NAMES, Pictures
+from collab_llm_lab.home.training.seeing import draw_name
+from collab_llm_lab.home.view import DIRECTION_EDGES, DIRECTIONS, DISTANCE_EDGES, DISTANCES
+from collab_llm_lab.training.nav.batches import Batch
+from collab_llm_lab.training.nav.encoding import Encoder
+
+WORDS = (
+    *COLOURS,
+    *SHAPES,
+    *FURNITURE,
+    *("far", "left", "ahead", "right"),
+    *("very", "close", "near", "some", "distant"),
+)
+"""Words that image tokens learn to predict for the things they show (dense supervision)."""
+NAME_LENGTH = 6
+NAMES_PER_PICTURE = 12
+"""Names looked up per picture besides the questions: cheap, and each contrasts with the others."""
+
+Ask = Callable[[Pictures, int, bool, np.random.Generator], list[tuple[str, str]]]
+"""Returns prompts and answers for a picture; called with its index, and True for its mirror
+image."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Token ids of the rows of a stage's questions; see ``Encoder.pairs``."""
+
+    text: int
+    answer: int
+
+
+class Batches:
+    """Makes batch ``step`` from pictures; equal seeds and pictures give equal batches.
+
+    Args:
+        ask: gives each picture the same number of questions.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, seed: int, ask: Ask, lengths: Lengths
+    ) -> None:
+        self._encoder = Encoder(tokenizer)
+        self._seed, self._ask, self._lengths = seed, ask, lengths
+
+    def make(self, sources: Sequence[tuple[Pictures, int]], step: int) -> Batch:
+        """Return the batch of a step; ``sources`` are pictures and how many of them to take."""
+        rng = np.random.default_rng([self._seed, step])
+        images, dense, asked, named = [], [], [], []
+        for pictures, count in sources:
+            for index in map(int, rng.integers(len(pictures), size=count)):
+                flip = bool(rng.random() < 0.5)
+                view = pictures.view(index, flip)
+                asked += self._ask(pictures, index, flip, rng)
+                named += [draw_name(view, rng) for _ in range(NAMES_PER_PICTURE)]
+                dense.append(dense_words(pictures, index, flip))
+                image = pictures.image(index)
+                images.append(image[:, ::-1] if flip else image)
+        texts, at, labels = self._encoder.pairs(asked, self._lengths.text, self._lengths.answer)
+        names, name_at = self._encoder.names([f"find the {n}" for n, _ in named], NAME_LENGTH)
+        return Batch(
+            torch.from_numpy(np.stack(images)),
+            texts,
+            at,
+            labels,
+            torch.from_numpy(np.stack(dense)),
+            names,
+            name_at,
+            torch.tensor([where for _, where in named]),
+        )
+
+
+def dense_words(pictures: Pictures, index: int, flip: bool) -> np.ndarray:
+    """Return float32 [T, W]: the words that are true of what each image token shows."""
+    name = pictures.name[index]
+    bearing = np.degrees(pictures.bearing[index]) * (-1 if flip else 1)
+    d = (bearing[:, None] <= np.array(DIRECTION_EDGES)).sum(-1)
+    r = (pictures.range[index][:, None] >= np.array(DISTANCE_EDGES)).sum(-1)
+    bits = pictures.shows[index].reshape(GRID.rows, GRID.columns)
+    bits = (bits[:, ::-1] if flip else bits).reshape(-1, 1)
+    shown = ((bits >> np.arange(MOST_SIGHTS, dtype=np.uint32)) & 1).astype(bool) & (name >= 0)
+    words = np.where(shown[..., None], _TABLE[name, d, r], 0.0)
+    return words.max(axis=1).astype(np.float32)
+
+
+def _dense_table() -> np.ndarray:
+    """Return float32 [names, directions, distances, W]: the dense words of each appearance."""
+    table = np.zeros((len(NAMES), len(DIRECTIONS), len(DISTANCES), len(WORDS)), np.float32)
+    for (n, name), (d, where), (r, far) in itertools.product(
+        enumerate(NAMES), enumerate(DIRECTIONS), enumerate(DISTANCES)
+    ):
+        true = {*name.split(), *where.split(), *far.split()}
+        table[n, d, r] = [word in true for word in WORDS]
+    return table
+
+
+_TABLE = _dense_table()

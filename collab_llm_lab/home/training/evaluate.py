@@ -1,0 +1,95 @@
+"""Figures of the home's pair on rooms that training never shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase, Qwen2VLForConditionalGeneration
+
+from collab_llm_lab.home.renderer import Renderer
+from collab_llm_lab.home.rooms import HELD_OUT_PAIRS, Style
+from collab_llm_lab.home.training.pictures import Pictures, room_snapshots, write_shard
+from collab_llm_lab.home.training.seeing import (
+    WAY_QUESTION,
+    draw_name,
+    found,
+    question,
+    short_answer,
+)
+from collab_llm_lab.home.view import DIRECTIONS, way
+from collab_llm_lab.training.nav.models import answers
+
+HELD_OUT_SEEDS = 500_000
+"""First room seed of the held-out pictures; below it are the rooms that are driven."""
+_ROOMS, _PAIR_ROOMS = 40, 40
+_PAIRS = tuple(" ".join(pair) for pair in sorted(HELD_OUT_PAIRS))
+
+
+def held_out_pictures(data: Path, name: str, rooms: int, style: Style) -> Pictures:
+    """Return pictures of rooms that no training shard has; rendered on first use."""
+    shard = data / f"held-out-{name}-{rooms}"
+    if not shard.exists():
+        renderer = Renderer()
+        seeds = range(HELD_OUT_SEEDS, HELD_OUT_SEEDS + rooms)
+        write_shard(shard, [s for seed in seeds for s in room_snapshots(renderer, seed, style)])
+        renderer.close()
+    return Pictures([shard])
+
+
+def seeing_figures(
+    model: Qwen2VLForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, data: Path
+) -> dict[str, float]:
+    """Return shares of short questions about held-out pictures that are answered right.
+
+    ``direction`` and ``exact``: of things in view, the direction word and the whole answer.
+    ``unseen``: of things not in view. ``pair_direction``: of pairs of colour and shape never
+    trained on, in view. ``way``: the free way.
+    """
+    rng = np.random.default_rng(0)
+    asked: list[tuple[np.ndarray, str, str, str]] = []  # image, kind, question, answer
+    pictures = held_out_pictures(data, "trained", _ROOMS, Style())
+    for index in range(len(pictures)):
+        view, image = pictures.view(index), pictures.image(index)
+        name, where = draw_name(view, rng)
+        kind = "unseen" if where[0] == len(DIRECTIONS) else "seen"
+        asked.append((image, kind, question(name), short_answer(where)))
+        if index % 2 == 0:
+            asked.append((image, "way", WAY_QUESTION, way(view.free)))
+    pictures = held_out_pictures(data, "pairs", _PAIR_ROOMS, Style(pairs="held_out"))
+    for index in range(len(pictures)):
+        view = pictures.view(index)
+        names = [s.name for s in view.things if s.name in _PAIRS and s.in_view]
+        where_is = [(name, found(view, name)) for name in names]
+        for name, at in where_is:
+            if at is not None:
+                asked.append((pictures.image(index), "pair", question(name), short_answer(at)))
+    said: list[str] = []
+    for first in range(0, len(asked), 128):
+        part = asked[first : first + 128]
+        images = np.stack([image for image, *_ in part])
+        said += answers(model, tokenizer, images, [a[2] for a in part], max_tokens=10)
+    results = [(kind, got, wanted) for (_, kind, _, wanted), got in zip(asked, said, strict=True)]
+
+    def direction_right(kind: str) -> float:
+        return _share(
+            got.split(",")[0] == wanted.split(",")[0] for k, got, wanted in results if k == kind
+        )
+
+    def exact(kind: str) -> float:
+        return _share(got == wanted for k, got, wanted in results if k == kind)
+
+    return {
+        "direction": direction_right("seen"),
+        "exact": exact("seen"),
+        "unseen": exact("unseen"),
+        "pair_direction": direction_right("pair"),
+        "way": exact("way"),
+    }
+
+
+def _share(values: Iterable[bool]) -> float:
+    """Return the share that is true; 0 of none."""
+    all_values = list(values)
+    return sum(all_values) / max(1, len(all_values))
