@@ -85,7 +85,7 @@ _PAINT = {
     "brown": (0.62, 0.47, 0.36),
     "blue": (0.52, 0.64, 0.78),
 }
-_FLOOR_PAINT = ((0.62, 0.6, 0.57), (0.66, 0.5, 0.34), (0.45, 0.35, 0.28), (0.5, 0.54, 0.56))
+_FLOOR_PAINT = ((0.72, 0.7, 0.67), (0.78, 0.6, 0.42), (0.52, 0.41, 0.33), (0.58, 0.62, 0.65))
 
 Range = tuple[float, float]
 Colour = tuple[float, float, float]
@@ -156,6 +156,8 @@ class Looks:
     """One of ``FLOORS``."""
     floor_colour: Colour = (0.6, 0.55, 0.5)
     wall_colour: Colour = (0.85, 0.84, 0.8)
+    wallpaper: bool = False
+    """Stripes on the walls."""
     light: float = 1.0
     """Brightness of all lights, 1 = normal."""
     light_yaw: float = 0.5
@@ -312,6 +314,7 @@ def _shell(rng: np.random.Generator, seed: int, style: Style) -> Room:
         floor=str(rng.choice(style.floors)),
         floor_colour=_shade(rng, _FLOOR_PAINT[int(rng.integers(len(_FLOOR_PAINT)))]),
         wall_colour=_shade(rng, _PAINT[str(rng.choice(paints))]),
+        wallpaper=bool(rng.random() < 0.25),
         light=float(rng.uniform(*style.light)),
         light_yaw=float(rng.uniform(-math.pi, math.pi)),
         noise=style.noise,

@@ -201,10 +201,10 @@ def _camera_quaternion(yaw: float, pitch: float) -> np.ndarray:
     return quaternion
 
 
-def to_jpeg(picture: np.ndarray) -> bytes:
+def to_jpeg(picture: np.ndarray, quality: int = JPEG_QUALITY) -> bytes:
     """Return the JPEG of a uint8 RGB picture, in full colour resolution for small things."""
     buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling=0)
+    Image.fromarray(picture).save(buffer, "JPEG", quality=quality, subsampling=0)
     return buffer.getvalue()
 
 
