@@ -47,9 +47,9 @@ _SIDES = {side: _SHOWN[side].texts for side in SIDES}
 _WITHOUT_NAME = (Kind.STOP, Kind.WHAT_DO_YOU_SEE)
 
 
-def _one_of(count: int, text: str) -> bool:
-    """Return True for one text in ``count``, always the same ones."""
-    return crc32(text.encode()) % count == 0
+def _number(text: str) -> int:
+    """Return a number of ``text`` by which a share of all texts is held out."""
+    return crc32(text.encode())
 
 
 def misspellings(word: str) -> Iterator[str]:
@@ -71,24 +71,24 @@ def _slips() -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
 
     None of them is itself a word of any request or stands for two words.
     """
-    known = {
-        word for text in (*_texts(_SHOWN), *_texts(_KEPT), *STOP_WORDS) for word in _parts(text)
-    }
     names = [word for text in (*NAMES, *sum(SYNONYMS.values(), ())) for word in _parts(text)]
+    texts = (*_texts(_SHOWN), *_texts(_KEPT), *STOP_WORDS)
+    known = {*names, *(word for text in texts for word in _parts(text))}
     verbs = [word for text in _SHOWN["verb"].texts for word in _parts(text) if len(word) > 3]
     common = _lists("misspellings")
     meant: dict[str, set[str]] = {}
     for word in dict.fromkeys((*names, *verbs)):
         for slip in (*misspellings(word), *common.get(word, ())):
             meant.setdefault(slip, set()).add(word)
-    trained: dict[str, tuple[str, ...]] = {}
-    held_out: dict[str, tuple[str, ...]] = {}
+    trained: dict[str, list[str]] = {}
     for slip, words in meant.items():
-        if len(words) == 1 and slip not in known and slip not in names:
-            (word,) = words
-            part = held_out if _one_of(5, slip) else trained
-            part[word] = (*part.get(word, ()), slip)
-    return trained, held_out
+        if len(words) == 1 and slip not in known and not asks_to_stop(slip):
+            trained.setdefault(words.pop(), []).append(slip)
+    held_out = {}
+    for word, slips in trained.items():
+        slips.sort(key=_number)
+        held_out[word] = tuple(slips.pop() for _ in range(1 + len(slips) // 5))
+    return {word: tuple(slips) for word, slips in trained.items() if slips}, held_out
 
 
 def _texts(section: phrasebook.Section) -> Iterator[str]:
@@ -126,16 +126,15 @@ class Wordings:
         while True:
             frame = _chosen(rng, self.frames[kind])
             text, unusual = self._say(rng, kind, about, frame)
-            if kind is not Kind.DO_NOT and asks_to_stop(text) != (kind is Kind.STOP):
+            if kind is Kind.STOP and not asks_to_stop(text):
                 continue
             if kind in _WITHOUT_NAME or about.name in HELD_OUT_NOUNS:
                 return text  # new frames, stops or nouns suffice
             if self.misspelt:
-                new = bool(unusual) and unusual[-1] in _HELD_OUT_MISSPELT
+                fits = bool(unusual) and unusual[-1] in _HELD_OUT_MISSPELT
             else:
-                held_out = bool(unusual) and _one_of(8, "|".join((frame, *sorted(unusual))))
-                new = held_out == self.combinations
-            if new:
+                fits = _held_out(frame, unusual) == self.combinations
+            if fits:
                 return text
 
     def _say(
@@ -202,6 +201,12 @@ class Wordings:
         return f"an {thing}" if article == "a " and thing[:1] in tuple("aeiou") else article + thing
 
 
+def _held_out(frame: str, unusual: Sequence[str]) -> bool:
+    """Return True for one combination of a frame with unusual words in eight."""
+    words = re.sub(r"[,.:!]", "", frame.replace("{a}", "{thing}"))
+    return bool(unusual) and _number("|".join((words, *sorted(unusual)))) % 8 == 0
+
+
 def _chosen(rng: np.random.Generator, options: Sequence[str]) -> str:
     return options[int(rng.integers(len(options)))]
 
@@ -235,16 +240,17 @@ def _nouns(part: phrasebook.Section) -> tuple[str, ...]:
 NOUNS, HELD_OUT_NOUNS = _nouns(_SHOWN), _nouns(_KEPT)
 """Things that no model can know; names of UNKNOWN requests."""
 _HELD_OUT_MISSPELT = {slip for slips in HELD_OUT_SLIPS.values() for slip in slips}
-_ASCII_STOPS = [phrase for phrase in STOP_WORDS if phrase.isascii()]
-_STOPS = tuple(phrase for phrase in _ASCII_STOPS if not _one_of(6, phrase))
-_HELD_OUT_STOPS = tuple(phrase for phrase in _ASCII_STOPS if _one_of(6, phrase))
+_ASCII_STOPS = [" ".join(phrase.split()) for phrase in STOP_WORDS if phrase.isascii()]
+_STOPS = tuple(phrase for phrase in _ASCII_STOPS if _number(phrase) % 6)
+_HELD_OUT_STOPS = tuple(phrase for phrase in _ASCII_STOPS if not _number(phrase) % 6)
 _VERBS, _HELD_OUT_VERBS = _SHOWN["verb"].texts, _KEPT["verb"].texts
 _FRAMES, _HELD_OUT_FRAMES = _frames(_SHOWN), _frames(_KEPT)
 _NAMELESS = {kind: _HELD_OUT_FRAMES[kind] for kind in _WITHOUT_NAME}
 
 PLAIN = Wordings(
     _VERBS[:1],
-    {kind: frames[:1] for kind, frames in _FRAMES.items()},
+    {kind: frames[:1] for kind, frames in _FRAMES.items()}
+    | {Kind.DO_NOT: ("do not go to {thing}",)},
     _STOPS[:1],
     NOUNS,
     plain=True,

@@ -27,11 +27,11 @@ THINGS = """
     drawer elevator entrance exit fan fence flag floor flower fridge furniture garden gate glass
     grass hall hallway hat house hydrant jacket jar kettle keyboard kitchen lamp laptop lift locker
     machine mat microwave mirror monitor motorcycle mug object office oven painting pallet panel
-    paper pedestal pen phone picture pillar pillow pipe plant plate pole poster pot printer puddle
-    rack radiator railing ramp refrigerator road rock room rug sack screen shelf shelves shoe shower
-    sign sink socket sofa spoon stage stone stool stove street suitcase switch table target
-    television thing tile toilet towel toy trash tray tree truck tv umbrella vase vehicle wall
-    wardrobe washer wheel whiteboard window
+    paper partition pedestal pen phone picture pillar pillow pipe plant plate pole poster pot
+    printer puddle rack radiator railing ramp refrigerator road rock room rug sack screen shelf
+    shelves shoe shower sign sink socket sofa spoon stage stone stool stove street suitcase switch
+    table target television thing tile toilet towel toy trash tray tree truck tv umbrella vase
+    vehicle wall wardrobe washer way wheel whiteboard window
 """
 """Names of things; ``grammar.things`` adds to them.
 
@@ -39,7 +39,7 @@ People, animals, stairs, edges and lights are not among them: their presence spe
 """
 QUALITIES = """
     beige big black blue bright brown dark golden gray green grey large little long metal narrow
-    orange pink plastic purple red round short silver small square striped tall thick thin tiny
+    open orange pink plastic purple red round short silver small square striped tall thick thin tiny
     transparent turquoise violet white wide wooden yellow
 """
 """Qualities of things. None of them orders a motion, so "and" may join them: "red and white"."""

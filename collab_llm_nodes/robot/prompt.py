@@ -8,10 +8,16 @@ from collections.abc import Sequence
 DEFAULT_TEMPLATE = "{instruction}. history: {history}."
 """Template that the embedded pair was trained on. Other models need one that names the answers."""
 
+SEARCH_TEMPLATE = "{instruction}. history: {history}. search: {search}."
+"""Template for a model that searches with the robot's help."""
+
 MEMORY = "{memory}"
 """Placeholder in a template for the robot's memory about the instruction."""
 
-_PLACES = re.compile(r"\{(instruction|history|memory)\}")
+SEARCH = "{search}"
+"""Placeholder in a template for the memory of this task's search (``robot/search.py``)."""
+
+_PLACES = re.compile(r"\{(instruction|history|memory|search)\}")
 _MOST_REMEMBERED = 300  # characters
 
 HISTORY_LENGTH = 2
@@ -23,6 +29,7 @@ def user_text(
     history: Sequence[str],
     template: str = DEFAULT_TEMPLATE,
     memory: str = "",
+    search: str = "",
 ) -> str:
     """Return the question to the model about one picture.
 
@@ -31,13 +38,19 @@ def user_text(
     Args:
         instruction: as given; case, spacing and a final stop do not matter.
         history: phrases of the actions executed so far, oldest first; the last two are used.
-        template: text with ``{instruction}``, ``{history}`` and ``{memory}``; every other brace
-            stays as it is.
+        template: text with ``{instruction}``, ``{history}``, ``{memory}`` and ``{search}``; every
+            other brace stays as it is.
         memory: the memory's answer; 300 characters of it are used, on one line.
+        search: text of the ``SearchMemory``.
     """
     goal = " ".join(instruction.lower().split()).rstrip(".!? ")
     past = ", ".join(history[-HISTORY_LENGTH:]) if history else "none"
     remembered = " ".join(memory.split())[:_MOST_REMEMBERED] or "nothing"
-    values = {"instruction": goal, "history": past, "memory": remembered}
+    values = {
+        "instruction": goal,
+        "history": past,
+        "memory": remembered,
+        "search": search or "none",
+    }
     # Not str.format: an instruction may hold braces itself.
     return _PLACES.sub(lambda place: values[place[1]], template)
