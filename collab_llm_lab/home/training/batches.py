@@ -25,7 +25,7 @@ WORDS = (
     *("very", "close", "near", "some", "distant"),
 )
 """Words that image tokens learn to predict for the things they show (dense supervision)."""
-NAME_LENGTH = 6
+NAME_LENGTH = 4
 NAMES_PER_PICTURE = 12
 """Names looked up per picture besides the questions: cheap, and each contrasts with the others."""
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from transformers import PreTrainedTokenizerBase
+from pathlib import Path
 
-from collab_llm_lab.home.asking import corpus
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from collab_llm_lab.home.corpus import corpus
 from collab_llm_lab.training.nav.models import Size
+from collab_llm_lab.training.run import replacing
 from collab_llm_nodes.models.tokenizer import train_tokenizer
 
 VOCABULARY = 1024
@@ -17,6 +20,14 @@ SIZES = {
 """``micro`` is for tests."""
 
 
-def make_tokenizer() -> PreTrainedTokenizerBase:
-    """Return the tokenizer of target and draft: frequent words of the world are one token."""
-    return train_tokenizer(corpus(), VOCABULARY)
+def tokenizer_in(out: Path) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of the training in ``out``, made by its first call.
+
+    Kept there because the words of requests may change: weights belong to one tokenizer.
+    """
+    folder = out / "tokenizer"
+    if not folder.exists():
+        made = train_tokenizer(corpus(), VOCABULARY)
+        with replacing(folder) as building:
+            made.save_pretrained(building)
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

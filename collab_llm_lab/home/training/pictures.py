@@ -24,6 +24,7 @@ from collab_llm_lab.home.rooms import (
     Style,
     make_room,
 )
+from collab_llm_lab.home.training.asks import Ask, read_asks, write_asks
 from collab_llm_lab.home.view import Sight, View, look
 from collab_llm_lab.training.nav.forward import MERGE, PATCH, Grid
 from collab_llm_lab.training.run import replacing
@@ -88,7 +89,7 @@ def snapshot(renderer: Renderer, room: Room, pose: Pose, number: int) -> Snapsho
         range_,
         visible,
         view.free,
-        _token_bits(footprint(room, pose), len(sights)),
+        _token_bits(footprint(room, pose, number), len(sights)),
         room.seed,
         (pose.x, pose.y, pose.yaw),
     )
@@ -123,7 +124,8 @@ def random_pose(room: Room, rng: np.random.Generator) -> Pose:
         else:
             x, y = float(rng.uniform(0.0, room.width)), float(rng.uniform(0.0, room.depth))
             yaw = float(rng.uniform(-math.pi, math.pi))
-        if distances(solid, x, y).min() >= ROBOT_RADIUS:
+        inside = 0.0 < x < room.width and 0.0 < y < room.depth
+        if inside and distances(solid, x, y).min() >= ROBOT_RADIUS:
             return Pose(x, y, math.remainder(yaw, math.tau))
     return room.start
 
@@ -136,7 +138,9 @@ def room_snapshots(renderer: Renderer, seed: int, style: Style | None = None) ->
     return [snapshot(renderer, room, random_pose(room, rng), n) for n in range(POSES_PER_ROOM)]
 
 
-def write_shard(folder: Path, snapshots: Sequence[Snapshot]) -> None:
+def write_shard(
+    folder: Path, snapshots: Sequence[Snapshot], asks: Sequence[Sequence[Ask]] = ()
+) -> None:
     """Write a shard; a half-written folder is never taken for a whole one."""
     with replacing(folder) as building:
         np.save(building / "jpeg.npy", np.frombuffer(b"".join(s.jpeg for s in snapshots), np.uint8))
@@ -145,6 +149,8 @@ def write_shard(folder: Path, snapshots: Sequence[Snapshot]) -> None:
             values: np.ndarray = np.stack([np.asarray(getattr(s, name), dtype) for s in snapshots])
             assert values.shape[1:] == shape
             np.save(building / f"{name}.npy", values)
+        if asks:
+            write_asks(building, asks)
 
 
 def shard_folder(data: Path, number: int) -> Path:
@@ -191,6 +197,8 @@ class Pictures:
         self.name, self.bearing, self.range = joined["name"], joined["bearing"], joined["range"]
         self.visible, self.free, self.shows = joined["visible"], joined["free"], joined["shows"]
         self.seed, self.pose = joined["seed"], joined["pose"]
+        self.asks = [asks for folder in folders for asks in read_asks(folder)]
+        """Requests at each picture; empty if the shards have none."""
 
     def __len__(self) -> int:
         return int(self._first[-1])

@@ -18,7 +18,7 @@ import torch
 
 from collab_llm_lab.home.training.batches import WORDS, Batches, Lengths
 from collab_llm_lab.home.training.evaluate import seeing_figures
-from collab_llm_lab.home.training.models import SIZES, make_tokenizer
+from collab_llm_lab.home.training.models import SIZES, tokenizer_in
 from collab_llm_lab.home.training.pictures import GRID, Pictures, make_shards, shard_folder
 from collab_llm_lab.home.training.seeing import seeing_questions
 from collab_llm_lab.training import loop
@@ -29,7 +29,7 @@ from collab_llm_lab.training.run import MakeStage, make_stages
 from collab_llm_lab.training.stopping import StopRequest, processes_ignoring_sigint
 from collab_llm_nodes.errors import CollabError, ConfigError
 
-SEEING_LENGTHS = Lengths(text=22, answer=9)
+SEEING_LENGTHS = Lengths(text=18, answer=8)
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class SeeingPlan:
     recipe: Recipe = Recipe(
         32,
         1.5e-3,
-        steps=16_000,
+        steps=12_000,
         warmup=300,
         beta2=0.98,
         compile=True,
@@ -72,7 +72,7 @@ def train_seeing(
 
     The run folder holds ``state.pt``, ``curve.json`` and, at the end, ``model/``.
     """
-    tokenizer = make_tokenizer()
+    tokenizer = tokenizer_in(run.parent)
     learner = PictureLearner(
         build(SIZES[plan.role], tokenizer, plan.seed),
         tokenizer,
@@ -164,7 +164,7 @@ def export_stage(name: str, out: Path, folder: Path) -> None:
         raise ConfigError(
             f"{state} does not exist", field="--export", remedy=f"train the stage {name} first"
         )
-    tokenizer = make_tokenizer()
+    tokenizer = tokenizer_in(out)
     model = build(SIZES[ROLES[name]], tokenizer, 0)
     saved = torch.load(state, weights_only=True, map_location="cpu")["model"]
     own = {key.removeprefix("model."): v for key, v in saved.items() if key.startswith("model.")}
