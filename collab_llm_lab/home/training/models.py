@@ -12,6 +12,8 @@ from collab_llm_lab.training.run import replacing
 from collab_llm_nodes.models.tokenizer import train_tokenizer
 
 VOCABULARY = 1024
+MAX_TOKENS = 72
+"""Tokens of an answer at most."""
 SIZES = {
     "target": Size(160, 5, 432, 5, 1, 128, 5, 4),
     "draft": Size(80, 2, 208, 2, 1, 56, 2, 2, 2),
