@@ -11,9 +11,12 @@ is on the right".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from collab_llm_lab.home.view import DIRECTIONS, DISTANCES
+from collab_llm_lab.home.requests import Kind, Request, resolve
+from collab_llm_lab.home.rooms import SHAPES
+from collab_llm_lab.home.view import DIRECTIONS, DISTANCES, Sight, View, direction, distance
 from collab_llm_nodes.robot.search import EIGHTHS, PLACES, WAYS, Report, read_report
 
 STOP, GIVE_UP, REPLY = "stop", "give up", "reply"
@@ -34,6 +37,9 @@ ACTIONS = (
 MARKER = "the next action is"
 MOST_SCENE = 2
 """Other things in an answer at most."""
+MOST_SEEN = 3
+"""Things in the answer to "what do you see?" at most."""
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 _SEEN = (
     "the {name} is {place} and {distance}{leg}",
@@ -53,6 +59,7 @@ _SEARCH = (
 )
 _ABSENT = "the {name} is not here"
 _SCENES = ("i see {things}", "there is {things}")
+_SCENE_RANGE = 4.0  # m
 _DISTANCES = sorted(DISTANCES, key=len, reverse=True)
 
 
@@ -132,3 +139,49 @@ def _read_scene(sentence: str) -> tuple[tuple[str, str], ...]:
 def a(name: str) -> str:
     """Return a name with its indefinite article: "an orange ball"."""
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"
+
+
+def scene(sights: Sequence[Sight], target: int | None) -> tuple[tuple[str, str], ...]:
+    """Return name and distance of at most two other things in view beyond doubt, nearest first."""
+    others = [
+        sight
+        for i, sight in enumerate(sights)
+        if i != target and sight.in_view and not sight.borderline and sight.name != "person"
+    ]
+    near = [s for s in sorted(others, key=lambda s: s.range) if s.range < _SCENE_RANGE]
+    return tuple((s.name, distance(s.range)) for s in near[:MOST_SCENE])
+
+
+def reply(request: Request, view: View) -> str:
+    """Return the answer in words to a request that wants no motion."""
+    name, kind = request.about.name, request.kind
+    sights = [s for s in (*view.things, *view.furniture) if s.in_view and s.name != "person"]
+    sights.sort(key=lambda sight: sight.range)
+    if kind is Kind.UNKNOWN:
+        return f"i do not know what {a(name)} is"
+    if kind is Kind.DO_NOT:
+        return f"i will not go to the {name}"
+    if kind is Kind.WHAT_DO_YOU_SEE:
+        seen = [f"{a(s.name)} {PLACES[direction(s.bearing)]}" for s in sights[:MOST_SEEN]]
+        return f"i see {' and '.join(seen) or 'nothing'}"
+    if kind is Kind.HOW_MANY:
+        count = sum(request.about.matches(s.name) for s in view.things if s.in_view)
+        return f"i see {NUMBERS[count]} {_counted(name, count)}"
+    found = resolve(request, view)
+    if kind is Kind.WHAT_COLOUR:
+        if found is None:
+            return f"i see no {name}"
+        colour, _, shape = view.things[found].name.partition(" ")
+        return f"the {shape} is {colour}"
+    if found is None:
+        return f"no, i see no {name}"
+    sight = (*view.things, *view.furniture)[found]
+    return f"yes, {a(sight.name)} is {PLACES[direction(sight.bearing)]}"
+
+
+def _counted(name: str, count: int) -> str:
+    """Return what is counted, in the plural unless there is one: "boxes", "red things"."""
+    noun = name if name in SHAPES else f"{name} thing".strip()
+    if count == 1:
+        return noun
+    return f"{noun}es" if noun.endswith("x") else f"{noun}s"

@@ -31,6 +31,9 @@ SYNONYMS = _lists("synonyms")
 NAMES = (*COLOURS, *SHAPES, *NAMED_FURNITURE, "thing")
 """Plain words that synonyms and misspellings stand for."""
 
+ANSWER_WORDS, START_WORDS = _WORDS["answer"].words, _WORDS["start"].words
+"""Words of prompts and answers beside the names, and those that a text begins with."""
+
 _ARTICLES = ("the ", "the ", "the ", "a ", "that ", "")
 _INDEFINITE = ("a ", "a ", "any ")
 _MARKS = ("", "", ".", "!", "?")

@@ -1,0 +1,74 @@
+"""The tokenizer's texts: every word that answers are made of is one token."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from collab_llm_lab.home.answers import ACTIONS, Decision, answer
+from collab_llm_lab.home.corpus import corpus
+from collab_llm_lab.home.rooms import COLOURS, FURNITURE, SHAPES
+from collab_llm_lab.home.training.models import VOCABULARY
+from collab_llm_lab.home.view import DIRECTIONS, DISTANCES
+from collab_llm_lab.home.wording import HELD_OUT, START_WORDS, Kind
+from collab_llm_nodes.models.tokenizer import train_tokenizer
+from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE, user_text
+from collab_llm_nodes.robot.search import EIGHTHS, PLACES, WAYS, Report, SearchMemory
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return train_tokenizer(corpus(), VOCABULARY)
+
+
+def tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
+    return tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"])
+
+
+def test_dense_words_are_one_token(tokenizer: PreTrainedTokenizerBase) -> None:
+    spoken = " ".join((*DIRECTIONS, *DISTANCES, *EIGHTHS, *WAYS.values(), *WAYS)).split()
+    for word in (*COLOURS, *SHAPES, *FURNITURE, *spoken):
+        assert tokens(tokenizer, f" {word}") == [f"Ġ{word}"]
+    for word in START_WORDS:
+        assert tokens(tokenizer, word) == [word]
+
+
+def test_every_word_of_an_answer_is_one_token(tokenizer: PreTrainedTokenizerBase) -> None:
+    words: set[str] = set()
+    ways: tuple[tuple[str, str], ...] = tuple(itertools.product(("", *PLACES), ("", *WAYS)))
+    for action, (direction, way) in itertools.product(ACTIONS, ways):
+        for distance, in_view in itertools.product(DISTANCES, (True, False)):
+            if direction not in (DIRECTIONS if in_view else ("", *EIGHTHS)):
+                continue
+            if not (direction or way):
+                continue
+            leg = "left" if direction and way else ""
+            report = Report("orange ball", in_view, direction, distance, way, leg)
+            for scene in ((), (("white mug", distance),)):
+                words.update(answer(Decision(action, report, scene)).split())
+    assert len(words) > 50
+    for word in words:
+        assert len(tokens(tokenizer, " " + word.strip(",."))) == 1, word
+
+
+def test_every_word_of_a_prompt_is_one_token(tokenizer: PreTrainedTokenizerBase) -> None:
+    rng = np.random.default_rng(0)
+    moves = [action for action in ACTIONS if action.startswith(("move", "turn"))]
+    memory, done = SearchMemory(), list[str]()
+    for _ in range(300):
+        done.append(str(rng.choice(moves)))
+        memory = memory.after(done[-1], "the red ball is not in view, the way is open.")
+        prompt = user_text("find the red ball", done, SEARCH_TEMPLATE, search=memory.text)
+        for word in re.findall(r"[a-z]+|[0-9]+", prompt):
+            assert word in ("find", str(memory.place)) or len(tokens(tokenizer, f" {word}")) == 1
+
+
+def test_held_out_texts_are_read_without_loss(tokenizer: PreTrainedTokenizerBase) -> None:
+    rng = np.random.default_rng(1)
+    for wordings in HELD_OUT.values():
+        text = wordings.draw(rng, Kind.WHAT_DO_YOU_SEE)
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
