@@ -42,38 +42,35 @@ class Ask:
     """Text of the ``SearchMemory``."""
     decision: Decision
 
-    @property
-    def one_sided(self) -> bool:
-        """Return True if the mirrored ask would have another decision than the mirrored one.
-
-        A search without a turn to go on with begins to the left.
-        """
-        report = self.decision.report
-        return not report.direction and not any("turn" in action for action in self.history)
-
     def mirror(self) -> Ask:
-        """Return the same in a mirror."""
-        report = self.decision.report
+        """Return the same in a mirror; a search without a turn to go on with begins to the left."""
+        decision, report = self.decision, self.decision.report
+        about = replace(self.about, side=mirrored(self.about.side))
+        begins = not report.direction and not decision.reply
+        if begins and not any("turn" in action for action in self.history):
+            return replace(self, about=about)
         turned = replace(report, direction=mirrored(report.direction), leg=mirrored(report.leg))
         return Ask(
             self.kind,
-            replace(self.about, side=mirrored(self.about.side)),
+            about,
             tuple(map(mirrored, self.history)),
             mirrored(self.search),
             replace(
-                self.decision,
-                action=mirrored(self.decision.action),
+                decision,
+                action=mirrored(decision.action),
                 report=turned,
-                reply=mirrored(self.decision.reply),
+                reply=mirrored(decision.reply),
             ),
         )
 
     def texts(self, rng: np.random.Generator, reworded: float) -> tuple[str, str]:
         """Return prompt and answer; the share ``reworded`` of requests is not in plain words."""
         wordings = TRAINED if rng.random() < reworded else PLAIN
-        text = wordings.draw(rng, self.kind, self.about)
-        prompt = user_text(text, self.history, SEARCH_TEMPLATE, search=self.search)
-        return prompt, answer(self.decision)
+        return self.prompt(wordings.draw(rng, self.kind, self.about)), answer(self.decision)
+
+    def prompt(self, request: str) -> str:
+        """Return the prompt for this request in given words."""
+        return user_text(request, self.history, SEARCH_TEMPLATE, search=self.search)
 
 
 def ask(kind: Kind, about: About, history: Sequence[str], search: str, decision: Decision) -> Ask:

@@ -22,6 +22,8 @@ from collab_llm_lab.home.view import look
 from collab_llm_lab.home.wording import TRAINED
 from collab_llm_lab.training.nav.models import answers, read
 
+FIRST_SEED = 3_000_000
+"""Room of the first round; see ``sources``."""
 _BLOCKED = 0.3
 """Share of the rooms in which furniture is in the straight way."""
 

@@ -39,9 +39,7 @@ class Episode:
 
     @property
     def prompt(self) -> str:
-        return user_text(
-            self.request.text, self.history, SEARCH_TEMPLATE, search=self.memory.text
-        )
+        return user_text(self.request.text, self.history, SEARCH_TEMPLATE, search=self.memory.text)
 
     @property
     def viewpoint(self) -> Pose:

@@ -1,13 +1,12 @@
-"""Training pictures from seeds: rendered rooms, with the things that each image token shows.
+"""Pictures with the things that each image token shows, and shards of them on disk.
 
-A shard is a folder of arrays and a function of its number alone; it is never committed. Pictures
-are kept as the JPEGs that the robot would send.
+A shard is a folder of arrays; pictures are kept as the JPEGs that the robot would send.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +20,6 @@ from collab_llm_lab.home.rooms import (
     ROBOT_RADIUS,
     SHAPES,
     Room,
-    Style,
-    make_room,
 )
 from collab_llm_lab.home.training.asks import Ask, read_asks, write_asks
 from collab_llm_lab.home.view import Sight, View, look
@@ -36,10 +33,6 @@ NAMES = (*(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES), *FURN
 """Every name that something in a room can have, in the order of their numbers."""
 MOST_SIGHTS = 20
 """Things and furniture of a room at most."""
-TRAIN_SEEDS = 1_000_000
-"""First room seed of the training shards; evaluation is below."""
-ROOMS_PER_SHARD = 250
-POSES_PER_ROOM = 10
 
 _CELL = 4
 _FIELDS: dict[str, tuple[tuple[int, ...], type]] = {
@@ -130,14 +123,6 @@ def random_pose(room: Room, rng: np.random.Generator) -> Pose:
     return room.start
 
 
-def room_snapshots(renderer: Renderer, seed: int, style: Style | None = None) -> list[Snapshot]:
-    """Return the training pictures of one room, from random places."""
-    room = make_room(seed, style)
-    rng = np.random.default_rng([seed, 0xDA7A])
-    renderer.enter(room)
-    return [snapshot(renderer, room, random_pose(room, rng), n) for n in range(POSES_PER_ROOM)]
-
-
 def write_shard(
     folder: Path, snapshots: Sequence[Snapshot], asks: Sequence[Sequence[Ask]] = ()
 ) -> None:
@@ -151,38 +136,6 @@ def write_shard(
             np.save(building / f"{name}.npy", values)
         if asks:
             write_asks(building, asks)
-
-
-def shard_folder(data: Path, number: int) -> Path:
-    """Return the folder of a training shard."""
-    return data / f"shard-{number:04d}"
-
-
-def make_shards(
-    data: Path,
-    count: int,
-    report: Callable[[int, int], None] = lambda done, total: None,
-    stop: Callable[[], bool] = lambda: False,
-) -> bool:
-    """Render the first ``count`` training shards that are not there yet; return True at the end.
-
-    Shard N has ``ROOMS_PER_SHARD`` rooms, which follow those of shard N - 1. ``stop`` is asked
-    before each shard that is missing; True ends the call with those made so far.
-    """
-    renderer = None
-    for number in range(count):
-        folder = shard_folder(data, number)
-        if not folder.exists():
-            if stop():
-                break
-            renderer = renderer or Renderer()
-            first = TRAIN_SEEDS + number * ROOMS_PER_SHARD
-            seeds = range(first, first + ROOMS_PER_SHARD)
-            write_shard(folder, [s for seed in seeds for s in room_snapshots(renderer, seed)])
-        report(number + 1, count)
-    if renderer is not None:
-        renderer.close()
-    return shard_folder(data, count - 1).exists()
 
 
 class Pictures:

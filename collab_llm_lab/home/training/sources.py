@@ -1,9 +1,13 @@
-"""Pictures on the expert's ways through rooms, and requests at pictures from anywhere."""
+"""Training pictures from seeds: from random places in rooms, and on the expert's ways.
+
+A shard is a function of its number alone; it is never committed. Each picture has requests with the
+expert's decisions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +17,11 @@ from collab_llm_lab.home.asking import draw_request
 from collab_llm_lab.home.expert import MAX_STEPS, Expert
 from collab_llm_lab.home.renderer import Renderer
 from collab_llm_lab.home.requests import About, Kind, Request, relations
-from collab_llm_lab.home.rooms import Room, make_room
-from collab_llm_lab.home.training.asks import Ask, ask, write_asks
+from collab_llm_lab.home.rooms import Room, Style, make_room
+from collab_llm_lab.home.training.asks import Ask, ask
 from collab_llm_lab.home.training.pictures import (
-    ROOMS_PER_SHARD,
-    TRAIN_SEEDS,
-    Pictures,
     Snapshot,
-    shard_folder,
+    random_pose,
     snapshot,
     write_shard,
 )
@@ -30,9 +31,12 @@ from collab_llm_nodes.robot.search import SearchMemory
 from collab_llm_nodes.sim.robot import Base
 from collab_llm_nodes.sim.rooms import Pose
 
-WAY_SEEDS = 2 * TRAIN_SEEDS
-"""First room seed of the ways; DAgger rooms start at 3 * TRAIN_SEEDS."""
-ASKS_PER_PICTURE = 4
+ROOMS_PER_SHARD = 250
+POSES_PER_ROOM = 10
+ASKS_PER_POSE = 4
+
+Asked = tuple[list[Snapshot], list[list[Ask]]]
+"""Pictures, and the requests at each."""
 
 _MOVES = [a for a in ACTIONS if a not in (STOP, GIVE_UP, REPLY)]
 _KEPT = 0.6
@@ -40,7 +44,17 @@ _KEPT = 0.6
 _NOISE = (0.0, 0.1, 0.25)
 
 
-def room_way(renderer: Renderer, seed: int) -> tuple[list[Snapshot], list[list[Ask]]]:
+def room_poses(renderer: Renderer, seed: int, style: Style | None = None) -> Asked:
+    """Return pictures from random places in a room, with several requests at each."""
+    room = make_room(seed, style)
+    rng = np.random.default_rng([seed, 0xDA7A])
+    renderer.enter(room)
+    poses = [random_pose(room, rng) for _ in range(POSES_PER_ROOM)]
+    pictures = [snapshot(renderer, room, pose, n) for n, pose in enumerate(poses)]
+    return pictures, [_pose_asks(room, pose, rng) for pose in poses]
+
+
+def room_way(renderer: Renderer, seed: int) -> Asked:
     """Return pictures on a noisy expert's way to something in a room, and the request at each."""
     room = make_room(seed)
     rng = np.random.default_rng([seed, 0x3A7])
@@ -70,7 +84,7 @@ def room_way(renderer: Renderer, seed: int) -> tuple[list[Snapshot], list[list[A
     return pictures, asks
 
 
-def pose_asks(room: Room, pose: Pose, rng: np.random.Generator) -> list[Ask]:
+def _pose_asks(room: Room, pose: Pose, rng: np.random.Generator) -> list[Ask]:
     """Return requests to a robot at ``pose``, most of them for what is in view."""
     room = replace(room, start=pose)
     view = look(room, pose)
@@ -79,7 +93,7 @@ def pose_asks(room: Room, pose: Pose, rng: np.random.Generator) -> list[Ask]:
         history.append(_MOVES[int(rng.integers(len(_MOVES)))])
         memory = memory.after(history[-1], "")
     asks = []
-    for number in range(ASKS_PER_PICTURE):
+    for number in range(ASKS_PER_POSE):
         request = _at_hand(view, rng) if number % 2 == 0 else None
         request = request or draw_request(room, rng)
         decision = Expert(room, request).decide(view, pose, history, memory)
@@ -103,42 +117,39 @@ def _at_hand(view: View, rng: np.random.Generator) -> Request | None:
     return Request(Kind.GO, plain(Kind.GO, about), about)
 
 
-def way_folder(data: Path, number: int) -> Path:
-    """Return the folder of a shard of ways."""
-    return data / f"ways-{number:04d}"
+@dataclass(frozen=True)
+class Source:
+    """A kind of training pictures."""
+
+    name: str
+    first_seed: int
+    """Of its rooms; evaluation and DAgger have others."""
+    make: Callable[[Renderer, int], Asked]
+    """Returns the pictures of a room."""
+
+    def folder(self, data: Path, number: int) -> Path:
+        """Return the folder of a shard."""
+        return data / f"{self.name}-{number:04d}"
+
+    def make_shard(self, data: Path, number: int, renderer: Renderer) -> None:
+        """Render a shard: rooms that follow those of the one before."""
+        first = self.first_seed + number * ROOMS_PER_SHARD
+        made = [self.make(renderer, seed) for seed in range(first, first + ROOMS_PER_SHARD)]
+        pictures = [picture for of_room, _ in made for picture in of_room]
+        write_shard(self.folder(data, number), pictures, [a for _, asks in made for a in asks])
 
 
-def make_ways(
-    data: Path,
-    count: int,
-    report: Callable[[int, int], None] = lambda done, total: None,
-) -> None:
-    """Render the first ``count`` shards of ways that are not there yet."""
+POSES = Source("poses", 1_000_000, room_poses)
+WAYS = Source("ways", 2_000_000, room_way)
+
+
+def make_shards(data: Path, counts: Mapping[Source, int]) -> None:
+    """Render the shards that are not there yet, of all sources in turn."""
     renderer = None
-    for number in range(count):
-        folder = way_folder(data, number)
-        if not folder.exists():
-            renderer = renderer or Renderer()
-            first = WAY_SEEDS + number * ROOMS_PER_SHARD
-            ways = [room_way(renderer, seed) for seed in range(first, first + ROOMS_PER_SHARD)]
-            write_shard(
-                folder, [s for way in ways for s in way[0]], [a for way in ways for a in way[1]]
-            )
-        report(number + 1, count)
+    for number in range(max(counts.values())):
+        for source, count in counts.items():
+            if number < count and not source.folder(data, number).exists():
+                renderer = renderer or Renderer()
+                source.make_shard(data, number, renderer)
     if renderer is not None:
         renderer.close()
-
-
-def make_asks(data: Path, number: int) -> None:
-    """Add the requests at the pictures of a training shard, if they are not there yet."""
-    folder = shard_folder(data, number)
-    pictures = Pictures([folder])
-    if pictures.asks:
-        return
-    room, asks = None, []
-    for seed, pose in zip(pictures.seed, pictures.pose, strict=True):
-        if room is None or room.seed != seed:
-            room = make_room(int(seed))
-            rng = np.random.default_rng([int(seed), 0xA5C])
-        asks.append(pose_asks(room, Pose(*map(float, pose)), rng))
-    write_asks(folder, asks)
