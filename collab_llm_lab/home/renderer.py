@@ -14,7 +14,7 @@ os.environ.setdefault("MUJOCO_GL", "egl")  # must be set before mujoco is import
 import mujoco
 import numpy as np
 
-from collab_llm_lab.home.rooms import COLOURS, SHAPES, Room, Thing
+from collab_llm_lab.home.rooms import COLOURS, FURNITURE, NAMED_FURNITURE, SHAPES, Room, Thing
 from collab_llm_lab.home.scenery import (
     MATERIALS,
     PERSON_XML,
@@ -129,10 +129,11 @@ class Renderer:
         model.geom_matid[self._floor] = self._materials.get(looks.floor, self._materials["matt"])
         model.geom_rgba[self._floor, :3] = looks.floor_colour
         self._build(room)
-        people = [piece for piece in room.furniture if piece.kind == "person"]
-        used = dict.fromkeys((*SHAPES, "person"), 0)
-        for part in (*room.things, *people):
+        used = dict.fromkeys((*SHAPES, *FURNITURE), 0)
+        for part in room.parts:
             kind = part.shape if isinstance(part, Thing) else part.kind
+            if kind in NAMED_FURNITURE:
+                continue  # is made of boxes
             geoms = self._place(f"{kind}{used[kind]}", part.x, part.y, part.yaw)
             used[kind] += 1
             if isinstance(part, Thing):

@@ -26,20 +26,20 @@ SUCCESS_DISTANCE = 0.75
 """m from the base's centre to the right thing's footprint at the stop."""
 RADIUS = {
     "ball": 0.20,
-    "box": 0.20,
+    "box": 0.21,
     "cone": 0.20,
     "bottle": 0.13,
-    "mug": 0.17,
+    "mug": 0.15,
     "bucket": 0.20,
     "lamp": 0.19,
     "stool": 0.19,
 }
 HEIGHT = {
     "ball": 0.40,
-    "box": 0.34,
+    "box": 0.28,
     "cone": 0.50,
     "bottle": 0.50,
-    "mug": 0.30,
+    "mug": 0.32,
     "bucket": 0.34,
     "lamp": 0.48,
     "stool": 0.42,
@@ -184,10 +184,15 @@ class Room:
     start: Pose
     looks: Looks = Looks()
 
+    @property
+    def parts(self) -> list[Thing | Furniture]:
+        """All things, then all furniture; their numbers are those of ``footprints``."""
+        return [*self.things, *self.furniture]
+
     @cached_property
     def footprints(self) -> tuple[Footprint, ...]:
-        """Footprints of all things, then of all furniture."""
-        return tuple(part.footprint for part in (*self.things, *self.furniture))
+        """Footprints of all ``parts``."""
+        return tuple(part.footprint for part in self.parts)
 
     @cached_property
     def walls(self) -> tuple[Footprint, ...]:
@@ -410,7 +415,8 @@ def _scatter(
     for colour, shape in pairs:
         if not len(spots):
             return None
-        thing = Thing(shape, colour, *map(float, spots[0]), float(rng.uniform(-math.pi, math.pi)))
+        u, v = (float(w) for w in spots[0])
+        thing = Thing(shape, colour, u, v, float(rng.uniform(-math.pi, math.pi)))
         apart = np.hypot(*(spots - spots[0]).T) - RADIUS[shape] - max(RADIUS.values())
         spots = spots[apart >= _THING_GAP]
         things.append(thing)
@@ -435,7 +441,8 @@ def _start(rng: np.random.Generator, room: Room, blocked: bool) -> Pose | None:
         starts = starts[_to_furniture(room, starts, np.array([to.x, to.y])) < ROBOT_RADIUS]
     if not len(starts):
         return None
-    return Pose(*map(float, starts[0]), float(rng.uniform(-math.pi, math.pi)))
+    u, v = (float(w) for w in starts[0])
+    return Pose(u, v, float(rng.uniform(-math.pi, math.pi)))
 
 
 def _grid(room: Room) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

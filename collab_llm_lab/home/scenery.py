@@ -13,7 +13,14 @@ import numpy as np
 from PIL import Image
 
 from collab_llm_lab.home.rooms import HEIGHT, RADIUS, Colour, Furniture, Room
-from collab_llm_lab.home.view import OUTLINE, TABLE_LEG, TABLE_TOP
+from collab_llm_lab.home.view import (
+    OUTLINE,
+    PERSON_LEG,
+    PERSON_LEGS,
+    PERSON_STANCE,
+    TABLE_LEG,
+    TABLE_TOP,
+)
 
 WALL_HEIGHT = 2.6
 RGB: dict[str, Colour] = {
@@ -74,13 +81,9 @@ def boxes(room: Room) -> list[Box]:
     for piece in room.furniture:
         if piece.kind != "person":
             built += [_placed(piece, box) for box in _BUILT[piece.kind](rng, piece)]
-        built.append(
-            Box(
-                *(piece.x, piece.y, 0.005),
-                *(piece.length / 2 + 0.05, piece.width / 2 + 0.05, 0.001),
-                *(piece.yaw, (0.0, 0.0, 0.0), 0.5 * _SHADOW),
-            )
-        )
+        a, b = piece.length / 2 + 0.05, piece.width / 2 + 0.05
+        black = (0.0, 0.0, 0.0)
+        built.append(Box(piece.x, piece.y, 0.005, a, b, 0.001, piece.yaw, black, 0.5 * _SHADOW))
     return built
 
 
@@ -210,9 +213,9 @@ def _hung(rng: np.random.Generator, room: Room) -> list[Box]:
             frame = (0.95, 0.95, 0.95) if window else _wood(rng)
             for out, grow, colour in ((0.015, 0.05, frame), (0.025, 0.0, pane)):
                 face = 0.0 if wall % 2 == 0 else (room.depth if along_x else room.width)
-                middle = (at, face) if along_x else (face, at)
-                sides = (half + grow, out) if along_x else (out, half + grow)
-                built.append(Box(*middle, z, *sides, tall + grow, 0.0, colour))
+                x, y = (at, face) if along_x else (face, at)
+                a, b = (half + grow, out) if along_x else (out, half + grow)
+                built.append(Box(x, y, z, a, b, tall + grow, 0.0, colour))
     return built
 
 
@@ -221,13 +224,13 @@ def thing_xml(shape: str) -> str:
     r, h = RADIUS[shape], HEIGHT[shape]
     drawn = {
         "ball": f'<geom type="sphere" size="{r}" pos="0 0 {r}"/>',
-        "box": f'<geom type="box" size="0.16 0.16 {h / 2}" pos="0 0 {h / 2}"/>',
+        "box": f'<geom type="box" size="0.17 0.17 {h / 2}" pos="0 0 {h / 2}"/>',
         "cone": '<geom type="mesh" mesh="cone"/>',
         "bottle": '<geom type="mesh" mesh="bottle"/><geom type="mesh" mesh="shoulder"/>'
         f'<geom type="cylinder" size="0.05 {0.15 * h}" pos="0 0 {0.85 * h}"/>',
-        "mug": f'<geom type="cylinder" size="0.15 {h / 2}" pos="0 0 {h / 2}"/>'
-        + _tube([(0.14, 0.06), (0.24, 0.09), (0.24, 0.21), (0.14, 0.24)], 0.024)
-        + _hollow(0.13, h),
+        "mug": f'<geom type="cylinder" size="0.13 {h / 2}" pos="0 0 {h / 2}"/>'
+        + _tube([(0.12, 0.07), (0.22, 0.09), (0.23, 0.22), (0.12, 0.26)], 0.025)
+        + _hollow(0.11, h),
         "bucket": '<geom type="mesh" mesh="bucket"/>'
         + _tube(
             [(-0.19, h), (-0.15, h + 0.11), (0.0, h + 0.16), (0.15, h + 0.11), (0.19, h)],
@@ -266,11 +269,11 @@ def _hollow(radius: float, height: float) -> str:
 
 PERSON_XML = (
     "".join(
-        f'<geom type="capsule" size="0.085" fromto="{x} 0 0.8 {x} 0 0.1" group="3"/>'
-        f'<geom type="box" size="0.06 0.13 0.045" pos="{x} 0.05 0.045" group="2"'
-        ' rgba="0.2 0.16 0.14 1"/>'
+        f'<geom type="capsule" size="{PERSON_LEG / 2}" fromto="{x} 0 {PERSON_LEGS} {x} 0 0.1"'
+        ' group="3"/><geom type="box" size="0.06 0.13 0.045"'
+        f' pos="{x} 0.05 0.045" group="2" rgba="0.2 0.16 0.14 1"/>'
         f'<geom type="capsule" size="0.05" fromto="{2.1 * x} 0 1.35 {2.3 * x} 0.03 0.8"/>'
-        for x in (-0.105, 0.105)
+        for x in (-PERSON_STANCE, PERSON_STANCE)
     )
     + '<geom type="ellipsoid" size="0.21 0.13 0.36" pos="0 0 1.12"/>'
     '<geom type="sphere" size="0.12" pos="0 0 1.6" group="2" rgba="0.8 0.62 0.5 1"/>'

@@ -24,6 +24,8 @@ DISTANCE_EDGES = (0.4, 0.65, 0.9, 2.4)
 WAYS = ("blocked", "short", "open")
 WAY_EDGES = (0.8, 2.0)
 """m free straight ahead, for the robot's width."""
+SIGHT_RANGE = 6.0
+"""m: a thing farther away is too small (6 pixels) to be told from others."""
 CAMERA_FORWARD = 0.2
 """m from the base's centre to the camera."""
 FREE_MOST = 5.0
@@ -32,17 +34,19 @@ ASPECT = 2.0
 """Width of a picture by its height."""
 OUTLINE = {
     "ball": ((0.0, 0.0), (0.05, 0.09), (0.15, 0.14), (0.5, 0.2), (0.85, 0.14), (1.0, 0.0)),
-    "box": ((0.0, 0.2), (1.0, 0.2)),
+    "box": ((0.0, 0.21), (1.0, 0.21)),
     "cone": ((0.0, 0.2), (1.0, 0.0)),
     "bottle": ((0.0, 0.13), (0.55, 0.13), (0.7, 0.05), (1.0, 0.05)),
-    "mug": ((0.0, 0.15), (1.0, 0.15)),
+    "mug": ((0.0, 0.13), (1.0, 0.13)),
     "bucket": ((0.0, 0.13), (1.0, 0.2)),
     "lamp": ((0.0, 0.13), (0.08, 0.11), (0.1, 0.05), (0.4, 0.05), (0.42, 0.19), (1.0, 0.1)),
-    "stool": ((0.0, 0.09), (0.83, 0.09), (0.85, 0.19), (1.0, 0.19)),
+    "stool": ((0.0, 0.14), (0.83, 0.14), (0.85, 0.19), (1.0, 0.19)),
 }
-"""Half width [m] of each shape at shares of its height; a stool's legs are drawn together."""
-TABLE_TOP, TABLE_LEG = 0.05, 0.07
+"""Half width [m] of each shape at shares of its height; between a stool's legs counts too."""
+TABLE_TOP, TABLE_LEG, PERSON_LEG = 0.05, 0.07, 0.16
 """m of thickness."""
+PERSON_LEGS, PERSON_STANCE = 0.8, 0.105
+"""m: length of the legs, and from their axis to the middle."""
 
 _BINS = 24
 _HALF_WIDTH = np.array(
@@ -54,6 +58,9 @@ _COLUMNS = (np.arange(21) + 0.5) / 21
 _FURNITURE_ROWS = np.array(
     [0.05, 0.15, 0.25, 0.35]
 )  # m: more of it is above the picture when it is near
+
+Rays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Bearing, slope and way [m] of rays to something, and the share of it that each stands for."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +78,18 @@ class Sight:
 
     @property
     def in_view(self) -> bool:
-        return self.visible >= 0.5
+        return self.visible >= self._least and self.range <= SIGHT_RANGE
 
     @property
     def borderline(self) -> bool:
         """Return True if visibility is ambiguous; such views are reported on their own."""
-        return 0.3 < self.visible < 0.65
+        far = self.visible >= self._least and abs(self.range - SIGHT_RANGE) < 1.0
+        return far or self._least - 0.2 < self.visible < self._least + 0.15
+
+    @property
+    def _least(self) -> float:
+        # a quarter of what is very close is large; the rest is below the picture
+        return 0.25 if self.range < DISTANCE_EDGES[0] else 0.5
 
 
 @dataclass(frozen=True)
@@ -189,18 +202,23 @@ class Scene:
 def _boxes(piece: Furniture) -> list[tuple[float, ...]]:
     """Return x, y, yaw, half length, half width, bottom and top of the parts of furniture."""
     x, y, yaw, a, b, _ = piece.footprint
-    if piece.kind != "table":
+    if piece.kind == "table":
+        bottom, leg = piece.height - TABLE_TOP, TABLE_LEG / 2
+    elif piece.kind == "person":
+        bottom, leg = PERSON_LEGS, PERSON_LEG / 2
+    else:
         return [(x, y, yaw, a, b, 0.0, piece.height)]
-    top = (x, y, yaw, a, b, piece.height - TABLE_TOP, piece.height)
-    leg = TABLE_LEG / 2
-    return [top, *((u, v, yaw, leg, leg, 0.0, piece.height) for u, v in table_legs(piece))]
+    legs = [(u, v, yaw, leg, leg, 0.0, bottom) for u, v in legs_of(piece)]
+    return [(x, y, yaw, a, b, bottom, piece.height), *legs]
 
 
-def table_legs(piece: Furniture) -> list[tuple[float, float]]:
-    """Return the places of a table's legs."""
+def legs_of(piece: Furniture) -> list[tuple[float, float]]:
+    """Return the places of the legs of a table or person."""
     a, b = (piece.length - TABLE_LEG) / 2, (piece.width - TABLE_LEG) / 2
+    corners = [(a, b), (-a, b), (-a, -b), (a, -b)]
+    if piece.kind == "person":
+        corners = [(PERSON_STANCE, 0.0), (-PERSON_STANCE, 0.0)]
     c, s = math.cos(piece.yaw), math.sin(piece.yaw)
-    corners = ((a, b), (-a, b), (-a, -b), (a, -b))
     return [(piece.x + c * u - s * v, piece.y + s * u + c * v) for u, v in corners]
 
 
@@ -226,7 +244,7 @@ def look(room: Room, base: Pose) -> View:
             float(ranges[i]),
             float(visible[i]),
         )
-        for i, part in enumerate((*room.things, *room.furniture))
+        for i, part in enumerate(room.parts)
     ]
     count = len(room.things)
     return View(tuple(sights[:count]), tuple(sights[count:]), free_way(room, base))
@@ -248,11 +266,8 @@ def free_way(room: Room, base: Pose) -> float:
     return float(along[near.argmax()]) if near.any() else FREE_MOST
 
 
-def _rays(room: Room, scene: Scene, eye: Pose) -> tuple[np.ndarray, ...]:
-    """Return bearing, slope and way [m] of rays to everything, and the share of it each stands for.
-
-    Each is [things and furniture, rows, columns].
-    """
+def _rays(room: Room, scene: Scene, eye: Pose) -> Rays:
+    """Return the rays to everything: four arrays [things and furniture, rows, columns]."""
     x, y = scene.things.T
     shape = [SHAPES.index(t.shape) for t in room.things]
     tall = np.array([HEIGHT[s] for s in SHAPES])[shape][:, None] * _ROWS
@@ -270,9 +285,7 @@ def _rays(room: Room, scene: Scene, eye: Pose) -> tuple[np.ndarray, ...]:
     return bearing, slope, way, weight
 
 
-def _rays_to(
-    piece: Furniture, number: int, scene: Scene, camera: Camera, eye: Pose
-) -> tuple[np.ndarray, ...]:
+def _rays_to(piece: Furniture, number: int, scene: Scene, camera: Camera, eye: Pose) -> Rays:
     """Return the rays to one piece: to a table's legs, else spread over its sides."""
     middle = math.atan2(piece.y - eye.y, piece.x - eye.x) - eye.yaw
     corners = piece.footprint.inflated(0.0, arc=1) - (eye.x, eye.y)
@@ -281,7 +294,7 @@ def _rays_to(
         edge(np.remainder(turned + math.pi, math.tau) - math.pi) for edge in (np.min, np.max)
     )
     if piece.kind == "table":
-        legs = np.array(table_legs(piece))[np.arange(len(_COLUMNS)) % 4] - (eye.x, eye.y)
+        legs = np.array(legs_of(piece))[np.arange(len(_COLUMNS)) % 4] - (eye.x, eye.y)
         bearing, way = np.arctan2(*legs.T[::-1]) - eye.yaw, np.hypot(*legs.T) - TABLE_LEG
     else:
         bearing = middle + low + _COLUMNS * (high - low)

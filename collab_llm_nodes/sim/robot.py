@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from collab_llm_nodes.sim.rooms import Pose, Room
+from collab_llm_nodes.sim.rooms import Pose
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,23 @@ class BaseConfig:
     """Standard deviation per square root of metre (or radian) travelled."""
 
 
+class Surroundings(Protocol):
+    """Surroundings of the base: a room with a seed, a start and solid parts."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def start(self) -> Pose: ...
+
+    def push_out(self, x: float, y: float, radius: float) -> tuple[float, float]:
+        """Return the nearest place where a disc of ``radius`` [m] touches nothing solid."""
+
+
 class Base:
     """The simulated base; its state is ``pose`` (truth), ``odometry``, ``speed`` and ``turn``."""
 
-    def __init__(self, room: Room, seed: int = 0, config: BaseConfig | None = None) -> None:
-        self.room = room
+    def __init__(self, room: Surroundings, seed: int = 0, config: BaseConfig | None = None) -> None:
+        self._push_out = room.push_out
         self.config = config or BaseConfig()
         self.pose = room.start
         self.odometry = Pose(0.0, 0.0, 0.0)
@@ -53,26 +66,13 @@ class Base:
         middle = self.pose.yaw + 0.5 * self.turn * dt
         x = self.pose.x + self.speed * math.cos(middle) * dt
         y = self.pose.y + self.speed * math.sin(middle) * dt
-        free_x, free_y = self._push_out(x, y)
+        free_x, free_y = self._push_out(x, y, c.radius)
         self.bumped = free_x != x or free_y != y
         moved = math.cos(middle) * (free_x - self.pose.x) + math.sin(middle) * (
             free_y - self.pose.y
         )
         self.pose = Pose(free_x, free_y, yaw)
         self._measure(moved, self.turn * dt)
-
-    def _push_out(self, x: float, y: float) -> tuple[float, float]:
-        """Return the nearest free place, so that the base slides along solid things."""
-        r = self.config.radius
-        for thing in self.room.things:
-            dx, dy = x - thing.x, y - thing.y
-            gap, least = math.hypot(dx, dy), r + thing.radius
-            if gap < least:
-                scale = least / max(gap, 1e-9)
-                x, y = thing.x + dx * scale, thing.y + dy * scale
-        x = min(max(x, r), self.room.width - r)
-        y = min(max(y, r), self.room.depth - r)
-        return x, y
 
     def _measure(self, moved: float, turned: float) -> None:
         noise = self.config.odometry_noise

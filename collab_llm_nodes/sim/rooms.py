@@ -72,6 +72,19 @@ class Room:
     def goal(self) -> Thing:
         return self.things[self.target]
 
+    def push_out(self, x: float, y: float, radius: float) -> tuple[float, float]:
+        """Return the nearest place where a disc of ``radius`` [m] touches nothing solid."""
+        for thing in self.things:
+            dx, dy = x - thing.x, y - thing.y
+            gap, least = math.hypot(dx, dy), radius + thing.radius
+            if gap < least:
+                scale = least / max(gap, 1e-9)
+                x, y = thing.x + dx * scale, thing.y + dy * scale
+        return (
+            min(max(x, radius), self.width - radius),
+            min(max(y, radius), self.depth - radius),
+        )
+
 
 def make_room(seed: int) -> Room:
     """Return the room of ``seed``: 1-3 distractors, 4 of 5 with the target's shape or colour."""
