@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from collab_llm_lab.home.training.answering import Answering
 from collab_llm_lab.home.training.batches import WORDS, Ask, Batches, Lengths
@@ -129,15 +130,15 @@ def train_stage(
     stage, run = stages[name], out / name
     tokenizer = tokenizer_in(out)
     learner = PictureLearner(
-        read_with(tokenizer, str(out / stage.initial / "model"))
-        if stage.initial
-        else build(SIZES[stage.role], tokenizer, stage.seed),
+        build(SIZES[stage.role], tokenizer, stage.seed),
         tokenizer,
         stage.recipe,
         GRID,
         Supervision(WORDS, stage.dense_weight, stage.name_weight),
         read_with(tokenizer, str(out / stage.teacher / "model")) if stage.teacher else None,
     )
+    if stage.initial:
+        learner.trained.load_state_dict(_saved(out / stage.initial))
     loop.restore(learner, run, learner.device)
     batches = Batches(tokenizer, stage.seed, stage.ask, stage.lengths)
     rounds = Rounds(
@@ -204,20 +205,30 @@ def train_stage(
     return finished
 
 
+def _saved(run: Path) -> dict[str, Tensor]:
+    """Return the present weights of a stage: of its model and of the head that trains it.
+
+    Raises:
+        ConfigError: the stage has not saved anything yet.
+    """
+    file = run / loop.STATE
+    if not file.exists():
+        raise ConfigError(
+            f"{file} does not exist", field="--stage", remedy=f"train the stage {run.name} first"
+        )
+    weights: dict[str, Tensor] = torch.load(file, weights_only=True, map_location="cpu")["model"]
+    return weights
+
+
 def export_stage(name: str, out: Path, folder: Path) -> None:
     """Write the present model of a stage in float16.
 
     Raises:
         ConfigError: the stage has not saved anything yet.
     """
-    state = out / name / loop.STATE
-    if not state.exists():
-        raise ConfigError(
-            f"{state} does not exist", field="--export", remedy=f"train the stage {name} first"
-        )
     tokenizer = tokenizer_in(out)
     model = build(SIZES[STAGES[name].role], tokenizer, 0)
-    saved = torch.load(state, weights_only=True, map_location="cpu")["model"]
+    saved = _saved(out / name)
     own = {key.removeprefix("model."): v for key, v in saved.items() if key.startswith("model.")}
     model.load_state_dict(own)
     export(model, tokenizer, folder, torch.float16, GRID)
