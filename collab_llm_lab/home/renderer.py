@@ -36,7 +36,7 @@ WIDTH, HEIGHT_PX = 224, 112
 ENLARGED = 4
 """Times that the picture for people is larger."""
 
-_BOXES = 260  # of walls and furniture
+_BOXES = 160  # of walls and furniture
 _PEOPLE = 6
 _PAINTED, _DETAIL, _TROUSERS, _HIDDEN = 1, 2, 3, 5  # groups; that of hidden geoms is not drawn
 _SWAY = np.radians((1.0, 2.0, 2.0))  # yaw, pitch, roll

@@ -212,8 +212,12 @@ class Room:
     def push_out(self, x: float, y: float, radius: float) -> tuple[float, float]:
         """Return the nearest place where a disc of ``radius`` [m] touches nothing solid."""
         solid = (*self.footprints, *self.walls)
-        for i in np.flatnonzero(distances(solid, x, y) < radius):
-            x, y = solid[i].push_out(x, y, radius)
+        for _ in range(3):  # out of one may be into another
+            touched = np.flatnonzero(distances(solid, x, y) < radius)
+            for i in touched:
+                x, y = solid[i].push_out(x, y, radius)
+            if len(touched) < 2:
+                break
         return x, y
 
 

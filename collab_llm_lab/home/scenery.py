@@ -205,7 +205,7 @@ def _hung(rng: np.random.Generator, room: Room) -> list[Box]:
         length = room.width if along_x else room.depth
         if room.notch is not None and wall in (1, 3):
             length = room.notch[0] if along_x else room.notch[1]
-        for _ in range(int(rng.integers(0, 3))):
+        for _ in range(int(rng.integers(0, 3)) if length > 2.2 else 0):
             window = rng.random() < 0.5
             half, tall = (rng.uniform(0.4, 0.8), 0.5) if window else rng.uniform(0.2, 0.4, 2)
             at, z = rng.uniform(0.9, length - 0.9), rng.uniform(1.35, 1.6)
@@ -278,7 +278,7 @@ PERSON_XML = (
     + '<geom type="ellipsoid" size="0.21 0.13 0.36" pos="0 0 1.12"/>'
     '<geom type="sphere" size="0.12" pos="0 0 1.6" group="2" rgba="0.8 0.62 0.5 1"/>'
 )
-"""Someone who stands: painted are the shirt (group 1) and the trousers (group 3)."""
+"""Geoms of a standing person; the shirt (group 1) and the trousers (group 3) are painted."""
 
 
 def meshes_xml() -> str:

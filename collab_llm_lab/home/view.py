@@ -74,7 +74,7 @@ class Sight:
     range: float
     """To the nearest point of its footprint [m]."""
     visible: float
-    """Share of it that is inside the picture and not hidden by something nearer."""
+    """Share of it that is inside the picture and not hidden by something nearer, 0 to 1."""
 
     @property
     def in_view(self) -> bool:
@@ -143,7 +143,7 @@ def axes(camera: Camera, turn: tuple[float, float, float] = (0.0, 0.0, 0.0)) -> 
 
 
 class Scene:
-    """What rays from one camera pose meet: things by their outline, furniture by boxes."""
+    """Outlines of things and boxes of furniture around one camera pose, to be met by rays."""
 
     def __init__(self, room: Room, base: Pose) -> None:
         eye = camera_of(base)
@@ -262,7 +262,9 @@ def free_way(room: Room, base: Pose) -> float:
     """Return how far ahead [m] the base can go before it touches something, at most 5."""
     along = np.arange(0.0, FREE_MOST, 0.025)
     x, y = base.x + along * math.cos(base.yaw), base.y + along * math.sin(base.yaw)
-    near = distances((*room.footprints, *room.walls), x, y).min(-1) < ROBOT_RADIUS - 0.005
+    gaps = distances((*room.footprints, *room.walls), x, y)
+    # what it touches already, beside or behind it, is not in its way
+    near = ((gaps < ROBOT_RADIUS - 0.005) & (gaps < gaps[0] - 0.01)).any(-1)
     return float(along[near.argmax()]) if near.any() else FREE_MOST
 
 

@@ -18,7 +18,16 @@ from collab_llm_lab.home.renderer import (
     sway,
     to_jpeg,
 )
-from collab_llm_lab.home.rooms import COLOURS, SHAPES, Camera, Furniture, Room, Thing, make_room
+from collab_llm_lab.home.rooms import (
+    COLOURS,
+    SHAPES,
+    Camera,
+    Furniture,
+    Room,
+    Style,
+    Thing,
+    make_room,
+)
 from collab_llm_lab.home.view import direction, distance, free_way, look, way
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.sim.rooms import Pose
@@ -134,6 +143,8 @@ def test_free_way() -> None:
     assert free_way(room_of(SOFA), START) == pytest.approx(3.5 - 0.4 - 0.3, abs=0.03)
     assert free_way(room_of(), START) == 5.0
     assert free_way(room_of(), Pose(6.0, 3.0, 0.0)) == pytest.approx(1.7, abs=0.03)
+    beside = replace(BALL, x=0.95, y=3.49)  # it is touched, but not in the way
+    assert free_way(room_of(beside), START) == 5.0
     beside = replace(BALL, y=3.52)  # just wide enough
     assert free_way(room_of(beside), START) == 5.0
     assert free_way(replace(room_of(), notch=(3.0, 2.0)), START) == pytest.approx(1.7, abs=0.03)
@@ -183,6 +194,15 @@ def test_pictures_follow_from_room_pose_and_number(renderer: Renderer) -> None:
     assert sway(room, 1) != sway(room, 2)
     assert sway(still(room), 1) == (0.0, 0.0, 0.0)
     assert renderer.large_picture(room.start).shape == (4 * HEIGHT_PX, 4 * WIDTH, 3)
+
+
+@pytest.mark.parametrize(
+    "style",
+    [Style(), Style(size=(4.0, 4.5), l_shaped=1.0), Style(size=(9.0, 12.0), furniture=(5, 5))],
+)
+def test_every_room_has_its_place_in_the_scene(renderer: Renderer, style: Style) -> None:
+    for seed in range(40):
+        renderer.enter(make_room(seed, style))
 
 
 def test_colours_are_told_apart(renderer: Renderer) -> None:
