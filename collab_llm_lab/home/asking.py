@@ -88,11 +88,17 @@ def _what_colour(room: Room, view: View, rng: np.random.Generator) -> About | No
     return _any(rng, relations(view) if rng.random() < 0.3 else alone)
 
 
+def _all(room: Room, view: View, rng: np.random.Generator) -> About | None:
+    """Return the subject of a question about all that is in view, people aside."""
+    named = [sight for sight in (*view.things, *view.furniture) if sight.name != "person"]
+    return None if _certain(NOTHING, named) is None else NOTHING
+
+
 _SUBJECTS: dict[Kind, Callable[[Room, View, np.random.Generator], About | None]] = {
     Kind.IS_THERE: _is_there,
     Kind.HOW_MANY: _how_many,
     Kind.WHAT_COLOUR: _what_colour,
-    Kind.WHAT_DO_YOU_SEE: lambda room, view, rng: NOTHING,
+    Kind.WHAT_DO_YOU_SEE: _all,
 }
 
 

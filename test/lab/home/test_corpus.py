@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from collab_llm_lab.home.answers import ACTIONS, Decision, answer
+from collab_llm_lab.home.answers import ACTIONS, REPLY, Decision, answer, reply
+from collab_llm_lab.home.asking import draw_for_view
 from collab_llm_lab.home.corpus import corpus
-from collab_llm_lab.home.rooms import COLOURS, FURNITURE, SHAPES
+from collab_llm_lab.home.rooms import COLOURS, FURNITURE, SHAPES, make_room
 from collab_llm_lab.home.training.models import VOCABULARY
-from collab_llm_lab.home.view import DIRECTIONS, DISTANCES
+from collab_llm_lab.home.view import DIRECTIONS, DISTANCES, look
 from collab_llm_lab.home.wording import HELD_OUT, START_WORDS, Kind
 from collab_llm_nodes.models.tokenizer import train_tokenizer
 from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE, user_text
@@ -50,6 +51,13 @@ def test_every_word_of_an_answer_is_one_token(tokenizer: PreTrainedTokenizerBase
             report = Report("orange ball", in_view, direction, distance, way, leg)
             for scene in ((), (("white mug", distance),)):
                 words.update(answer(Decision(action, report, scene)).split())
+    rng = np.random.default_rng(2)
+    for seed in range(30):
+        room = make_room(seed)
+        view = look(room, room.start)
+        for _ in range(20):
+            request = draw_for_view(room, view, rng)
+            words.update(answer(Decision(REPLY, reply=reply(request, view))).split())
     assert len(words) > 50
     for word in words:
         assert len(tokens(tokenizer, " " + word.strip(",."))) == 1, word
