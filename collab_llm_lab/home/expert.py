@@ -21,7 +21,7 @@ from collab_llm_nodes.robot.search import FULL_TURN, Report, SearchMemory, eight
 from collab_llm_nodes.sim.robot import Base
 from collab_llm_nodes.sim.rooms import Pose
 
-PLACES_TO_LOOK_ROUND = 3
+PLACES_TO_LOOK_ROUND = 4
 LONGEST_WALK = 450
 """cm from one look round to the next."""
 MAX_STEPS = 80
@@ -163,19 +163,19 @@ class Expert:
     ) -> Decision:
         """Look round, walk to where the way is open, look round again, give up."""
         name, free = self.request.about.name, way(view.free)
-        open_way = memory.open
+        best = memory.best_way
         turn = f"turn {'left' if leftwards else 'right'} 45 degree"
         action = turn
         if memory.walked:
             if free in _SEARCH_STEP and memory.walked < LONGEST_WALK:
                 action = f"move forward {_SEARCH_STEP[free]} cm"
         elif memory.turned >= FULL_TURN:
-            if memory.place >= PLACES_TO_LOOK_ROUND or open_way is None:
+            if memory.place >= PLACES_TO_LOOK_ROUND or best is None:
                 return Decision(GIVE_UP, Report(name))
-            towards = eighth(open_way)
+            towards = eighth(best[1])
             if "left" in towards or "right" in towards:
                 action = f"turn {'left' if 'left' in towards else 'right'} 45 degree"
-            elif towards == "ahead" and free in _SEARCH_STEP:
+            elif towards == "ahead" and free in (best[0], "open"):
                 action = f"move forward {_SEARCH_STEP[free]} cm"
         others = scene(sights, None) if action.startswith("turn") else ()
         return Decision(action, Report(name, way=free), others)
@@ -204,6 +204,17 @@ def _ahead(cm: int, free: float) -> str | None:
     return None if step is None else f"move forward {step} cm"
 
 
+@dataclass(frozen=True)
+class Step:
+    """One step of an episode, before its action is executed."""
+
+    pose: Pose
+    memory: str
+    """The search memory's text."""
+    answer: str
+    decision: Decision
+
+
 @dataclass
 class Episode:
     """One request, driven by the expert."""
@@ -212,8 +223,7 @@ class Episode:
     request: Request
     outcome: str = "step limit"
     """reached | wrong place | given up | replied | step limit"""
-    steps: list[tuple[Pose, str, str, str]] = field(default_factory=list)
-    """Pose, memory text, answer and action of each step."""
+    steps: list[Step] = field(default_factory=list)
 
 
 def drive(room: Room, request: Request, seed: int = 0) -> Episode:
@@ -224,7 +234,7 @@ def drive(room: Room, request: Request, seed: int = 0) -> Episode:
     for _ in range(MAX_STEPS):
         decision = expert.decide(look(room, base.pose), base.pose, history, memory)
         said = answer(decision)
-        episode.steps.append((base.pose, memory.text, said, decision.action))
+        episode.steps.append(Step(base.pose, memory.text, said, decision))
         if decision.action in (STOP, GIVE_UP, REPLY):
             episode.outcome = _outcome(expert, base.pose, decision.action)
             break

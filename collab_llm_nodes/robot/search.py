@@ -59,7 +59,7 @@ _ENDS_NAME = {
 }
 _FORGET_AFTER = 10  # steps
 _MOST_PLACES = 16
-_OPEN_REACH = {"short": 1.0, "open": 2.0}  # m, a way of this word is at least about this long
+_REACH = {"short": 1.0, "open": 2.0}  # m, a way of this word is at least about this long
 
 
 @dataclass(frozen=True)
@@ -181,8 +181,9 @@ class SearchMemory:
             return f"place {self.place}, walked {self.walked}"
         if self.turned < FULL_TURN:
             return f"place {self.place}, turned {self.turned}"
-        where = "nowhere" if self.open is None else eighth(self.open)
-        return f"place {self.place}, turned {self.turned}, open {where}"
+        best = self.best_way
+        way = "open nowhere" if best is None else f"{best[0]} {eighth(best[1])}"
+        return f"place {self.place}, turned {self.turned}, {way}"
 
     @property
     def seen(self) -> Remembered | None:
@@ -195,18 +196,28 @@ class SearchMemory:
         return Remembered(name, bearing, max(0.0, math.hypot(dx, dy)))
 
     @property
-    def open(self) -> float | None:
-        """Bearing [degree] of the longest way of this look round, away from earlier places."""
-        reaches = [(_OPEN_REACH[way], heading) for heading, way in self.ways if way in _OPEN_REACH]
-        if not reaches:
-            return None
-        _, heading = max(reaches, key=lambda r: (r[0], self._new_ground(*r)))
-        return math.remainder(heading - self.heading, 360.0)
+    def best_way(self) -> tuple[str, float] | None:
+        """Key of ``WAYS`` and bearing [degree] of the way of this look round to walk next.
 
-    def _new_ground(self, reach: float, heading: float) -> float:
-        """Return the distance of a way's end to the nearest place of an earlier look round."""
-        x, y = _ahead(self.x, self.y, heading, reach)
-        return min((math.hypot(x - a, y - b) for a, b in self.earlier), default=0.0)
+        It leads farthest from earlier places; of equal ones it is the longest, then that with
+        free ways beside it.
+        """
+        ways = [(heading, way) for heading, way in self.ways if way in _REACH]
+        if not ways:
+            return None
+        heading, way = max(ways, key=self._merit)
+        return way, math.remainder(heading - self.heading, 360.0)
+
+    def _merit(self, heading_and_way: tuple[float, str]) -> tuple[float, float, float]:
+        heading, way = heading_and_way
+        x, y = _ahead(self.x, self.y, heading, _REACH[way])
+        new = min((math.hypot(x - a, y - b) for a, b in self.earlier), default=0.0)
+        beside = sum(
+            _REACH.get(other, 0.0)
+            for at, other in self.ways
+            if abs(math.remainder(at - heading, 360.0)) < 60.0
+        )
+        return new, _REACH[way], beside
 
     def after(self, action: str, answer: str) -> SearchMemory:
         """Return the memory after an executed action, such as "turn left 45 degree".
