@@ -208,7 +208,7 @@ def _hung(rng: np.random.Generator, room: Room) -> list[Box]:
         for _ in range(int(rng.integers(0, 3)) if length > 2.2 else 0):
             window = rng.random() < 0.5
             half, tall = (rng.uniform(0.4, 0.8), 0.5) if window else rng.uniform(0.2, 0.4, 2)
-            at, z = rng.uniform(1.0, length - 1.0), rng.uniform(1.35, 1.6)
+            at, z = rng.uniform(0.9, length - 0.9), rng.uniform(1.35, 1.6)
             pane = (0.72, 0.84, 0.95) if window else _lighter(_fabric(rng), 1.3)
             frame = (0.95, 0.95, 0.95) if window else _wood(rng)
             for out, grow, colour in ((0.015, 0.05, frame), (0.025, 0.0, pane)):

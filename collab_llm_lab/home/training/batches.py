@@ -25,7 +25,7 @@ WORDS = (
     *("very", "close", "near", "some", "distant"),
 )
 """Words that image tokens learn to predict for the things they show (dense supervision)."""
-NAME_LENGTH = 6
+NAME_LENGTH = 4
 NAMES_PER_PICTURE = 12
 """Names looked up per picture besides the questions: cheap, and each contrasts with the others."""
 
@@ -36,7 +36,10 @@ image."""
 
 @dataclass(frozen=True)
 class Lengths:
-    """Token ids of the rows of a stage's questions; see ``Encoder.pairs``."""
+    """Token ids of the rows of a stage's questions; see ``Encoder.pairs``.
+
+    Longer questions are drawn again: they must be rare.
+    """
 
     text: int
     answer: int
@@ -63,7 +66,7 @@ class Batches:
             for index in map(int, rng.integers(len(pictures), size=count)):
                 flip = bool(rng.random() < 0.5)
                 view = pictures.view(index, flip)
-                asked += self._ask(pictures, index, flip, rng)
+                asked += self._fitting(pictures, index, flip, rng)
                 named += [draw_name(view, rng) for _ in range(NAMES_PER_PICTURE)]
                 dense.append(dense_words(pictures, index, flip))
                 image = pictures.image(index)
@@ -80,6 +83,19 @@ class Batches:
             name_at,
             torch.tensor([where for _, where in named]),
         )
+
+    def _fitting(
+        self, pictures: Pictures, index: int, flip: bool, rng: np.random.Generator
+    ) -> list[tuple[str, str]]:
+        """Return questions that fit into the rows, so that all batches have one shape."""
+        while True:
+            asked = self._ask(pictures, index, flip, rng)
+            lengths = [(self._encoder.question_ids(p), self._encoder.ids(a)) for p, a in asked]
+            if all(
+                len(a) < self._lengths.answer and len(p) + len(a) <= self._lengths.text
+                for p, a in lengths
+            ):
+                return asked
 
 
 def dense_words(pictures: Pictures, index: int, flip: bool) -> np.ndarray:

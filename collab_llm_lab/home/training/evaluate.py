@@ -8,9 +8,13 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerBase, Qwen2VLForConditionalGeneration
 
+from collab_llm_lab.home.answers import Decision, answer, read
 from collab_llm_lab.home.renderer import Renderer
+from collab_llm_lab.home.requests import Kind
 from collab_llm_lab.home.rooms import HELD_OUT_PAIRS, Style
-from collab_llm_lab.home.training.pictures import Pictures, room_snapshots, write_shard
+from collab_llm_lab.home.training.asks import Ask
+from collab_llm_lab.home.training.models import MAX_TOKENS
+from collab_llm_lab.home.training.pictures import Pictures, write_shard
 from collab_llm_lab.home.training.seeing import (
     WAY_QUESTION,
     draw_name,
@@ -18,12 +22,15 @@ from collab_llm_lab.home.training.seeing import (
     question,
     short_answer,
 )
+from collab_llm_lab.home.training.sources import room_poses
 from collab_llm_lab.home.view import DIRECTIONS, way
+from collab_llm_lab.home.wording import HELD_OUT, PLAIN
 from collab_llm_lab.training.nav.models import answers
 
 HELD_OUT_SEEDS = 500_000
 """First room seed of the held-out pictures; below it are the rooms that are driven."""
 _ROOMS, _PAIR_ROOMS = 40, 40
+_INVALID = Decision("")
 _PAIRS = tuple(" ".join(pair) for pair in sorted(HELD_OUT_PAIRS))
 
 
@@ -33,7 +40,9 @@ def held_out_pictures(data: Path, name: str, rooms: int, style: Style) -> Pictur
     if not shard.exists():
         renderer = Renderer()
         seeds = range(HELD_OUT_SEEDS, HELD_OUT_SEEDS + rooms)
-        write_shard(shard, [s for seed in seeds for s in room_snapshots(renderer, seed, style)])
+        made = [room_poses(renderer, seed, style) for seed in seeds]
+        pictures = [picture for of_room, _ in made for picture in of_room]
+        write_shard(shard, pictures, [a for _, asks in made for a in asks])
         renderer.close()
     return Pictures([shard])
 
@@ -86,6 +95,54 @@ def seeing_figures(
         "unseen": exact("unseen"),
         "pair_direction": direction_right("pair"),
         "way": exact("way"),
+    }
+
+
+def answering_figures(
+    model: Qwen2VLForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, data: Path
+) -> dict[str, float]:
+    """Return shares of requests at held-out pictures that are answered right, by greedy answers.
+
+    ``exact``: the whole answer. ``action``: the action. ``direction``: the direction word of what
+    is asked for, if it is in view. ``unseen``: said not to be in view, if it is not. ``replies``:
+    whole answers to what wants no motion. ``held_out``: the action, in words never trained on.
+    """
+    rng = np.random.default_rng(0)
+    pictures = held_out_pictures(data, "trained", _ROOMS, Style())
+    rows: list[tuple[int, str, Ask, bool]] = []  # picture, prompt, ask, in plain words
+    for index, asks in enumerate(pictures.asks):
+        ask = asks[int(rng.integers(len(asks)))]
+        rows.append((index, ask.prompt(PLAIN.draw(rng, ask.kind, ask.about)), ask, True))
+        if ask.kind is Kind.GO:
+            text = HELD_OUT["frame"].draw(rng, ask.kind, ask.about)
+            rows.append((index, ask.prompt(text), ask, False))
+    said: list[str] = []
+    for first in range(0, len(rows), 128):
+        part = rows[first : first + 128]
+        images = np.stack([pictures.image(index) for index, *_ in part])
+        said += answers(model, tokenizer, images, [prompt for _, prompt, *_ in part], MAX_TOKENS)
+    plain, other = (
+        [(a.decision, t) for (*_, a, p), t in zip(rows, said, strict=True) if p is kind]
+        for kind in (True, False)
+    )
+    moves = [(wanted, read(text) or _INVALID) for wanted, text in plain if not wanted.reply]
+    return {
+        "exact": _share(text == answer(wanted) for wanted, text in plain),
+        "action": _share(wanted.action == got.action for wanted, got in moves),
+        "direction": _share(
+            wanted.report.direction == got.report.direction
+            for wanted, got in moves
+            if wanted.report.in_view and wanted.report.direction
+        ),
+        "unseen": _share(
+            bool(got.report.name) and not got.report.in_view
+            for wanted, got in moves
+            if wanted.report.name and not wanted.report.in_view
+        ),
+        "replies": _share(text == answer(wanted) for wanted, text in plain if wanted.reply),
+        "held_out": _share(
+            wanted.action == (read(text) or _INVALID).action for wanted, text in other
+        ),
     }
 
 

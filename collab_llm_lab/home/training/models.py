@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from transformers import PreTrainedTokenizerBase
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from collab_llm_lab.home.corpus import corpus
 from collab_llm_lab.training.nav.models import Size
+from collab_llm_lab.training.run import replacing
 from collab_llm_nodes.models.tokenizer import train_tokenizer
 
 VOCABULARY = 1024
+MAX_TOKENS = 72
+"""Tokens of an answer at most."""
 SIZES = {
     "target": Size(160, 5, 432, 5, 1, 128, 5, 4),
     "draft": Size(80, 2, 208, 2, 1, 56, 2, 2, 2),
@@ -17,6 +22,14 @@ SIZES = {
 """``micro`` is for tests."""
 
 
-def make_tokenizer() -> PreTrainedTokenizerBase:
-    """Return the tokenizer of target and draft: frequent words of the world are one token."""
-    return train_tokenizer(corpus(), VOCABULARY)
+def tokenizer_in(out: Path) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of the training in ``out``, made by its first call.
+
+    Kept there because the words of requests may change: weights belong to one tokenizer.
+    """
+    folder = out / "tokenizer"
+    if not folder.exists():
+        made = train_tokenizer(corpus(), VOCABULARY)
+        with replacing(folder) as building:
+            made.save_pretrained(building)
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

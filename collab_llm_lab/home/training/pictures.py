@@ -1,13 +1,12 @@
-"""Training pictures from seeds: rendered rooms, with the things that each image token shows.
+"""Pictures with the things that each image token shows, and shards of them on disk.
 
-A shard is a folder of arrays and a function of its number alone; it is never committed. Pictures
-are kept as the JPEGs that the robot would send.
+A shard is a folder of arrays; pictures are kept as the JPEGs that the robot would send.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +20,8 @@ from collab_llm_lab.home.rooms import (
     ROBOT_RADIUS,
     SHAPES,
     Room,
-    Style,
-    make_room,
 )
+from collab_llm_lab.home.training.asks import Ask, read_asks, write_asks
 from collab_llm_lab.home.view import Sight, View, look
 from collab_llm_lab.training.nav.forward import MERGE, PATCH, Grid
 from collab_llm_lab.training.run import replacing
@@ -35,10 +33,6 @@ NAMES = (*(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES), *FURN
 """Every name that something in a room can have, in the order of their numbers."""
 MOST_SIGHTS = 20
 """Things and furniture of a room at most."""
-TRAIN_SEEDS = 1_000_000
-"""First room seed of the training shards; evaluation is below."""
-ROOMS_PER_SHARD = 250
-POSES_PER_ROOM = 10
 
 _CELL = 4
 _FIELDS: dict[str, tuple[tuple[int, ...], type]] = {
@@ -88,7 +82,7 @@ def snapshot(renderer: Renderer, room: Room, pose: Pose, number: int) -> Snapsho
         range_,
         visible,
         view.free,
-        _token_bits(footprint(room, pose), len(sights)),
+        _token_bits(footprint(room, pose, number), len(sights)),
         room.seed,
         (pose.x, pose.y, pose.yaw),
     )
@@ -123,20 +117,15 @@ def random_pose(room: Room, rng: np.random.Generator) -> Pose:
         else:
             x, y = float(rng.uniform(0.0, room.width)), float(rng.uniform(0.0, room.depth))
             yaw = float(rng.uniform(-math.pi, math.pi))
-        if distances(solid, x, y).min() >= ROBOT_RADIUS:
+        inside = 0.0 < x < room.width and 0.0 < y < room.depth
+        if inside and distances(solid, x, y).min() >= ROBOT_RADIUS:
             return Pose(x, y, math.remainder(yaw, math.tau))
     return room.start
 
 
-def room_snapshots(renderer: Renderer, seed: int, style: Style | None = None) -> list[Snapshot]:
-    """Return the training pictures of one room, from random places."""
-    room = make_room(seed, style)
-    rng = np.random.default_rng([seed, 0xDA7A])
-    renderer.enter(room)
-    return [snapshot(renderer, room, random_pose(room, rng), n) for n in range(POSES_PER_ROOM)]
-
-
-def write_shard(folder: Path, snapshots: Sequence[Snapshot]) -> None:
+def write_shard(
+    folder: Path, snapshots: Sequence[Snapshot], asks: Sequence[Sequence[Ask]] = ()
+) -> None:
     """Write a shard; a half-written folder is never taken for a whole one."""
     with replacing(folder) as building:
         np.save(building / "jpeg.npy", np.frombuffer(b"".join(s.jpeg for s in snapshots), np.uint8))
@@ -145,38 +134,8 @@ def write_shard(folder: Path, snapshots: Sequence[Snapshot]) -> None:
             values: np.ndarray = np.stack([np.asarray(getattr(s, name), dtype) for s in snapshots])
             assert values.shape[1:] == shape
             np.save(building / f"{name}.npy", values)
-
-
-def shard_folder(data: Path, number: int) -> Path:
-    """Return the folder of a training shard."""
-    return data / f"shard-{number:04d}"
-
-
-def make_shards(
-    data: Path,
-    count: int,
-    report: Callable[[int, int], None] = lambda done, total: None,
-    stop: Callable[[], bool] = lambda: False,
-) -> bool:
-    """Render the first ``count`` training shards that are not there yet; return True at the end.
-
-    Shard N has ``ROOMS_PER_SHARD`` rooms, which follow those of shard N - 1. ``stop`` is asked
-    before each shard that is missing; True ends the call with those made so far.
-    """
-    renderer = None
-    for number in range(count):
-        folder = shard_folder(data, number)
-        if not folder.exists():
-            if stop():
-                break
-            renderer = renderer or Renderer()
-            first = TRAIN_SEEDS + number * ROOMS_PER_SHARD
-            seeds = range(first, first + ROOMS_PER_SHARD)
-            write_shard(folder, [s for seed in seeds for s in room_snapshots(renderer, seed)])
-        report(number + 1, count)
-    if renderer is not None:
-        renderer.close()
-    return shard_folder(data, count - 1).exists()
+        if asks:
+            write_asks(building, asks)
 
 
 class Pictures:
@@ -191,6 +150,8 @@ class Pictures:
         self.name, self.bearing, self.range = joined["name"], joined["bearing"], joined["range"]
         self.visible, self.free, self.shows = joined["visible"], joined["free"], joined["shows"]
         self.seed, self.pose = joined["seed"], joined["pose"]
+        self.asks = [asks for folder in folders for asks in read_asks(folder)]
+        """Requests at each picture; empty if the shards have none."""
 
     def __len__(self) -> int:
         return int(self._first[-1])

@@ -1,156 +1,223 @@
 """``python -m collab_llm_lab.home.training.plan``: train the home's pair from seeds; resumable.
 
-Stages: ``seeing`` (the target learns where named things are, and how far the way is free).
+The target first learns to see: where named things are, and how far the way is free. Then it learns
+to answer all requests, from the expert's states and from its own (DAgger). The draft learns to see
+too, and then the law of the target's answers.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from collab_llm_lab.home.training.batches import WORDS, Batches, Lengths
-from collab_llm_lab.home.training.evaluate import seeing_figures
-from collab_llm_lab.home.training.models import SIZES, make_tokenizer
-from collab_llm_lab.home.training.pictures import GRID, Pictures, make_shards, shard_folder
+from collab_llm_lab.home.training.answering import Answering
+from collab_llm_lab.home.training.batches import WORDS, Ask, Batches, Lengths
+from collab_llm_lab.home.training.dagger import FIRST_SEED, roll_out_round
+from collab_llm_lab.home.training.evaluate import answering_figures, seeing_figures
+from collab_llm_lab.home.training.models import SIZES, tokenizer_in
+from collab_llm_lab.home.training.pictures import GRID, Pictures
+from collab_llm_lab.home.training.rendering import rendering
 from collab_llm_lab.home.training.seeing import seeing_questions
+from collab_llm_lab.home.training.sources import POSES, WAYS, Source
 from collab_llm_lab.training import loop
 from collab_llm_lab.training.learner import Recipe
-from collab_llm_lab.training.nav.learner import PictureLearner, Supervision
+from collab_llm_lab.training.nav.dagger import Rounds
+from collab_llm_lab.training.nav.learner import PictureLearner, Supervision, read_with
 from collab_llm_lab.training.nav.models import build, export
 from collab_llm_lab.training.run import MakeStage, make_stages
-from collab_llm_lab.training.stopping import StopRequest, processes_ignoring_sigint
-from collab_llm_nodes.errors import CollabError, ConfigError
-
-SEEING_LENGTHS = Lengths(text=22, answer=9)
+from collab_llm_lab.training.stopping import StopRequest
+from collab_llm_nodes.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class SeeingPlan:
-    """The first stage of a model; with equal values it gives equal models on one machine."""
+class Dagger:
+    """Rounds of the model's own driving; see ``nav.dagger.Rounds``."""
 
-    recipe: Recipe = Recipe(
-        32,
-        1.5e-3,
-        steps=16_000,
-        warmup=300,
-        beta2=0.98,
-        compile=True,
-        bfloat16=True,
-        measure_every=500,
-    )
-    role: str = "target"
+    steps: tuple[int, ...] = ()
+    lag: int = 600
+    rooms: int = 300
+    share: float = 0.5
+    """Share of own pictures in a batch once there are any."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of one model; with equal values it gives equal models on one machine."""
+
+    recipe: Recipe
+    role: str
+    """A key of ``models.SIZES``."""
+    pictures: Mapping[Source, int]
+    """Pictures of each source in a batch."""
     shards: int = 40
+    """Of each source, in the end."""
     first_shards: int = 2
     """Shards that are rendered before the first step ..."""
     steps_per_shard: int = 60
     """... and the steps after which one more is used; a second process renders them meanwhile."""
+    initial: str = ""
+    """Stage whose model this one begins with; none: fresh weights."""
+    teacher: str = ""
+    """Stage whose model's law of each answer token is learnt; none: the expert's answers."""
+    ask: Ask = seeing_questions
+    lengths: Lengths = Lengths(text=18, answer=8)
     dense_weight: float = 4.0
     name_weight: float = 0.5
+    dagger: Dagger = field(default_factory=Dagger)
     seed: int = 0
 
     def used(self, step: int) -> int:
-        """Return the number of shards that ``step`` draws from."""
+        """Return the number of shards of each source that ``step`` draws from."""
         return min(self.shards, self.first_shards + step // self.steps_per_shard)
 
 
-def train_seeing(
-    plan: SeeingPlan,
+_SEEING = Recipe(
+    32,
+    1.5e-3,
+    steps=12_000,
+    warmup=300,
+    beta2=0.98,
+    compile=True,
+    bfloat16=True,
+    measure_every=500,
+)
+_ANSWERING = Lengths(text=100, answer=50)
+_TARGET = replace(_SEEING, learning_rate=1e-3, steps=10_000, measure_every=1_000)
+
+STAGES = {
+    "seeing": Stage(_SEEING, "target", {POSES: 32}),
+    "target": Stage(
+        _TARGET,
+        "target",
+        {POSES: 12, WAYS: 20},
+        initial="seeing",
+        ask=Answering(2, reworded=0.3),
+        lengths=_ANSWERING,
+        dagger=Dagger((2_000, 3_500, 5_000, 6_500, 8_000)),
+    ),
+    "draft-seeing": Stage(replace(_SEEING, steps=6_000), "draft", {POSES: 32}),
+    "draft": Stage(
+        replace(_TARGET, steps=4_000),
+        "draft",
+        {POSES: 12, WAYS: 20},
+        initial="draft-seeing",
+        teacher="target",
+        ask=Answering(2, reworded=0.6),
+        lengths=_ANSWERING,
+    ),
+}
+_SHOWN = ("answer_loss", "dense_loss", "name_loss", "direction", "unseen", "action", "exact")
+
+
+def train_stage(
+    name: str,
+    out: Path,
     data: Path,
-    run: Path,
     report: loop.Progress = loop.ignore_progress,
     stop: loop.Stop = lambda: False,
+    stages: Mapping[str, Stage] = STAGES,
 ) -> bool:
-    """Train the first stage, from where an earlier call stopped; return True when finished.
+    """Train one stage in ``out/name``, from where an earlier call stopped; True when finished.
 
-    The run folder holds ``state.pt``, ``curve.json`` and, at the end, ``model/``.
+    The folder holds ``state.pt``, ``curve.json`` and, at the end, ``model/``.
     """
-    tokenizer = make_tokenizer()
+    stage, run = stages[name], out / name
+    tokenizer = tokenizer_in(out)
     learner = PictureLearner(
-        build(SIZES[plan.role], tokenizer, plan.seed),
+        build(SIZES[stage.role], tokenizer, stage.seed),
         tokenizer,
-        plan.recipe,
+        stage.recipe,
         GRID,
-        Supervision(WORDS, plan.dense_weight, plan.name_weight),
+        Supervision(WORDS, stage.dense_weight, stage.name_weight),
+        read_with(tokenizer, str(out / stage.teacher / "model")) if stage.teacher else None,
     )
+    if stage.initial:
+        learner.trained.load_state_dict(_saved(out / stage.initial))
     loop.restore(learner, run, learner.device)
-    batches = Batches(tokenizer, plan.seed, seeing_questions, SEEING_LENGTHS)
-    pictures: dict[int, Pictures] = {}
+    batches = Batches(tokenizer, stage.seed, stage.ask, stage.lengths)
+    rounds = Rounds(
+        run,
+        stage.dagger.steps,
+        stage.dagger.lag,
+        stage.dagger.rooms,
+        learner.save_model,
+        roll_out_round,
+        Pictures,
+        FIRST_SEED,
+    )
+    loaded: dict[int, dict[Source, Pictures]] = {}
+
+    def sources() -> list[tuple[Pictures, int]]:
+        used = stage.used(learner.step)
+        if used not in loaded:
+            loaded.clear()
+            loaded[used] = {
+                source: Pictures([source.folder(data, number) for number in range(used)])
+                for source in stage.pictures
+            }
+        own = rounds.pictures(learner.step)
+        kept = 1.0 if own is None else 1.0 - stage.dagger.share
+        found = [
+            (loaded[used][source], round(kept * count)) for source, count in stage.pictures.items()
+        ]
+        if own is not None:
+            found.append((own, stage.recipe.batch - sum(count for _, count in found)))
+        return found
 
     def advance() -> dict[str, float]:
-        used = plan.used(learner.step)
-        if used not in pictures:
-            pictures.clear()
-            pictures[used] = Pictures([shard_folder(data, number) for number in range(used)])
-        return learner.learn(*batches.make([(pictures[used], plan.recipe.batch)], learner.step))
+        return learner.learn(*batches.make(sources(), learner.step))
 
     def measure() -> dict[str, float]:
-        return seeing_figures(learner.model, tokenizer, data)
+        figures = seeing_figures if stage.ask is seeing_questions else answering_figures
+        return figures(learner.model, tokenizer, data)
 
-    with rendering(data, plan.shards) as renderer:
+    with rendering(data, dict.fromkeys(stage.pictures, stage.shards)) as renderer:
 
         def stopped() -> bool:
-            return renderer.wait(plan.used(learner.step), stop)
+            if renderer.wait(stage.used(learner.step), stop):
+                return True
+            while not stop():
+                if (awaited := rounds.awaited(learner.step)) is None:
+                    return False
+                awaited.join(1.0)
+            return True
 
-        finished = loop.train(learner, run, advance, measure=measure, report=report, stop=stopped)
+        try:
+            finished = loop.train(
+                learner,
+                run,
+                advance,
+                measure=measure,
+                save_at=stage.dagger.steps,
+                report=report,
+                stop=stopped,
+            )
+        finally:
+            rounds.stop()
     if finished:
         learner.save_model(run / "model")
     return finished
 
 
-class Rendering:
-    """Shards that a second process renders."""
+def _saved(run: Path) -> dict[str, Tensor]:
+    """Return the present weights of a stage: of its model and of the head that trains it.
 
-    def __init__(self, data: Path, count: int) -> None:
-        self._data = data
-        self._process = multiprocessing.get_context("spawn").Process(
-            target=_render, args=(data, count)
+    Raises:
+        ConfigError: the stage has not saved anything yet.
+    """
+    file = run / loop.STATE
+    if not file.exists():
+        raise ConfigError(
+            f"{file} does not exist", field="--stage", remedy=f"train the stage {run.name} first"
         )
-        if not shard_folder(data, count - 1).exists():
-            with processes_ignoring_sigint():
-                self._process.start()
-
-    def wait(self, count: int, stop: loop.Stop) -> bool:
-        """Wait until the first ``count`` shards are there; return True if ``stop`` did earlier."""
-        while not stop():
-            if shard_folder(self._data, count - 1).exists():
-                return False
-            self._process.join(1.0)
-            if self._process.exitcode is not None:
-                raise CollabError(
-                    f"rendering ended with status {self._process.exitcode}",
-                    field="--out",
-                    remedy="see the error above; the same command goes on from here",
-                )
-        return True
-
-    def end(self) -> None:
-        """End the process; a later one goes on from the last whole shard."""
-        if self._process.pid is not None:
-            self._process.terminate()
-            self._process.join()
-
-
-def _render(data: Path, count: int) -> None:
-    os.environ.setdefault("LP_NUM_THREADS", "1")
-    make_shards(data, count)
-
-
-@contextmanager
-def rendering(data: Path, count: int) -> Iterator[Rendering]:
-    """Render the first ``count`` shards beside what is done within the context."""
-    process = Rendering(data, count)
-    try:
-        yield process
-    finally:
-        process.end()
+    weights: dict[str, Tensor] = torch.load(file, weights_only=True, map_location="cpu")["model"]
+    return weights
 
 
 def export_stage(name: str, out: Path, folder: Path) -> None:
@@ -159,24 +226,12 @@ def export_stage(name: str, out: Path, folder: Path) -> None:
     Raises:
         ConfigError: the stage has not saved anything yet.
     """
-    state = out / name / loop.STATE
-    if not state.exists():
-        raise ConfigError(
-            f"{state} does not exist", field="--export", remedy=f"train the stage {name} first"
-        )
-    tokenizer = make_tokenizer()
-    model = build(SIZES[ROLES[name]], tokenizer, 0)
-    saved = torch.load(state, weights_only=True, map_location="cpu")["model"]
+    tokenizer = tokenizer_in(out)
+    model = build(SIZES[STAGES[name].role], tokenizer, 0)
+    saved = _saved(out / name)
     own = {key.removeprefix("model."): v for key, v in saved.items() if key.startswith("model.")}
     model.load_state_dict(own)
     export(model, tokenizer, folder, torch.float16, GRID)
-
-
-STAGES: dict[str, Callable[[Path, Path, loop.Progress, loop.Stop], bool]] = {
-    "seeing": partial(train_seeing, SeeingPlan()),
-}
-ROLES = {"seeing": "target"}
-SHOWN = ("answer_loss", "dense_loss", "name_loss", "direction", "unseen", "pair_direction", "way")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -189,16 +244,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--export", type=Path, help="folder for the present model of --stage")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # models this small are slower on more
-    data = options.data or options.out / "data"
     if options.export:
         export_stage(options.stage or next(iter(STAGES)), options.out, options.export)
         return
-    chosen = [options.stage] if options.stage else list(STAGES)
+    data = options.data or options.out / "data"
     stages: dict[str, MakeStage] = {
-        name: partial(STAGES[name], data, options.out / name) for name in chosen
+        name: partial(train_stage, name, options.out, data)
+        for name in ([options.stage] if options.stage else STAGES)
     }
     with StopRequest() as stop:
-        make_stages(options.out, stages, options={}, hours=options.hours, shown=SHOWN, stop=stop)
+        make_stages(options.out, stages, options={}, hours=options.hours, shown=_SHOWN, stop=stop)
     stop.end()
 
 

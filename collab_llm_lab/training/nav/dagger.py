@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +22,10 @@ from collab_llm_lab.training.nav.models import answers, read
 from collab_llm_lab.training.stopping import processes_ignoring_sigint
 from collab_llm_nodes.robot.prompt import user_text
 from collab_llm_nodes.sim.renderer import Renderer
+
+P = TypeVar("P")
+RollOut = Callable[[str, str, int, int], None]
+"""Called with the folders of model and shard, the first room seed, and the number of rooms."""
 
 
 def roll_out_round(
@@ -54,7 +59,7 @@ def roll_out_round(
     data.write_shard(Path(shard), visited)
 
 
-class Rounds:
+class Rounds(Generic[P]):
     """DAgger rounds beside a training: rolled out from a snapshot, used some steps later.
 
     Args:
@@ -63,6 +68,9 @@ class Rounds:
         lag: steps after which the pictures of a round are used.
         rooms: per round.
         save_model: writes a checkpoint of the model as it is now.
+        roll_out: as ``roll_out_round``; it runs in a second process.
+        read_shards: returns the pictures of several rounds.
+        first_seed: room of the first round.
     """
 
     def __init__(
@@ -72,12 +80,16 @@ class Rounds:
         lag: int,
         rooms: int,
         save_model: Callable[[Path], None],
+        roll_out: RollOut,
+        read_shards: Callable[[Sequence[Path]], P],
+        first_seed: int,
     ) -> None:
         self._run, self._steps, self._lag, self._rooms = run, steps, lag, rooms
         self._save_model = save_model
+        self._roll_out, self._read_shards, self._first_seed = roll_out, read_shards, first_seed
         self._running: dict[int, BaseProcess] = {}
         self._joined: list[Path] = []
-        self._pictures: data.Pictures | None = None
+        self._pictures: P | None = None
 
     def awaited(self, step: int) -> BaseProcess | None:
         """Begin the rounds that are due at ``step``; return one that has to end before it."""
@@ -88,9 +100,9 @@ class Rounds:
             if step == due and not snapshot.exists():
                 self._save_model(snapshot)
             if not shard.exists() and number not in self._running:
-                first = 2 * data.TRAIN_SEEDS + number * self._rooms
+                first = self._first_seed + number * self._rooms
                 process = multiprocessing.get_context("spawn").Process(
-                    target=roll_out_round, args=(str(snapshot), str(shard), first, self._rooms)
+                    target=self._roll_out, args=(str(snapshot), str(shard), first, self._rooms)
                 )
                 with processes_ignoring_sigint():
                     process.start()
@@ -100,14 +112,14 @@ class Rounds:
                 return running
         return None
 
-    def pictures(self, step: int) -> data.Pictures | None:
+    def pictures(self, step: int) -> P | None:
         """Return the own-trajectory pictures to use at ``step``, once none is ``awaited``."""
         for number, due in enumerate(self._steps):
             shard = self._shard(number)
             if step >= due + self._lag and shard not in self._joined:
                 self._running.pop(number, None)
                 self._joined.append(shard)
-                self._pictures = data.Pictures(self._joined)
+                self._pictures = self._read_shards(self._joined)
         return self._pictures
 
     def _shard(self, number: int) -> Path:

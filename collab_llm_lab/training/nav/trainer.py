@@ -15,7 +15,7 @@ from collab_llm_lab.training.learner import Recipe
 from collab_llm_lab.training.nav import data
 from collab_llm_lab.training.nav.adapters import AdapterConfig, train_adapters
 from collab_llm_lab.training.nav.batches import Batches
-from collab_llm_lab.training.nav.dagger import Rounds
+from collab_llm_lab.training.nav.dagger import Rounds, roll_out_round
 from collab_llm_lab.training.nav.evaluate import held_out_figures
 from collab_llm_lab.training.nav.forward import GRID
 from collab_llm_lab.training.nav.learner import PictureLearner, Supervision, read_with
@@ -107,7 +107,14 @@ def train_nav(
     loop.restore(learner, run, learner.device)
     pictures = data.Pictures(folders)
     rounds = Rounds(
-        run, config.dagger_steps, config.dagger_lag, config.dagger_rooms, learner.save_model
+        run,
+        config.dagger_steps,
+        config.dagger_lag,
+        config.dagger_rooms,
+        learner.save_model,
+        roll_out_round,
+        data.Pictures,
+        2 * data.TRAIN_SEEDS,
     )
 
     def advance() -> dict[str, float]:

@@ -1,0 +1,155 @@
+"""Training pictures from seeds: from random places in rooms, and on the expert's ways.
+
+A shard is a function of its number alone; it is never committed. Each picture has requests with the
+expert's decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from collab_llm_lab.home.answers import ACTIONS, GIVE_UP, REPLY, STOP, answer
+from collab_llm_lab.home.asking import draw_request
+from collab_llm_lab.home.expert import MAX_STEPS, Expert
+from collab_llm_lab.home.renderer import Renderer
+from collab_llm_lab.home.requests import About, Kind, Request, relations
+from collab_llm_lab.home.rooms import Room, Style, make_room
+from collab_llm_lab.home.training.asks import Ask, ask
+from collab_llm_lab.home.training.pictures import (
+    Snapshot,
+    random_pose,
+    snapshot,
+    write_shard,
+)
+from collab_llm_lab.home.view import View, look
+from collab_llm_lab.home.wording import plain
+from collab_llm_nodes.robot.search import SearchMemory
+from collab_llm_nodes.sim.robot import Base
+from collab_llm_nodes.sim.rooms import Pose
+
+ROOMS_PER_SHARD = 250
+POSES_PER_ROOM = 10
+ASKS_PER_POSE = 4
+
+Asked = tuple[list[Snapshot], list[list[Ask]]]
+"""Pictures, and the requests at each."""
+
+_MOVES = [a for a in ACTIONS if a not in (STOP, GIVE_UP, REPLY)]
+_KEPT = 0.6
+"""Share of the states on a way that become pictures: neighbours are alike."""
+_NOISE = (0.0, 0.1, 0.25)
+
+
+def room_poses(renderer: Renderer, seed: int, style: Style | None = None) -> Asked:
+    """Return pictures from random places in a room, with several requests at each."""
+    room = make_room(seed, style)
+    rng = np.random.default_rng([seed, 0xDA7A])
+    renderer.enter(room)
+    poses = [random_pose(room, rng) for _ in range(POSES_PER_ROOM)]
+    pictures = [snapshot(renderer, room, pose, n) for n, pose in enumerate(poses)]
+    return pictures, [_pose_asks(room, pose, rng) for pose in poses]
+
+
+def room_way(renderer: Renderer, seed: int) -> Asked:
+    """Return pictures on a noisy expert's way to something in a room, and the request at each."""
+    room = make_room(seed)
+    rng = np.random.default_rng([seed, 0x3A7])
+    renderer.enter(room)
+    request = draw_request(room, rng)
+    while request.kind is not Kind.GO:
+        request = draw_request(room, rng)
+    noise = _NOISE[int(rng.integers(len(_NOISE)))]
+    expert, base = Expert(room, request), Base(room, seed=1)
+    memory, history, seen_from = SearchMemory(), list[str](), room.start
+    pictures, asks = list[Snapshot](), list[list[Ask]]()
+    for step in range(MAX_STEPS):
+        decision = expert.decide(look(room, base.pose), base.pose, history, memory)
+        if rng.random() < _KEPT:
+            pictures.append(snapshot(renderer, room, seen_from, step))
+            asks.append([ask(request.kind, request.about, history, memory.text, decision)])
+        action = decision.action
+        if rng.random() < noise:
+            action = _MOVES[int(rng.integers(len(_MOVES)))]
+        if action in (STOP, GIVE_UP, REPLY):
+            break
+        memory = memory.after(action, answer(decision))
+        history.append(action)
+        before = base.pose
+        base.execute(action)
+        seen_from = before if room.camera.late else base.pose
+    return pictures, asks
+
+
+def _pose_asks(room: Room, pose: Pose, rng: np.random.Generator) -> list[Ask]:
+    """Return requests to a robot at ``pose``, most of them for what is in view."""
+    room = replace(room, start=pose)
+    view = look(room, pose)
+    memory, history = SearchMemory(), list[str]()
+    for _ in range(int(rng.integers(3))):
+        history.append(_MOVES[int(rng.integers(len(_MOVES)))])
+        memory = memory.after(history[-1], "")
+    asks = []
+    for number in range(ASKS_PER_POSE):
+        request = _at_hand(view, rng) if number % 2 == 0 else None
+        request = request or draw_request(room, rng)
+        decision = Expert(room, request).decide(view, pose, history, memory)
+        asks.append(ask(request.kind, request.about, history, memory.text, decision))
+    return asks
+
+
+def _at_hand(view: View, rng: np.random.Generator) -> Request | None:
+    """Return a request to go to something in view, or None if nothing is."""
+    if rng.random() < 0.2 and (related := relations(view)):
+        about = related[int(rng.integers(len(related)))]
+    else:
+        sights = (*view.things, *view.furniture)
+        names = [s.name for s in sights if s.in_view and not s.borderline and s.name != "person"]
+        if not names:
+            return None
+        name = names[int(rng.integers(len(names)))]
+        shape = name.split()[-1]
+        alone = sum(s.visible > 0 and shape in s.name.split() for s in sights) == 1
+        about = About(shape if alone and rng.random() < 0.2 else name)
+    return Request(Kind.GO, plain(Kind.GO, about), about)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A kind of training pictures."""
+
+    name: str
+    first_seed: int
+    """Of its rooms; evaluation and DAgger have others."""
+    make: Callable[[Renderer, int], Asked]
+    """Returns the pictures of a room."""
+
+    def folder(self, data: Path, number: int) -> Path:
+        """Return the folder of a shard."""
+        return data / f"{self.name}-{number:04d}"
+
+    def make_shard(self, data: Path, number: int, renderer: Renderer) -> None:
+        """Render a shard: rooms that follow those of the one before."""
+        first = self.first_seed + number * ROOMS_PER_SHARD
+        made = [self.make(renderer, seed) for seed in range(first, first + ROOMS_PER_SHARD)]
+        pictures = [picture for of_room, _ in made for picture in of_room]
+        write_shard(self.folder(data, number), pictures, [a for _, asks in made for a in asks])
+
+
+POSES = Source("poses", 1_000_000, room_poses)
+WAYS = Source("ways", 2_000_000, room_way)
+
+
+def make_shards(data: Path, counts: Mapping[Source, int]) -> None:
+    """Render the shards that are not there yet, of all sources in turn."""
+    renderer = None
+    for number in range(max(counts.values())):
+        for source, count in counts.items():
+            if number < count and not source.folder(data, number).exists():
+                renderer = renderer or Renderer()
+                source.make_shard(data, number, renderer)
+    if renderer is not None:
+        renderer.close()
