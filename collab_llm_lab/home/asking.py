@@ -112,7 +112,7 @@ def _certain(about: About, sights: Sequence[Sight]) -> int | None:
 
 def _names(room: Room) -> list[str]:
     """Return what is in ``room`` and may be asked for: each thing, and furniture but not people."""
-    names = [part.name for part in (*room.things, *room.furniture)]
+    names = [thing.name for thing in room.things] + [part.name for part in room.furniture]
     return [name for name in names if name != "person"]
 
 

@@ -233,7 +233,7 @@ def _with_verb(frames: Sequence[str]) -> tuple[str, ...]:
 
 
 def _nouns(part: phrasebook.Section) -> tuple[str, ...]:
-    """Return the unknown things of a part; one in ten is a known shape of an unknown colour."""
+    """Return the unknown things of a part: nouns, and known shapes in unknown colours."""
     colours = part["unknown colour"].words
     return part["unknown"].words + tuple(
         f"{colour} {shape}" for colour in colours for shape in SHAPES
@@ -261,16 +261,20 @@ PLAIN = Wordings(
 """One wording for each request."""
 TRAINED = Wordings(_VERBS, _FRAMES, _STOPS, NOUNS)
 """Wordings of the wording stage."""
-_KEPT_WORDS = {"stops": _HELD_OUT_STOPS, "nouns": HELD_OUT_NOUNS}
 HELD_OUT = {
     "verb": Wordings(
         _HELD_OUT_VERBS,
         {kind: _with_verb(_FRAMES[kind]) or _HELD_OUT_FRAMES[kind] for kind in Kind},
-        **_KEPT_WORDS,
+        _HELD_OUT_STOPS,
+        HELD_OUT_NOUNS,
     ),
-    "frame": Wordings(_VERBS, _HELD_OUT_FRAMES, **_KEPT_WORDS),
-    "combination": Wordings(_VERBS, _FRAMES | _NAMELESS, combinations=True, **_KEPT_WORDS),
-    "misspelling": Wordings(_VERBS, _FRAMES | _NAMELESS, misspelt=True, **_KEPT_WORDS),
+    "frame": Wordings(_VERBS, _HELD_OUT_FRAMES, _HELD_OUT_STOPS, HELD_OUT_NOUNS),
+    "combination": Wordings(
+        _VERBS, _FRAMES | _NAMELESS, _HELD_OUT_STOPS, HELD_OUT_NOUNS, combinations=True
+    ),
+    "misspelling": Wordings(
+        _VERBS, _FRAMES | _NAMELESS, _HELD_OUT_STOPS, HELD_OUT_NOUNS, misspelt=True
+    ),
 }
 """Wordings that training never shows, by what is new about them.
 

@@ -27,7 +27,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 
 def tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
-    return tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"])
+    return list(tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]))
 
 
 def test_dense_words_are_one_token(tokenizer: PreTrainedTokenizerBase) -> None:
