@@ -173,6 +173,7 @@ def test_training_learns(pictures: Pictures, tokenizer: PreTrainedTokenizerBase)
         assert last["loss"] < 0.75 * first["loss"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_stopped_stage_goes_on_as_if_never_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
