@@ -164,7 +164,7 @@ def test_training_learns(pictures: Pictures, tokenizer: PreTrainedTokenizerBase)
     )
     for ask, lengths in (
         (seeing_questions, Lengths(18, 8)),
-        (Answering(2, reworded=0.3), Lengths(100, 50)),
+        (Answering(2, reworded=0.3), Lengths(80, 46)),
     ):
         batch = Batches(tokenizer, 0, ask, lengths).make([(pictures, 4)], 0)
         first = learner.learn(*batch)
