@@ -104,7 +104,8 @@ def _report(decision: Decision) -> str:
         return _ABSENT.format(name=r.name)
     if r.in_view:
         far = DISTANCES.index(r.distance)
-        forms, number = _SEEN, DIRECTIONS.index(r.direction) + max(0, far - 2) + bool(r.leg)
+        forms: tuple[str, ...] = _SEEN
+        number = DIRECTIONS.index(r.direction) + max(0, far - 2) + bool(r.leg)
     elif r.direction:
         forms, number = _REMEMBERED, EIGHTHS.index(r.direction) + bool(r.leg)
     else:

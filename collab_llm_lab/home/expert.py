@@ -21,7 +21,7 @@ from collab_llm_nodes.robot.search import FULL_TURN, Report, SearchMemory, eight
 from collab_llm_nodes.sim.robot import Base
 from collab_llm_nodes.sim.rooms import Pose
 
-PLACES_TO_LOOK_ROUND = 4
+PLACES_TO_LOOK_ROUND = 5
 LONGEST_WALK = 450
 """cm from one look round to the next."""
 MAX_STEPS = 80
@@ -170,12 +170,12 @@ class Expert:
             if free in _SEARCH_STEP and memory.walked < LONGEST_WALK:
                 action = f"move forward {_SEARCH_STEP[free]} cm"
         elif memory.turned >= FULL_TURN:
-            if memory.place >= PLACES_TO_LOOK_ROUND or best is None:
+            towards, least = ("ahead", "short") if best is None else (eighth(best[1]), best[0])
+            if memory.place >= PLACES_TO_LOOK_ROUND or (best is None and free not in _SEARCH_STEP):
                 return Decision(GIVE_UP, Report(name))
-            towards = eighth(best[1])
             if "left" in towards or "right" in towards:
                 action = f"turn {'left' if 'left' in towards else 'right'} 45 degree"
-            elif towards == "ahead" and free in (best[0], "open"):
+            elif towards == "ahead" and free in (least, "open"):
                 action = f"move forward {_SEARCH_STEP[free]} cm"
         others = scene(sights, None) if action.startswith("turn") else ()
         return Decision(action, Report(name, way=free), others)

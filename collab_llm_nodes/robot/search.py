@@ -43,8 +43,8 @@ PLACES = {
     "behind right": "behind me on the right",
 }
 """Words of an answer for each direction."""
-FULL_TURN = 360
-"""Degrees of a look round."""
+FULL_TURN = 315
+"""Degrees of a look round: the next picture would be the first one again."""
 
 _PLACES = sorted(PLACES.items(), key=lambda item: -len(item[1]))
 _DISTANCES = sorted(RANGES, key=len, reverse=True)
@@ -155,7 +155,7 @@ class SearchMemory:
     place: int = 1
     """Number of the place at which the robot looks round, or from which it walks."""
     turned: int = 0
-    """Degrees turned at this place, in the direction of the last turn; at most a full turn."""
+    """Degrees turned at this place, in the direction of the last turn; at most ``FULL_TURN``."""
     walked: int = 0
     """cm walked since the look round."""
     x: float = 0.0
@@ -199,8 +199,8 @@ class SearchMemory:
     def best_way(self) -> tuple[str, float] | None:
         """Key of ``WAYS`` and bearing [degree] of the way of this look round to walk next.
 
-        It leads farthest from earlier places; of equal ones it is the longest, then that with
-        free ways beside it.
+        It is an open one, if there is any; of equal ones that which leads farthest from earlier
+        places, then that with free ways beside it.
         """
         ways = [(heading, way) for heading, way in self.ways if way in _REACH]
         if not ways:
@@ -217,7 +217,7 @@ class SearchMemory:
             for at, other in self.ways
             if abs(math.remainder(at - heading, 360.0)) < 60.0
         )
-        return new, _REACH[way], beside
+        return _REACH[way], new, beside
 
     def after(self, action: str, answer: str) -> SearchMemory:
         """Return the memory after an executed action, such as "turn left 45 degree".

@@ -26,21 +26,23 @@ def test_a_look_round_counts_degrees_and_finds_the_open_way() -> None:
     assert memory.text == "place 1, turned 0"
     memory = _looked_round(["short", "short", "very short"])
     assert memory.text == "place 1, turned 135"
-    memory = _looked_round(["short", "very short", "open", *["very short"] * 5])
-    assert memory.text == "place 1, turned 360, open left"
-    assert memory.after(LEFT, "?").text == "place 1, turned 360, open ahead left"
-    assert memory.after("turn right 45 degree", "?").text == "place 1, turned 360, open behind left"
+    memory = _looked_round(["short", "very short", "open", *["very short"] * 4])
+    assert memory.text == "place 1, turned 315, open behind left"
+    assert memory.after(LEFT, "?").text == "place 1, turned 315, open left"
+    assert memory.after("turn right 45 degree", "?").text == "place 1, turned 315, open behind"
 
 
 def test_nowhere_is_open_and_what_was_open_can_turn_out_blocked() -> None:
-    assert _looked_round(["very short"] * 8).text == "place 1, turned 360, open nowhere"
-    memory = _looked_round(["open", *["very short"] * 7])
+    assert _looked_round(["very short"] * 7).text == "place 1, turned 315, open nowhere"
+    memory = _looked_round(["open", *["very short"] * 6])
+    assert memory.text.endswith("open ahead left")
+    memory = memory.after(LEFT, _nothing("very short"))
     assert memory.text.endswith("open ahead")
     assert memory.after("stop", _nothing("very short")).text.endswith("open nowhere")
 
 
 def test_a_walk_is_measured_and_a_turn_ends_it_at_a_new_place() -> None:
-    memory = _looked_round(["open", *["short"] * 7])
+    memory = _looked_round(["open", *["short"] * 6])
     memory = memory.after(AHEAD, _nothing("open")).after("move forward 50 cm", "")
     assert memory.text == "place 1, walked 125"
     memory = memory.after(LEFT, _nothing("very short"))
@@ -48,11 +50,11 @@ def test_a_walk_is_measured_and_a_turn_ends_it_at_a_new_place() -> None:
 
 
 def test_the_way_back_is_the_last_choice() -> None:
-    memory = _looked_round(["open"] + ["short"] * 7)
+    memory = _looked_round(["open"] + ["short"] * 6)
     for _ in range(4):
         memory = memory.after(AHEAD, _nothing("open"))
     memory = _looked_round(["very short", *["open"] * 7], memory)
-    assert memory.text == "place 2, turned 360, open ahead left"  # behind is open as well
+    assert memory.text == "place 2, turned 315, open ahead left"  # behind is open as well
 
 
 def test_a_turn_to_the_other_side_begins_the_look_round_again() -> None:
