@@ -73,7 +73,7 @@ def going(seed: int, style: Style, wordings: Wordings = TRAINED) -> Episode:
 def absent(seed: int) -> Episode:
     """Return the episode of a room in which something is asked for that it lacks."""
     room, rng = make_room(seed), np.random.default_rng([seed, 0xAB5])
-    there = {part.name for part in (*room.things, *room.furniture)}
+    there = {thing.name for thing in room.things} | {piece.name for piece in room.furniture}
     lacking = [name for name in KNOWN if name not in there]
     return begin(room, _request(seed, Kind.GO, About(str(rng.choice(lacking))), TRAINED))
 
@@ -192,14 +192,13 @@ class Gates:
             ]
             images = np.stack([pictures.image(index) for index, *_ in part])
             for (_, _, sight), text in zip(part, self._answer(images, prompts), strict=True):
+                where = direction(sight.bearing) if sight is not None and sight.in_view else ""
                 said = read(text)
-                seen = said is not None and said.report.in_view
-                where = sight is not None and sight.in_view and direction(sight.bearing)
-                correct = seen and said.report.direction == where if where else not seen
+                seen = said.report.direction if said is not None and said.report.in_view else ""
                 key = "in_view_direction" if where else "not_in_view"
                 if sight is not None and sight.borderline:
                     key = "borderline"
-                right[key].append(bool(correct))
+                right[key].append(seen == where)
             report(first + len(part), len(rows))
         return {key: share(values) for key, values in right.items()}
 
