@@ -57,7 +57,7 @@ _ENDS_NAME = {
     *("is", "stands", "and", "on", "in", "straight", "ahead", "behind", ",", "."),
     *("far", "left", "right", "way", "near", "close", "very", "some", "distant"),
 }
-_FORGET_AFTER = 10  # steps
+_FORGET_AFTER = 20  # steps
 _MOST_PLACES = 16
 _REACH = {"short": 1.0, "open": 2.0}  # m, a way of this word is at least about this long
 

@@ -78,7 +78,7 @@ def test_a_thing_that_leaves_the_picture_is_remembered_where_it_is() -> None:
 
 def test_a_remembered_thing_is_forgotten_in_time() -> None:
     memory = SearchMemory().after(AHEAD, "i see the red ball on the left, distant.")
-    for _ in range(10):
+    for _ in range(20):
         assert memory.seen is not None
         memory = memory.after("turn left 30 degree", "the red ball is not in view")
     assert memory.seen is not None
