@@ -90,7 +90,7 @@ _SEEING = Recipe(
     measure_every=500,
 )
 _ANSWERING = Lengths(text=80, answer=46)
-_TARGET = replace(_SEEING, learning_rate=1e-3, steps=10_000, measure_every=1_000)
+_TARGET = replace(_SEEING, learning_rate=1e-3, steps=9_000, measure_every=1_000)
 
 STAGES = {
     "seeing": Stage(_SEEING, "target", {POSES: 32}),
@@ -98,16 +98,18 @@ STAGES = {
         _TARGET,
         "target",
         {POSES: 12, WAYS: 20},
+        shards=24,
         initial="seeing",
         ask=Answering(2, reworded=0.3),
         lengths=_ANSWERING,
-        dagger=Dagger((2_000, 3_500, 5_000, 6_500, 8_000)),
+        dagger=Dagger((2_000, 3_500, 5_000, 6_500)),
     ),
-    "draft-seeing": Stage(replace(_SEEING, steps=6_000), "draft", {POSES: 32}),
+    "draft-seeing": Stage(replace(_SEEING, steps=6_000), "draft", {POSES: 32}, shards=24),
     "draft": Stage(
         replace(_TARGET, steps=4_000),
         "draft",
         {POSES: 12, WAYS: 20},
+        shards=24,
         initial="draft-seeing",
         teacher="target",
         ask=Answering(2, reworded=0.6),
