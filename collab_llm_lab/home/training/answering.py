@@ -14,7 +14,7 @@ class Answering:
     """Draws requests at a picture, in words."""
 
     count: int
-    """Of each picture."""
+    """Of each picture, which has at least as many."""
     reworded: float
     """Share that is not in plain words."""
 
@@ -22,5 +22,5 @@ class Answering:
         self, pictures: Pictures, index: int, flip: bool, rng: np.random.Generator
     ) -> list[tuple[str, str]]:
         at_hand = pictures.asks[index]
-        chosen = [at_hand[int(i)] for i in rng.integers(len(at_hand), size=self.count)]
+        chosen = [at_hand[int(i)] for i in rng.permutation(len(at_hand))[: self.count]]
         return [(ask.mirror() if flip else ask).texts(rng, self.reworded) for ask in chosen]

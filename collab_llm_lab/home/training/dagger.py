@@ -18,6 +18,7 @@ from collab_llm_lab.home.training.asks import Ask, ask
 from collab_llm_lab.home.training.driving import Episode, begin, drive
 from collab_llm_lab.home.training.models import MAX_TOKENS
 from collab_llm_lab.home.training.pictures import Snapshot, snapshot, write_shard
+from collab_llm_lab.home.training.sources import pose_asks
 from collab_llm_lab.home.view import look
 from collab_llm_lab.home.wording import TRAINED
 from collab_llm_lab.training.nav.models import answers, read
@@ -55,9 +56,9 @@ def roll_out_round(model_folder: str, shard: str, first_seed: int, rooms: int) -
         decision = expert.decide(look(room, pose), pose, episode.history, episode.memory)
         taken = snapshot(renderer, room, episode.viewpoint, len(episode.history))
         pictures.append(taken)
-        asks.append(
-            [ask(request.kind, request.about, episode.history, episode.memory.text, decision)]
-        )
+        own = ask(request.kind, request.about, episode.history, episode.memory.text, decision)
+        rng = np.random.default_rng([room.seed, len(episode.history), 0xDA9])
+        asks.append([own, *pose_asks(room, episode.viewpoint, rng, 1)])
         return taken.jpeg
 
     drive(partial(answers, model, tokenizer, max_tokens=MAX_TOKENS), episodes(), visit)

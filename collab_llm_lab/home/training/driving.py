@@ -11,7 +11,7 @@ from collab_llm_lab.home.answers import GIVE_UP, REPLY, STOP, read
 from collab_llm_lab.home.expert import MAX_STEPS, reached
 from collab_llm_lab.home.renderer import Renderer, from_jpeg, to_jpeg
 from collab_llm_lab.home.requests import Request
-from collab_llm_lab.home.rooms import Room
+from collab_llm_lab.home.rooms import Furniture, Room, Thing
 from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE, user_text
 from collab_llm_nodes.robot.search import SearchMemory
 from collab_llm_nodes.sim.robot import Base
@@ -68,8 +68,8 @@ class Episode:
 
     def _at_target(self) -> bool:
         """Return True if the base is at something that the request may mean."""
-        parts = (*self.room.things, *self.room.furniture)
         about, pose = self.request.about, self.base.pose
+        parts: list[Thing | Furniture] = [*self.room.things, *self.room.furniture]
         return any(
             reached(self.room, i, pose) for i, part in enumerate(parts) if about.matches(part.name)
         )

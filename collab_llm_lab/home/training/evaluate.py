@@ -82,12 +82,12 @@ def seeing_figures(
     results = [(kind, got, wanted) for (_, kind, _, wanted), got in zip(asked, said, strict=True)]
 
     def direction_right(kind: str) -> float:
-        return _share(
+        return share(
             got.split(",")[0] == wanted.split(",")[0] for k, got, wanted in results if k == kind
         )
 
     def exact(kind: str) -> float:
-        return _share(got == wanted for k, got, wanted in results if k == kind)
+        return share(got == wanted for k, got, wanted in results if k == kind)
 
     return {
         "direction": direction_right("seen"),
@@ -127,26 +127,26 @@ def answering_figures(
     )
     moves = [(wanted, read(text) or _INVALID) for wanted, text in plain if not wanted.reply]
     return {
-        "exact": _share(text == answer(wanted) for wanted, text in plain),
-        "action": _share(wanted.action == got.action for wanted, got in moves),
-        "direction": _share(
+        "exact": share(text == answer(wanted) for wanted, text in plain),
+        "action": share(wanted.action == got.action for wanted, got in moves),
+        "direction": share(
             wanted.report.direction == got.report.direction
             for wanted, got in moves
             if wanted.report.in_view and wanted.report.direction
         ),
-        "unseen": _share(
+        "unseen": share(
             bool(got.report.name) and not got.report.in_view
             for wanted, got in moves
             if wanted.report.name and not wanted.report.in_view
         ),
-        "replies": _share(text == answer(wanted) for wanted, text in plain if wanted.reply),
-        "held_out": _share(
+        "replies": share(text == answer(wanted) for wanted, text in plain if wanted.reply),
+        "held_out": share(
             wanted.action == (read(text) or _INVALID).action for wanted, text in other
         ),
     }
 
 
-def _share(values: Iterable[bool]) -> float:
+def share(values: Iterable[bool]) -> float:
     """Return the share that is true; 0 of none."""
     all_values = list(values)
     return sum(all_values) / max(1, len(all_values))

@@ -16,7 +16,7 @@ MAX_TOKENS = 72
 """Tokens of an answer at most."""
 SIZES = {
     "target": Size(160, 5, 432, 5, 1, 128, 5, 4),
-    "draft": Size(80, 2, 208, 2, 1, 56, 2, 2, 2),
+    "draft": Size(96, 2, 256, 3, 1, 64, 3, 2, 2),
     "micro": Size(32, 2, 48, 1, 1, 16, 1, 1, 2),
 }
 """``micro`` is for tests."""

@@ -19,7 +19,9 @@ from collab_llm_lab.home.rooms import (
     FURNITURE,
     ROBOT_RADIUS,
     SHAPES,
+    Furniture,
     Room,
+    Thing,
 )
 from collab_llm_lab.home.training.asks import Ask, read_asks, write_asks
 from collab_llm_lab.home.view import Sight, View, look
@@ -105,7 +107,7 @@ def _token_bits(canvas: np.ndarray, count: int) -> np.ndarray:
 
 def random_pose(room: Room, rng: np.random.Generator) -> Pose:
     """Return a free place; most of them look at something, near ones preferred."""
-    aims = (*room.things, *room.furniture)
+    aims: list[Thing | Furniture] = [*room.things, *room.furniture]
     solid = (*room.footprints, *room.walls)
     for _ in range(100):
         if rng.random() < 0.7:
@@ -166,7 +168,7 @@ class Pictures:
     def view(self, index: int, flip: bool = False) -> View:
         """Return what a picture shows; ``flip``: in a mirror."""
         sign = -1.0 if flip else 1.0
-        things, furniture = [], []
+        things, furniture = list[Sight](), list[Sight]()
         for i in np.flatnonzero(self.name[index] >= 0):
             name = NAMES[self.name[index, i]]
             sight = Sight(

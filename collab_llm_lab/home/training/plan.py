@@ -8,6 +8,7 @@ too, and then the law of the target's answers.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,6 +28,7 @@ from collab_llm_lab.home.training.seeing import seeing_questions
 from collab_llm_lab.home.training.sources import POSES, WAYS, Source
 from collab_llm_lab.training import loop
 from collab_llm_lab.training.learner import Recipe
+from collab_llm_lab.training.nav.adapters import AdapterConfig, ExitLearner, train_exits
 from collab_llm_lab.training.nav.dagger import Rounds
 from collab_llm_lab.training.nav.learner import PictureLearner, Supervision, read_with
 from collab_llm_lab.training.nav.models import build, export
@@ -87,8 +89,8 @@ _SEEING = Recipe(
     bfloat16=True,
     measure_every=500,
 )
-_ANSWERING = Lengths(text=100, answer=50)
-_TARGET = replace(_SEEING, learning_rate=1e-3, steps=10_000, measure_every=1_000)
+_ANSWERING = Lengths(text=80, answer=46)
+_TARGET = replace(_SEEING, learning_rate=1e-3, steps=9_000, measure_every=1_000)
 
 STAGES = {
     "seeing": Stage(_SEEING, "target", {POSES: 32}),
@@ -96,22 +98,26 @@ STAGES = {
         _TARGET,
         "target",
         {POSES: 12, WAYS: 20},
+        shards=24,
         initial="seeing",
         ask=Answering(2, reworded=0.3),
         lengths=_ANSWERING,
-        dagger=Dagger((2_000, 3_500, 5_000, 6_500, 8_000)),
+        dagger=Dagger((2_000, 3_500, 5_000, 6_500)),
     ),
-    "draft-seeing": Stage(replace(_SEEING, steps=6_000), "draft", {POSES: 32}),
+    "draft-seeing": Stage(replace(_SEEING, steps=6_000), "draft", {POSES: 32}, shards=24),
     "draft": Stage(
         replace(_TARGET, steps=4_000),
         "draft",
         {POSES: 12, WAYS: 20},
+        shards=24,
         initial="draft-seeing",
         teacher="target",
         ask=Answering(2, reworded=0.6),
         lengths=_ANSWERING,
     ),
 }
+_EXIT_SHARDS = 5
+"""Shards of each source that the early exits are trained on."""
 _SHOWN = ("answer_loss", "dense_loss", "name_loss", "direction", "unseen", "action", "exact")
 
 
@@ -205,6 +211,29 @@ def train_stage(
     return finished
 
 
+def train_adapters(
+    out: Path,
+    data: Path,
+    report: loop.Progress = loop.ignore_progress,
+    stop: loop.Stop = lambda: False,
+) -> bool:
+    """Write the finished pair to ``out/models`` in float16, with early exits of the target."""
+    models, tokenizer, stage = out / "models", tokenizer_in(out), STAGES["target"]
+    for name in ("target", "draft"):
+        if not (models / f"home-{name}").exists():
+            export_stage(name, out, models / f"home-{name}")
+    config = AdapterConfig(str(models / "home-target"), str(out / "exits"))
+    pictures = {
+        source: Pictures([source.folder(data, number) for number in range(_EXIT_SHARDS)])
+        for source in stage.pictures
+    }
+    batches = Batches(tokenizer, config.seed, stage.ask, stage.lengths)
+    counts = [(pictures[source], count) for source, count in stage.pictures.items()]
+    return train_exits(
+        ExitLearner(config, GRID), config, lambda step: batches.make(counts, step), report, stop
+    )
+
+
 def _saved(run: Path) -> dict[str, Tensor]:
     """Return the present weights of a stage: of its model and of the head that trains it.
 
@@ -240,18 +269,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of runs")
     parser.add_argument("--data", type=Path, help="folder of pictures; OUT/data if not given")
     parser.add_argument("--hours", type=float, default=0.0, help="stop after this long; 0: never")
-    parser.add_argument("--stage", choices=STAGES, help="only this one")
+    parser.add_argument("--stage", choices=[*STAGES, "exits"], help="only this one")
     parser.add_argument("--export", type=Path, help="folder for the present model of --stage")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(1)  # models this small are slower on more
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # models this small are hardly faster on more
     if options.export:
         export_stage(options.stage or next(iter(STAGES)), options.out, options.export)
         return
     data = options.data or options.out / "data"
     stages: dict[str, MakeStage] = {
-        name: partial(train_stage, name, options.out, data)
-        for name in ([options.stage] if options.stage else STAGES)
+        name: partial(train_stage, name, options.out, data) for name in STAGES
     }
+    stages["exits"] = partial(train_adapters, options.out, data)
+    if options.stage:
+        stages = {options.stage: stages[options.stage]}
     with StopRequest() as stop:
         make_stages(options.out, stages, options={}, hours=options.hours, shown=_SHOWN, stop=stop)
     stop.end()

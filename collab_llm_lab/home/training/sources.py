@@ -41,6 +41,8 @@ Asked = tuple[list[Snapshot], list[list[Ask]]]
 _MOVES = [a for a in ACTIONS if a not in (STOP, GIVE_UP, REPLY)]
 _KEPT = 0.6
 """Share of the states on a way that become pictures: neighbours are alike."""
+_AT_HAND = 0.5
+"""Share of the requests to go to something in view."""
 _NOISE = (0.0, 0.1, 0.25)
 
 
@@ -51,11 +53,14 @@ def room_poses(renderer: Renderer, seed: int, style: Style | None = None) -> Ask
     renderer.enter(room)
     poses = [random_pose(room, rng) for _ in range(POSES_PER_ROOM)]
     pictures = [snapshot(renderer, room, pose, n) for n, pose in enumerate(poses)]
-    return pictures, [_pose_asks(room, pose, rng) for pose in poses]
+    return pictures, [pose_asks(room, pose, rng, ASKS_PER_POSE) for pose in poses]
 
 
 def room_way(renderer: Renderer, seed: int) -> Asked:
-    """Return pictures on a noisy expert's way to something in a room, and the request at each."""
+    """Return pictures on a noisy expert's way to something in a room.
+
+    The requests at each are that of the way, and another one.
+    """
     room = make_room(seed)
     rng = np.random.default_rng([seed, 0x3A7])
     renderer.enter(room)
@@ -70,7 +75,8 @@ def room_way(renderer: Renderer, seed: int) -> Asked:
         decision = expert.decide(look(room, base.pose), base.pose, history, memory)
         if rng.random() < _KEPT:
             pictures.append(snapshot(renderer, room, seen_from, step))
-            asks.append([ask(request.kind, request.about, history, memory.text, decision)])
+            own = ask(request.kind, request.about, history, memory.text, decision)
+            asks.append([own, *pose_asks(room, seen_from, rng, 1)])
         action = decision.action
         if rng.random() < noise:
             action = _MOVES[int(rng.integers(len(_MOVES)))]
@@ -84,7 +90,7 @@ def room_way(renderer: Renderer, seed: int) -> Asked:
     return pictures, asks
 
 
-def _pose_asks(room: Room, pose: Pose, rng: np.random.Generator) -> list[Ask]:
+def pose_asks(room: Room, pose: Pose, rng: np.random.Generator, count: int) -> list[Ask]:
     """Return requests to a robot at ``pose``, most of them for what is in view."""
     room = replace(room, start=pose)
     view = look(room, pose)
@@ -93,8 +99,8 @@ def _pose_asks(room: Room, pose: Pose, rng: np.random.Generator) -> list[Ask]:
         history.append(_MOVES[int(rng.integers(len(_MOVES)))])
         memory = memory.after(history[-1], "")
     asks = []
-    for number in range(ASKS_PER_POSE):
-        request = _at_hand(view, rng) if number % 2 == 0 else None
+    for _ in range(count):
+        request = _at_hand(view, rng) if rng.random() < _AT_HAND else None
         request = request or draw_request(room, rng)
         decision = Expert(room, request).decide(view, pose, history, memory)
         asks.append(ask(request.kind, request.about, history, memory.text, decision))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from collab_llm_lab.training import loop
 from collab_llm_lab.training.learner import ModelLearner, Recipe
 from collab_llm_lab.training.nav import data
 from collab_llm_lab.training.nav.batches import Batch, Batches
-from collab_llm_lab.training.nav.forward import FastForward
+from collab_llm_lab.training.nav.forward import GRID, FastForward, Grid
 from collab_llm_lab.training.nav.models import prefix_ids, read
 from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.architectures import decoder_parts
@@ -27,7 +28,7 @@ class AdapterConfig:
     model: str
     run: str
     """Folder of the state and the curve."""
-    shards: tuple[str, ...]
+    shards: tuple[str, ...] = ()
     """Picture shards; own trajectories of the target among them where there are any."""
     initial: str = ""
     """Folder of adapters to begin with, whose exits are kept; none: identities."""
@@ -44,9 +45,10 @@ class ExitLearner(ModelLearner):
     share of answer tokens with the final argmax.
     """
 
-    def __init__(self, config: AdapterConfig) -> None:
+    def __init__(self, config: AdapterConfig, grid: Grid = GRID) -> None:
         model, self.tokenizer = read(config.model)
-        self.fast = FastForward(model.requires_grad_(False), prefix_ids(self.tokenizer))
+        prefix = prefix_ids(self.tokenizer, grid)
+        self.fast = FastForward(model.requires_grad_(False), prefix, grid)
         text: Any = model.config.text_config
         torch.manual_seed(config.seed)
         self.adapters = (
@@ -91,14 +93,29 @@ def train_adapters(
         True when finished.
     """
     learner = ExitLearner(config)
-    loop.restore(learner, Path(config.run), learner.device)
     pictures = data.Pictures([Path(shard) for shard in config.shards])
     batches = Batches(learner.tokenizer, config.seed, config.reworded)
 
-    def advance() -> dict[str, float]:
-        return learner.learn(*batches.make([(pictures, config.recipe.batch)], learner.step, 2))
+    def make_batch(step: int) -> Batch:
+        return batches.make([(pictures, config.recipe.batch)], step, 2)
 
+    return train_exits(learner, config, make_batch, report, stop)
+
+
+def train_exits(
+    learner: ExitLearner,
+    config: AdapterConfig,
+    make_batch: Callable[[int], Batch],
+    report: loop.Progress = loop.ignore_progress,
+    stop: loop.Stop = lambda: False,
+) -> bool:
+    """Train and save the adapters with the batch of each step; return True when finished."""
     run = Path(config.run)
+    loop.restore(learner, run, learner.device)
+
+    def advance() -> dict[str, float]:
+        return learner.learn(*make_batch(learner.step))
+
     finished = loop.train(learner, run, advance, report=report, stop=stop)
     if finished:
         learner.adapters.save(config.model)
