@@ -29,3 +29,11 @@ class WordScores:
             idf * count[word] * (_K1 + 1) / (count[word] + norm)
             for count, norm in zip(self._counts, self._norms, strict=True)
         ]
+
+
+def bm25(query: str, texts: Sequence[str]) -> list[float]:
+    """Return the BM25 score of each text for the different words of ``query``."""
+    by_word, scores = WordScores(texts), [0.0] * len(texts)
+    for word in dict.fromkeys(words(query)):
+        scores = [sum(both) for both in zip(scores, by_word.of(word), strict=True)]
+    return scores

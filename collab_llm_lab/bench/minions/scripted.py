@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from collab_llm_lab.bench.minions.question_files import DIFFERENCE, SUM, Question, digits, stands_in
-from collab_llm_lab.bench.minions.string_search import bm25
 from collab_llm_nodes.chat.base import (
     ChatRequest,
     Control,
@@ -23,6 +22,7 @@ from collab_llm_nodes.chat.base import (
 )
 from collab_llm_nodes.chat.structured import last_object
 from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.knowledge.bm25 import bm25
 from collab_llm_nodes.knowledge.chunking import sentences
 from collab_llm_nodes.knowledge.words import words
 from collab_llm_nodes.protocols.minions import prompts

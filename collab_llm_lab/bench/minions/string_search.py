@@ -19,9 +19,8 @@ from collab_llm_nodes.chat.base import (
     ignore_result,
 )
 from collab_llm_nodes.errors import CollabError
-from collab_llm_nodes.knowledge.bm25 import WordScores
+from collab_llm_nodes.knowledge.bm25 import bm25
 from collab_llm_nodes.knowledge.chunking import sentences
-from collab_llm_nodes.knowledge.words import words
 from collab_llm_nodes.protocols.minions import prompts
 from collab_llm_nodes.protocols.minions.embedded.windows import NOTHING
 
@@ -86,11 +85,3 @@ def _value(rest: str, *, last: bool, counted: bool) -> str:
     parts = rest.strip(" :.").split(", ")
     value = parts[-1 if last else 0].removesuffix(" percent").removesuffix(" degrees")
     return value.split(": ")[-1] if counted else value
-
-
-def bm25(query: str, texts: Sequence[str]) -> list[float]:
-    """Return the BM25 score of each text for the different words of ``query``."""
-    by_word, scores = WordScores(texts), [0.0] * len(texts)
-    for word in dict.fromkeys(words(query)):
-        scores = [sum(both) for both in zip(scores, by_word.of(word), strict=True)]
-    return scores

@@ -137,6 +137,11 @@ class JobManifest:
         """Name of the job, unique within its round."""
         return f"c{self.chunk_id}_t{self.task_id}_s{self.sample}"
 
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Sort key of outputs as the remote reads them: by task, then in the order of the text."""
+        return self.task_id, self.chunk_id, self.sample
+
 
 @dataclass(frozen=True)
 class JobOutput:

@@ -15,6 +15,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 from collab_llm_nodes.chat.base import Reply
@@ -59,7 +60,7 @@ from collab_llm_nodes.protocols.minions.messages import (
     fill,
     reply_turn,
 )
-from collab_llm_nodes.protocols.minions.outputs import judged, reply_form
+from collab_llm_nodes.protocols.minions.outputs import best_first, judged, reply_form
 from collab_llm_nodes.protocols.minions.plan import Plan, jobs_of, plan_form, read_plan
 from collab_llm_nodes.protocols.minions.reading import (
     Decision,
@@ -286,12 +287,15 @@ class _MinionS:
             return ""
         if self.config.carry == HISTORY:
             return prompts.CARRIED_HISTORY
-        notes: Message | str = ""
-        if self.config.carry == SCRATCHPAD and self.scratchpad:
-            written = Part(Kind.REMOTE, "\n".join(self.scratchpad))
-            notes = fill(prompts.CARRIED_SCRATCHPAD, scratchpad=written)
         missing = Part(Kind.REMOTE, self.missing or prompts.NOTHING_MISSING)
-        return fill(prompts.CARRIED, missing=missing, notes=notes)
+        return fill(prompts.CARRIED, missing=missing, notes=self._notes())
+
+    def _notes(self) -> Message | str:
+        """Return the remote's notes of earlier rounds; empty if it writes none."""
+        if self.config.carry != SCRATCHPAD or not self.scratchpad:
+            return ""
+        written = Part(Kind.REMOTE, "\n".join(self.scratchpad))
+        return fill(prompts.CARRIED_SCRATCHPAD, scratchpad=written)
 
     def _chunkers(self) -> tuple[str, ...]:
         return (self.config.chunker,) if self.config.chunker else tuple(CHUNKERS)
@@ -402,10 +406,10 @@ class _MinionS:
         outputs, left_out = (
             (Part(Kind.EXTRACT, aggregated), False) if aggregated else self._outputs()
         )
-        notes = prompts.JOBS_LEFT_OUT if jobs_left_out else ""
+        limits = prompts.JOBS_LEFT_OUT if jobs_left_out else ""
         if left_out:
             self.marks.add(Mark.PARTIAL)
-            notes += prompts.OUTPUTS_LEFT_OUT
+            limits += prompts.OUTPUTS_LEFT_OUT
         more = "" if forced else prompts.MISSING_FIELD
         if not forced and self.config.carry == SCRATCHPAD:
             more += prompts.SCRATCHPAD_FIELD
@@ -413,7 +417,7 @@ class _MinionS:
             prompts.SYNTHESIZE,
             question=self.question,
             outputs=outputs,
-            notes=notes,
+            notes=fill("{limits}{notes}", limits=limits, notes=self._notes()),
             guidelines=prompts.LAST_ROUND if forced and self.style.more else self.style.guidelines,
             decisions=prompts.FINAL if forced else f"{prompts.FINAL} or {self.style.more}",
             answer=self.style.answer,
@@ -428,27 +432,26 @@ class _MinionS:
             if value is not None:
                 rule = self.plan.reduction.rule
                 return Part(Kind.EXTRACT, prompts.REDUCED.format(rule=rule, value=value)), False
-        room = self.config.remote_characters
-        left_out = False
+        sent = self._within_limits(kept)
+        if not sent:
+            return Part(Kind.INSTRUCTIONS, prompts.NO_OUTPUTS), bool(kept)
         lines: list[str] = []
-        headed: set[int] = set()
-        for job in sorted(kept, key=lambda job: job.manifest.task_id):
-            line = _line(job)
-            if job.manifest.task_id not in headed:
-                heading = prompts.TASK_HEADING.format(
-                    number=job.manifest.task_id, task=job.manifest.task
-                )
-                line = f"{heading}\n{line}"
-            if len(line) >= room or job.output.length > self.room:
-                left_out = True
-                continue
-            room -= len(line) + 1
-            self.room -= job.output.length
-            headed.add(job.manifest.task_id)
-            lines.append(line)
-        if not lines:
-            return Part(Kind.INSTRUCTIONS, prompts.NO_OUTPUTS), left_out
-        return Part(Kind.EXTRACT, "\n".join(lines)), left_out
+        for heading, jobs in groupby(sent, _heading):
+            lines += [heading, *map(_line, jobs)]
+        return Part(Kind.EXTRACT, "\n".join(lines)), len(sent) < len(kept)
+
+    def _within_limits(self, kept: Sequence[Job]) -> list[Job]:
+        """Return the best jobs of ``kept`` whose outputs may be sent, by task and chunk."""
+        room = self.config.remote_characters
+        room -= sum(len(heading) + 1 for heading in {*map(_heading, kept)})
+        chosen: list[Job] = []
+        for job in best_first(kept):
+            size = len(_line(job)) + 1
+            if size <= room and job.output.length <= self.room:
+                room -= size
+                self.room -= job.output.length
+                chosen.append(job)
+        return sorted(chosen, key=lambda job: job.manifest.place)
 
     # ------------------------------------------------------------------ the remote, the end
 
@@ -485,6 +488,10 @@ def _asked_again(prompt: LocalPrompt, reply: Reply | CollabError) -> LocalPrompt
 
 def _own_words(message: Message) -> str:
     return "".join(part.text for part in message.parts if part.kind is Kind.REMOTE).strip()
+
+
+def _heading(job: Job) -> str:
+    return prompts.TASK_HEADING.format(number=job.manifest.task_id, task=job.manifest.task)
 
 
 def _line(job: Job) -> str:

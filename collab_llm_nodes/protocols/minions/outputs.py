@@ -7,10 +7,12 @@ numbers must stand in the citation or in the task, so that a slip of the worker 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from collab_llm_nodes.chat.base import Finish, Reply
 from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.knowledge.bm25 import bm25
 from collab_llm_nodes.knowledge.chunking import sentences
 from collab_llm_nodes.knowledge.words import words
 from collab_llm_nodes.models.guide import MAX_GUIDE_BYTES, Guide
@@ -78,6 +80,26 @@ def judged(
     if style.form is not Form.FIELDS:
         output = replace(output, citation=None)  # its answer contains the quotes
     return Job(manifest, output)
+
+
+def best_first(jobs: Sequence[Job]) -> list[Job]:
+    """Return ``jobs`` with the best output of each task first, then the second best of each, ...
+
+    The best one is the one most like its task, by BM25.
+    """
+    tasks: dict[int, list[Job]] = {}
+    for job in jobs:
+        tasks.setdefault(job.manifest.task_id, []).append(job)
+    ranked: list[tuple[int, Job]] = []
+    for own in tasks.values():
+        scores = bm25(own[0].manifest.task, [_said(job) for job in own])
+        order = sorted(range(len(own)), key=lambda i: -scores[i])
+        ranked += enumerate(own[i] for i in order)
+    return [job for _, job in sorted(ranked, key=lambda each: each[0])]
+
+
+def _said(job: Job) -> str:
+    return f"{job.output.citation or ''} {job.output.answer or ''}"
 
 
 def _output(text: str, style: Style, manifest: JobManifest) -> JobOutput | None:

@@ -19,11 +19,12 @@ from collab_llm_lab.bench.minions.question_files import (
 )
 from collab_llm_lab.bench.minions.reality import Setup, run_reality
 from collab_llm_lab.bench.minions.scripted import ScriptedRemote
-from collab_llm_lab.bench.minions.string_search import best_sentence, bm25, line_that_begins
+from collab_llm_lab.bench.minions.string_search import best_sentence, line_that_begins
 from collab_llm_nodes.chat.base import ChatRequest, Finish, Reply
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.cli.output import console
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, Unavailable
+from collab_llm_nodes.knowledge.bm25 import bm25
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.minions import prompts

@@ -14,7 +14,7 @@ from collab_llm_nodes.models.guide import MAX_GUIDE_BYTES
 from collab_llm_nodes.protocols.minions.abstention import says_nothing
 from collab_llm_nodes.protocols.minions.examples import EXAMPLES, example_turns
 from collab_llm_nodes.protocols.minions.jobs import Dropped, Job, JobManifest, JobOutput
-from collab_llm_nodes.protocols.minions.messages import LocalPrompt, Mark, Outcome
+from collab_llm_nodes.protocols.minions.messages import Kind, LocalPrompt, Mark, Outcome
 from collab_llm_nodes.protocols.minions.minions import minions
 from collab_llm_nodes.protocols.minions.outputs import judged, reply_form
 from collab_llm_nodes.protocols.minions.plan import Reduction
@@ -369,3 +369,23 @@ def test_advice_is_the_remotes_own_words() -> None:
     for place in (1, 3):
         kinds = [part.kind for part in world.sent[place].messages[0].parts if "litres" in part.text]
         assert kinds == ["remote"]
+
+
+def test_the_outputs_most_like_their_task_are_sent_and_no_task_takes_all_room() -> None:
+    """A worker that finds something in each piece must not crowd out the right one."""
+    pump, valve = "When was the pump repaired?", "Who closed the valve?"
+    pieces = [f"In week {n} nothing at all happened in the hall of engines." for n in range(40)]
+    pieces[30] = "The pump was repaired in May, and ran again on the same day."
+    pieces[35] = "Ann closed the valve of the boiler, and wrote it down."
+    world = World(
+        [plan(pump, valve), final()],
+        worker=lambda prompt: found(chunk_of(prompt), citation=chunk_of(prompt)),
+    )
+    config = paper(planner="plan", remote_share=0.1)
+    outcome = world.drive(minions("?", ["\f".join(pieces)], config))
+    (extract,) = (p for p in world.sent[-1].messages[0].parts if p.kind is Kind.EXTRACT)
+    assert Mark.PARTIAL in outcome.marks
+    sent_for = extract.text.split("Task t")[1:]
+    assert [text.partition(": ")[2].partition("\n")[0] for text in sent_for] == [pump, valve]
+    assert pieces[30] in sent_for[0]
+    assert pieces[35] in sent_for[1]
