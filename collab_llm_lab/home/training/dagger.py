@@ -9,34 +9,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from collab_llm_lab.home.asking import draw_request
 from collab_llm_lab.home.expert import Expert
 from collab_llm_lab.home.renderer import Renderer
-from collab_llm_lab.home.requests import Kind, Request
-from collab_llm_lab.home.rooms import Room, Style, make_room
 from collab_llm_lab.home.training.asks import Ask, ask
 from collab_llm_lab.home.training.driving import Episode, begin, drive
 from collab_llm_lab.home.training.models import MAX_TOKENS
 from collab_llm_lab.home.training.pictures import Snapshot, snapshot, write_shard
-from collab_llm_lab.home.training.sources import pose_asks
+from collab_llm_lab.home.training.sources import draw_way, pose_asks
 from collab_llm_lab.home.view import look
 from collab_llm_lab.home.wording import TRAINED
 from collab_llm_lab.training.nav.models import answers, read
 
 FIRST_SEED = 3_000_000
 """Room of the first round; see ``sources``."""
-_BLOCKED = 0.3
-"""Share of the rooms in which furniture is in the straight way."""
-
-
-def draw_way(seed: int) -> tuple[Room, Request]:
-    """Return a room and a request to go somewhere in it, in trained words."""
-    rng = np.random.default_rng([seed, 0xDA9])
-    room = make_room(seed, Style(blocked=bool(rng.random() < _BLOCKED)))
-    while True:
-        request = draw_request(room, rng, TRAINED)
-        if request.kind is Kind.GO:
-            return room, request
 
 
 def roll_out_round(model_folder: str, shard: str, first_seed: int, rooms: int) -> None:
@@ -48,7 +33,7 @@ def roll_out_round(model_folder: str, shard: str, first_seed: int, rooms: int) -
     pictures, asks = list[Snapshot](), list[list[Ask]]()
 
     def episodes() -> list[Episode]:
-        return [begin(*draw_way(seed)) for seed in range(first_seed, first_seed + rooms)]
+        return [begin(*draw_way(seed, TRAINED)) for seed in range(first_seed, first_seed + rooms)]
 
     def visit(episode: Episode, renderer: Renderer) -> bytes:
         room, request, pose = episode.room, episode.request, episode.base.pose

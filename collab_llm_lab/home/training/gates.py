@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from collab_llm_lab.home.answers import answer, read
+from collab_llm_lab.home.answers import Decision, answer, read
 from collab_llm_lab.home.asking import draw_for_view
 from collab_llm_lab.home.expert import Expert
 from collab_llm_lab.home.renderer import Renderer, from_jpeg
@@ -193,12 +193,11 @@ class Gates:
             images = np.stack([pictures.image(index) for index, *_ in part])
             for (_, _, sight), text in zip(part, self._answer(images, prompts), strict=True):
                 where = direction(sight.bearing) if sight is not None and sight.in_view else ""
-                said = read(text)
-                seen = said.report.direction if said is not None and said.report.in_view else ""
                 key = "in_view_direction" if where else "not_in_view"
                 if sight is not None and sight.borderline:
                     key = "borderline"
-                right[key].append(seen == where)
+                said = read(text)
+                right[key].append(said is not None and _seen(said) == where)
             report(first + len(part), len(rows))
         return {key: share(values) for key, values in right.items()}
 
@@ -230,6 +229,11 @@ class Gates:
             "tau_grey": tau(self._draft, self._tokenizer, grey, asked),
             "tau_blind": tau(self._draft, self._tokenizer, np.full_like(images, 128), asked),
         }
+
+
+def _seen(decision: Decision) -> str:
+    """Return the direction word of what is asked for; empty if it is not in view."""
+    return decision.report.direction if decision.report.in_view else ""
 
 
 def _expected(episode: Episode) -> str:
@@ -283,10 +287,15 @@ def _rounds(agree: Sequence[bool], gamma: int) -> int:
 
 def measure(gates: Gates, keys: Iterable[str]) -> Iterator[tuple[str, Any]]:
     """Yield each figure with its key as soon as it is known, and at the end the invalid actions."""
-    measured = gates.figures()
+    measured, held_out = gates.figures(), list[float]()
     with loop.show_progress((), every=60.0) as show:
         for key in keys:
-            yield key, measured[key](loop.report_counts(show(key), "episodes"))
+            value = measured[key](loop.report_counts(show(key), "episodes"))
+            yield key, value
+            if key.startswith("wording.held_out."):
+                held_out.append(value)
+    if held_out:
+        yield "wording.held_out", sum(held_out) / len(held_out)
     yield "invalid_actions", gates.invalid
     yield "answers", gates.answered
 

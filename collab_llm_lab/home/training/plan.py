@@ -100,7 +100,7 @@ STAGES = {
         {POSES: 12, WAYS: 20},
         shards=24,
         initial="seeing",
-        ask=Answering(2, reworded=0.3),
+        ask=Answering(2, reworded=0.5),
         lengths=_ANSWERING,
         dagger=Dagger((2_000, 3_500, 5_000, 6_500)),
     ),
@@ -112,7 +112,7 @@ STAGES = {
         shards=24,
         initial="draft-seeing",
         teacher="target",
-        ask=Answering(2, reworded=0.6),
+        ask=Answering(2, reworded=0.5),
         lengths=_ANSWERING,
     ),
 }

@@ -26,7 +26,7 @@ from collab_llm_lab.home.training.pictures import (
     write_shard,
 )
 from collab_llm_lab.home.view import View, look
-from collab_llm_lab.home.wording import plain
+from collab_llm_lab.home.wording import PLAIN, Wordings, plain
 from collab_llm_nodes.robot.search import SearchMemory
 from collab_llm_nodes.sim.robot import Base
 from collab_llm_nodes.sim.rooms import Pose
@@ -43,6 +43,8 @@ _KEPT = 0.6
 """Share of the states on a way that become pictures: neighbours are alike."""
 _AT_HAND = 0.5
 """Share of the requests to go to something in view."""
+_BLOCKED = 0.25
+"""Share of the ways on which furniture is in the straight way."""
 _NOISE = (0.0, 0.1, 0.25)
 
 
@@ -56,17 +58,28 @@ def room_poses(renderer: Renderer, seed: int, style: Style | None = None) -> Ask
     return pictures, [pose_asks(room, pose, rng, ASKS_PER_POSE) for pose in poses]
 
 
+def draw_way(seed: int, wordings: Wordings = PLAIN) -> tuple[Room, Request]:
+    """Return a room and a request to go somewhere in it."""
+    rng = np.random.default_rng([seed, 0xDA9])
+    blocked = bool(rng.random() < _BLOCKED)
+    room = make_room(seed, Style(blocked=blocked))
+    if blocked:
+        about = About(room.things[0].name)
+        return room, Request(Kind.GO, wordings.draw(rng, Kind.GO, about), about)
+    while True:
+        request = draw_request(room, rng, wordings)
+        if request.kind is Kind.GO:
+            return room, request
+
+
 def room_way(renderer: Renderer, seed: int) -> Asked:
     """Return pictures on a noisy expert's way to something in a room.
 
     The requests at each are that of the way, and another one.
     """
-    room = make_room(seed)
+    room, request = draw_way(seed)
     rng = np.random.default_rng([seed, 0x3A7])
     renderer.enter(room)
-    request = draw_request(room, rng)
-    while request.kind is not Kind.GO:
-        request = draw_request(room, rng)
     noise = _NOISE[int(rng.integers(len(_NOISE)))]
     expert, base = Expert(room, request), Base(room, seed=1)
     memory, history, seen_from = SearchMemory(), list[str](), room.start

@@ -20,6 +20,7 @@ from collab_llm_lab.training.nav import data
 from collab_llm_lab.training.nav.evaluate import Episode, advance, start
 from collab_llm_lab.training.nav.models import answers, read
 from collab_llm_lab.training.stopping import processes_ignoring_sigint
+from collab_llm_nodes.errors import ModelError
 from collab_llm_nodes.robot.prompt import user_text
 from collab_llm_nodes.sim.renderer import Renderer
 
@@ -92,7 +93,11 @@ class Rounds(Generic[P]):
         self._pictures: P | None = None
 
     def awaited(self, step: int) -> BaseProcess | None:
-        """Begin the rounds that are due at ``step``; return one that has to end before it."""
+        """Begin the rounds that are due at ``step``; return one that has to end before it.
+
+        Raises:
+            ModelError: a round ended without its pictures.
+        """
         for number, due in enumerate(self._steps):
             shard, snapshot = self._shard(number), self._run / f"snapshot-{number}"
             if step < due or shard in self._joined:
@@ -108,6 +113,12 @@ class Rounds(Generic[P]):
                     process.start()
                 self._running[number] = process
             running = self._running.get(number)
+            if running and running.exitcode is not None and not shard.exists():
+                raise ModelError(
+                    f"DAgger round {number} ended with status {running.exitcode}",
+                    field="--out",
+                    remedy="see the error above; the same command goes on from here",
+                )
             if step >= due + self._lag and running and running.is_alive():
                 return running
         return None
