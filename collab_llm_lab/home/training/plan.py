@@ -15,13 +15,14 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from transformers import Qwen2VLForConditionalGeneration
 
 from collab_llm_lab.home.training.answering import Answering
 from collab_llm_lab.home.training.batches import WORDS, Ask, Batches, Lengths
 from collab_llm_lab.home.training.dagger import FIRST_SEED, roll_out_round
 from collab_llm_lab.home.training.evaluate import answering_figures, seeing_figures
 from collab_llm_lab.home.training.models import SIZES, tokenizer_in
+from collab_llm_lab.home.training.packing import pack, restore, weights_of
 from collab_llm_lab.home.training.pictures import GRID, Pictures
 from collab_llm_lab.home.training.rendering import rendering
 from collab_llm_lab.home.training.seeing import seeing_questions
@@ -30,11 +31,10 @@ from collab_llm_lab.training import loop
 from collab_llm_lab.training.learner import Recipe
 from collab_llm_lab.training.nav.adapters import AdapterConfig, ExitLearner, train_exits
 from collab_llm_lab.training.nav.dagger import Rounds
-from collab_llm_lab.training.nav.learner import PictureLearner, Supervision, read_with
+from collab_llm_lab.training.nav.learner import PictureLearner, Supervision
 from collab_llm_lab.training.nav.models import build, export
 from collab_llm_lab.training.run import MakeStage, make_stages
 from collab_llm_lab.training.stopping import StopRequest
-from collab_llm_nodes.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -141,11 +141,11 @@ def train_stage(
         stage.recipe,
         GRID,
         Supervision(WORDS, stage.dense_weight, stage.name_weight),
-        read_with(tokenizer, str(out / stage.teacher / "model")) if stage.teacher else None,
+        model_of(stage.teacher, out, stages) if stage.teacher else None,
     )
     if stage.initial:
-        learner.trained.load_state_dict(_saved(out / stage.initial))
-    loop.restore(learner, run, learner.device)
+        learner.trained.load_state_dict(weights_of(out / stage.initial))
+    restore(learner, run)
     batches = Batches(tokenizer, stage.seed, stage.ask, stage.lengths)
     rounds = Rounds(
         run,
@@ -234,33 +234,28 @@ def train_adapters(
     )
 
 
-def _saved(run: Path) -> dict[str, Tensor]:
-    """Return the present weights of a stage: of its model and of the head that trains it.
+def model_of(
+    name: str, out: Path, stages: Mapping[str, Stage] = STAGES
+) -> Qwen2VLForConditionalGeneration:
+    """Return the present model of a stage.
 
     Raises:
         ConfigError: the stage has not saved anything yet.
     """
-    file = run / loop.STATE
-    if not file.exists():
-        raise ConfigError(
-            f"{file} does not exist", field="--stage", remedy=f"train the stage {run.name} first"
-        )
-    weights: dict[str, Tensor] = torch.load(file, weights_only=True, map_location="cpu")["model"]
-    return weights
+    model = build(SIZES[stages[name].role], tokenizer_in(out), 0)
+    saved = weights_of(out / name)
+    own = {key.removeprefix("model."): v for key, v in saved.items() if key.startswith("model.")}
+    model.load_state_dict(own)
+    return model
 
 
 def export_stage(name: str, out: Path, folder: Path) -> None:
-    """Write the present model of a stage in float16.
+    """Write the present model of a stage in float16, as ``from_pretrained`` reads it.
 
     Raises:
         ConfigError: the stage has not saved anything yet.
     """
-    tokenizer = tokenizer_in(out)
-    model = build(SIZES[STAGES[name].role], tokenizer, 0)
-    saved = _saved(out / name)
-    own = {key.removeprefix("model."): v for key, v in saved.items() if key.startswith("model.")}
-    model.load_state_dict(own)
-    export(model, tokenizer, folder, torch.float16, GRID)
+    export(model_of(name, out), tokenizer_in(out), folder, torch.float16, GRID)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -271,11 +266,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--hours", type=float, default=0.0, help="stop after this long; 0: never")
     parser.add_argument("--stage", choices=[*STAGES, "exits"], help="only this one")
     parser.add_argument("--export", type=Path, help="folder for the present model of --stage")
+    parser.add_argument(
+        "--pack", type=Path, help="folder for all weights; a copy of it is an --out"
+    )
     options = parser.parse_args(arguments)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # models this small are hardly faster on more
     if options.export:
         export_stage(options.stage or next(iter(STAGES)), options.out, options.export)
+        return
+    if options.pack:
+        pack(options.out, options.pack, STAGES)
         return
     data = options.data or options.out / "data"
     stages: dict[str, MakeStage] = {

@@ -22,6 +22,7 @@ from collab_llm_lab.home.training.answering import Answering
 from collab_llm_lab.home.training.batches import WORDS, Batches, Lengths, dense_words
 from collab_llm_lab.home.training.driving import Episode, begin, drive, take_picture
 from collab_llm_lab.home.training.models import SIZES, tokenizer_in
+from collab_llm_lab.home.training.packing import WEIGHTS, pack, restore
 from collab_llm_lab.home.training.pictures import GRID, NAMES, Pictures, write_shard
 from collab_llm_lab.home.training.plan import STAGES, Dagger, Stage, export_stage, train_stage
 from collab_llm_lab.home.training.seeing import draw_name, found, seeing_questions
@@ -31,7 +32,8 @@ from collab_llm_lab.home.wording import HELD_OUT, plain
 from collab_llm_lab.training.learner import Recipe
 from collab_llm_lab.training.nav.learner import PictureLearner, Supervision
 from collab_llm_lab.training.nav.models import answers, build, read
-from collab_llm_nodes.errors import ConfigError
+from collab_llm_lab.training.run import is_done
+from collab_llm_nodes.errors import ConfigError, ModelError
 
 MICRO = Stage(Recipe(4, 2e-3, steps=100, warmup=2, beta2=0.98), "micro", {POSES: 4})
 
@@ -238,6 +240,37 @@ def test_the_present_model_of_a_stage_is_exported(
     exported, own = read(tmp_path / "model")
     assert own.get_vocab() == tokenizer.get_vocab()
     torch.testing.assert_close(exported.lm_head.weight, model.lm_head.weight.half().float())
+
+
+def test_another_machine_goes_on_from_packed_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(STAGES, "seeing", MICRO)
+    with pytest.raises(ConfigError, match="--out"):
+        pack(tmp_path / "run", tmp_path / "packed", STAGES)
+    tokenizer = tokenizer_in(tmp_path / "run")
+
+    def learner(seed: int) -> PictureLearner:
+        model = build(SIZES["micro"], tokenizer, seed)
+        return PictureLearner(model, tokenizer, MICRO.recipe, GRID, Supervision(WORDS, 4.0, 0.5))
+
+    before, after = learner(3), learner(4)
+    before.step, before.curve = 17, [{"step": 10, "seconds": 2.5}]
+    plan.loop.save(before, tmp_path / "run" / "seeing")
+    (tmp_path / "run" / "seeing" / "done").touch()
+    pack(tmp_path / "run", tmp_path / "packed", STAGES)
+    restore(after, tmp_path / "packed" / "seeing")
+    assert (after.step, after.curve, after.seconds) == (17, before.curve, 2.5)
+    assert is_done(tmp_path / "packed", "seeing")
+    for key, value in before.trained.state_dict().items():
+        torch.testing.assert_close(after.trained.state_dict()[key], value.half().float())
+    assert tokenizer_in(tmp_path / "packed").get_vocab() == tokenizer.get_vocab()
+    export_stage("seeing", tmp_path / "packed", tmp_path / "model")
+    assert read(tmp_path / "model")[0].config.text_config.hidden_size == SIZES["micro"].hidden
+    weights = tmp_path / "packed" / "seeing" / WEIGHTS
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ModelError, match="packed folder"):
+        restore(after, tmp_path / "packed" / "seeing")
 
 
 def test_episodes_driven_with_the_experts_answers_succeed() -> None:
