@@ -143,6 +143,7 @@ def convert(gguf: Path, out: Path) -> None:
         if name != "lm_head.weight"  # the embedding's
     }
     model.config.tie_word_embeddings = True
+    model.config.architectures = [type(model).__name__]  # which `transformers serve` reads
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config  # of the GGUF file
     save_file(weights, out / "model.safetensors", {"format": "pt"})

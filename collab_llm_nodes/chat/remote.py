@@ -102,6 +102,10 @@ _NOT_TAKEN = re.compile(
     r"|additional propert|invalid (?:field|parameter|argument)|unknown",
     re.IGNORECASE,
 )
+_TOO_LONG = re.compile(
+    r"context.?(?:length|size|window)|(?:prompt|input|messages?)\b.{0,40}too (?:long|large)",
+    re.IGNORECASE,
+)
 _NO_SCHEMA = re.compile(r"response.?format|json.?schema|structured.output|grammar", re.IGNORECASE)
 _NO_SYSTEM_TURN = re.compile(
     r"system['\"` ]{0,2}(?:role|turn|message|prompt|instruction)s?\b.{0,60}(?:not |n't |un)"
@@ -476,11 +480,14 @@ class RemoteChat:
                     f"the server answers {message}", field="url", remedy="see the server's own log"
                 )
             )
+        too_long = status == 413 or _TOO_LONG.search(f"{kind} {words}")
         return _Failure(
             InvalidInput(
                 f"the server refuses the request: {message}",
-                field="turns",
-                remedy="check model, length_field, omit and the length of the prompt",
+                field="turns" if too_long else "url",
+                remedy="shorten the prompt, or raise the server's context"
+                if too_long
+                else "check model, length_field, omit and extra_body",
             ),
             report=_Report(kind, words, _named(body)),
         )

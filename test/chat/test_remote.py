@@ -362,6 +362,25 @@ def test_what_a_server_refuses_by_name_is_left_out(field: str, refusal: Behaviou
     assert second == third == {name: first[name] for name in first if name != field}
 
 
+@pytest.mark.parametrize(
+    ("why", "field", "remedy"),
+    [
+        ("Unrecognized request argument: max_completion_tokens", "url", "length_field"),
+        ("max_completion_tokens is too large: 9000", "url", "length_field"),
+        ("This model's maximum context length is 2048 tokens", "turns", "shorten"),
+        ("the request exceeds the available context size", "turns", "shorten"),
+        ("prompt is too long: 3000 tokens", "turns", "shorten"),
+    ],
+)
+def test_only_a_prompt_that_is_too_long_is_to_be_shortened(
+    why: str, field: str, remedy: str
+) -> None:
+    result, _ = ask([refuse({"error": why})] * 3, retries=RetryRules(max_attempts=1))
+    assert isinstance(result, InvalidInput)
+    assert result.field == field
+    assert remedy in result.remedy
+
+
 SCHEMA = {"type": "object", "properties": {"answer": {"type": "string"}}}
 
 

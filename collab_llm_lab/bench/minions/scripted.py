@@ -7,7 +7,8 @@ the answer. Of the documents it sees only what crosses the wire.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from collab_llm_lab.bench.minions.question_files import DIFFERENCE, SUM, Question, digits, stands_in
 from collab_llm_nodes.chat.base import (
@@ -25,6 +26,7 @@ from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.knowledge.bm25 import bm25
 from collab_llm_nodes.knowledge.chunking import sentences
 from collab_llm_nodes.knowledge.words import words
+from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.minions import prompts
 from collab_llm_nodes.protocols.minions.chunkers import offered
 from collab_llm_nodes.protocols.minions.embedded.queries import format_number
@@ -47,11 +49,20 @@ _STEM = 5
 """Letters by which two words count as the same: "vote", "votes" and "voters" do."""
 
 
+class Finding(NamedTuple):
+    """An answer of the worker, and the words that it cites."""
+
+    answer: str
+    citation: str
+
+
 class ScriptedRemote:
     """``chat.base.ChatModel`` that plans by the file, and believes what cites the right place.
 
     If the file names no place, as for what is never written, it believes the output most like the
-    task, if that has most of its words.
+    task, if that has most of its words. A task without an answer is given again, over smaller
+    pieces; what was found before counts as long as the remote can read it, in its notes or in the
+    conversation.
 
     Args:
         questions: those that may be asked, by their text.
@@ -75,14 +86,17 @@ class ScriptedRemote:
         """Do nothing: there is no model."""
 
     def _answer(self, request: ChatRequest) -> Reply:
-        return Reply(self._reply(request), Finish.STOP, Usage())
+        return Reply(self._reply(request.turns), Finish.STOP, Usage())
 
-    def _reply(self, request: ChatRequest) -> str:
-        last = request.turns[-1].content
+    def _reply(self, turns: Sequence[Turn]) -> str:
+        last = turns[-1].content
+        lines = [line for turn in turns for line in turn.content.splitlines()]
         if values := prompts.read_back(prompts.DECOMPOSE, last, "question"):
-            return _plan(self._question(values["question"]), last)
+            question, number = self._question(values["question"]), int(values["round"])
+            return _plan(question, number, last, _answers(question, lines))
         if values := prompts.read_back(prompts.SYNTHESIZE, last, "outputs"):
-            return _synthesis(self._question(values["question"]), values)
+            question = self._question(values["question"])
+            return _synthesis(question, _answers(question, lines), values["decisions"])
         if values := prompts.read_back(prompts.DIRECT, last, "context"):
             return _read(self._question(values["question"]), values["context"])
         raise CannotPlan("the scripted remote knows MinionS, RAG and remote only")
@@ -99,22 +113,45 @@ def tasks_of(question: Question) -> tuple[str, ...]:
     return question.tasks or (question.question,)
 
 
-def _plan(question: Question, prompt: str) -> str:
-    chunker, _ = offered(prompt)
-    tasks = [{"task": task, "advice": ""} for task in tasks_of(question)]
-    return json.dumps({"tasks": tasks, "over": "documents", "chunker": chunker})
+def _plan(question: Question, number: int, prompt: str, known: Sequence[Finding | None]) -> str:
+    """Return the plan of a round; later rounds cut the text smaller, if they may choose a size."""
+    chunker, size = offered(prompt)
+    tasks = [
+        {"task": task, "advice": ""}
+        for task, finding in zip(tasks_of(question), known, strict=True)
+        if finding is None
+    ]
+    plan = {"tasks": tasks, "over": "documents", "chunker": chunker}
+    return json.dumps({**plan, "size": size >> (number - 1)})
 
 
-def _synthesis(question: Question, values: Mapping[str, str]) -> str:
-    answer = _combined(question, _answers(question, values["outputs"].splitlines()))
-    if answer == UNKNOWN and prompts.MORE in values["decisions"]:
-        return json.dumps({"decision": prompts.MORE, "missing_info": "a statement on each task"})
-    return json.dumps({"decision": prompts.FINAL, "answer": answer})
+def _synthesis(question: Question, found: Sequence[Finding | None], decisions: str) -> str:
+    if None in found and prompts.MORE in decisions:
+        return json.dumps(
+            {
+                "decision": prompts.MORE,
+                "missing_info": "a statement on each task",
+                "scratchpad": _notes(question, found),
+            }
+        )
+    return json.dumps({"decision": prompts.FINAL, "answer": _combined(question, found)})
+
+
+def _notes(question: Question, found: Sequence[Finding | None]) -> str:
+    """Return what was found in the form in which outputs are read."""
+    lines = ["Found so far:"]
+    for place, (task, finding) in enumerate(zip(tasks_of(question), found, strict=True), 1):
+        if finding is not None:
+            lines += [
+                prompts.TASK_HEADING.format(number=place, task=task),
+                json.dumps({"citation": finding.citation, "answer": finding.answer}),
+            ]
+    return "\n".join(lines)
 
 
 def _read(question: Question, context: str) -> str:
     """Return the answer to a question about a whole text: its best sentence."""
-    texts = [(text, text) for text in sentences(context)]
+    texts = [Finding(text, text) for text in sentences(context)]
     return _combined(question, [_believed(*task, texts) for task in _placed(question)])
 
 
@@ -126,9 +163,9 @@ def _placed(question: Question) -> list[tuple[str, tuple[str, ...]]]:
     return [(task, (place,)) for task, place in zip(tasks, cited, strict=True)]
 
 
-def _answers(question: Question, lines: Iterable[str]) -> list[str]:
-    """Return the believed answer to each task; UNKNOWN without one."""
-    outputs: dict[str, list[tuple[str, str]]] = {task: [] for task in tasks_of(question)}
+def _answers(question: Question, lines: Iterable[str]) -> list[Finding | None]:
+    """Return the believed output for each task; None without one."""
+    outputs: dict[str, list[Finding]] = {task: [] for task in tasks_of(question)}
     task = ""
     for line in lines:
         heading = prompts.read_back(prompts.TASK_HEADING, line)
@@ -139,24 +176,22 @@ def _answers(question: Question, lines: Iterable[str]) -> list[str]:
         answer = output and as_text(output.content.get("answer"))
         if output and answer and task in outputs:
             citation = as_text(output.content.get("citation"))
-            outputs[task].append((answer, citation or answer))
+            outputs[task].append(Finding(answer, citation or answer))
     return [_believed(task, places, outputs[task]) for task, places in _placed(question)]
 
 
-def _believed(task: str, places: Sequence[str], outputs: Sequence[tuple[str, str]]) -> str:
-    """Return the answer that cites one of ``places``, or is most like the task without any.
-
-    Args:
-        outputs: answers with their citations.
-    """
+def _believed(task: str, places: Sequence[str], outputs: Sequence[Finding]) -> Finding | None:
+    """Return the output that cites one of ``places``, or is most like the task without any."""
     least = 0.0 if places else _LEAST_SHARE
     if places:
-        outputs = [each for each in outputs if any(stands_in(each[1], place) for place in places)]
-    scores = bm25(_content(task), [_content(citation) for _, citation in outputs])
+        outputs = [
+            each for each in outputs if any(stands_in(each.citation, place) for place in places)
+        ]
+    scores = bm25(_content(task), [_content(each.citation) for each in outputs])
     best = max(range(len(outputs)), key=scores.__getitem__, default=None)
-    if best is None or _share(task, outputs[best][1]) < least:
-        return UNKNOWN
-    return outputs[best][0]
+    if best is None or _share(task, outputs[best].citation) < least:
+        return None
+    return outputs[best]
 
 
 def _share(task: str, text: str) -> float:
@@ -169,8 +204,9 @@ def _content(text: str) -> str:
     return " ".join(word[:_STEM] for word in words(text) if word not in _SMALL_WORDS)
 
 
-def _combined(question: Question, answers: Sequence[str]) -> str:
-    if UNKNOWN in answers:
+def _combined(question: Question, found: Sequence[Finding | None]) -> str:
+    answers = [finding.answer for finding in found if finding is not None]
+    if len(answers) < len(found):
         return UNKNOWN
     if question.combine not in (SUM, DIFFERENCE):
         return "; ".join(answers)

@@ -444,10 +444,12 @@ class _MinionS:
         """Return the best jobs of ``kept`` whose outputs may be sent, by task and chunk."""
         room = self.config.remote_characters
         room -= sum(len(heading) + 1 for heading in {*map(_heading, kept)})
+        # Half of what may still be sent is left to later rounds, which ask for what is missing.
+        later = 0 if self.round == self.config.rounds else self.room // 2
         chosen: list[Job] = []
         for job in best_first(kept):
             size = len(_line(job)) + 1
-            if size <= room and job.output.length <= self.room:
+            if size <= room and job.output.length <= self.room - later:
                 room -= size
                 self.room -= job.output.length
                 chosen.append(job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import string
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from collab_llm_nodes.knowledge.bm25 import bm25
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Control
 from collab_llm_nodes.protocols.minions import prompts
+from collab_llm_nodes.protocols.minions.chunkers import CHUNKERS
 
 RULES = """The voting period is 2 weeks.
 
@@ -244,6 +246,34 @@ def test_the_scripted_remote_knows_no_answer() -> None:
         assert said in reply.text
     other = ChatRequest((Turn("user", prompts.DIRECT.format(question="What?", context="a")),))
     assert isinstance(remote.ask([other], Control())[0], CollabError)
+
+
+def test_the_scripted_remote_asks_again_only_for_what_it_does_not_remember() -> None:
+    tasks = ("How long is the voting period?", "Who elects the chair?")
+    cited = ("The voting period is 2 weeks.", "The chair is elected by the committee.")
+    question = Question("a", ("d",), " ".join(tasks), ("2 weeks; committee",), "", cited, tasks)
+    remote = ScriptedRemote([question])
+
+    def ask(template: str, **values: str) -> dict[str, Any]:
+        places = {name: "" for _, name, _, _ in string.Formatter().parse(template) if name}
+        text = template.format(**{**places, "question": question.question, **values})
+        (reply,) = remote.ask([ChatRequest((Turn("user", text),))], Control())
+        assert isinstance(reply, Reply)
+        found: dict[str, Any] = json.loads(reply.text)
+        return found
+
+    def asked_for(carried: str) -> list[str]:
+        form = CHUNKERS["chunk_by_paragraph"].source(1500)
+        plan = ask(prompts.DECOMPOSE, round="2", carried=carried, form=form)
+        assert plan["size"] == 750
+        return [task["task"] for task in plan["tasks"]]
+
+    heading = prompts.TASK_HEADING.format(number=1, task=tasks[0])
+    output = f"{heading}\n{json.dumps({'citation': cited[0], 'answer': cited[0]})}"
+    more = ask(prompts.SYNTHESIZE, outputs=output, decisions=prompts.MORE)
+    assert more["decision"] == prompts.MORE
+    assert asked_for("") == [*tasks]
+    assert asked_for(f"1. {more['scratchpad']}") == [tasks[1]]
 
 
 def test_a_run_that_was_ended_asks_only_what_is_missing(
