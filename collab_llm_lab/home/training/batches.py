@@ -16,6 +16,7 @@ from collab_llm_lab.home.training.seeing import draw_name
 from collab_llm_lab.home.view import DIRECTION_EDGES, DIRECTIONS, DISTANCE_EDGES, DISTANCES
 from collab_llm_lab.training.nav.batches import Batch
 from collab_llm_lab.training.nav.encoding import Encoder
+from collab_llm_nodes.errors import ConfigError
 
 WORDS = (
     *COLOURS,
@@ -27,6 +28,7 @@ WORDS = (
 """Words that image tokens learn to predict for the things they show (dense supervision)."""
 NAME_LENGTH = 4
 NAMES_PER_PICTURE = 12
+_MOST_DRAWS = 1000
 """Names looked up per picture besides the questions: cheap, and each contrasts with the others."""
 
 Ask = Callable[[Pictures, int, bool, np.random.Generator], list[tuple[str, str]]]
@@ -63,10 +65,10 @@ class Batches:
         rng = np.random.default_rng([self._seed, step])
         images, dense, asked, named = [], [], [], []
         for pictures, count in sources:
-            for index in map(int, rng.integers(len(pictures), size=count)):
-                flip = bool(rng.random() < 0.5)
+            for _ in range(count):
+                index, flip, questions = self._drawn(pictures, rng)
                 view = pictures.view(index, flip)
-                asked += self._fitting(pictures, index, flip, rng)
+                asked += questions
                 named += [draw_name(view, rng) for _ in range(NAMES_PER_PICTURE)]
                 dense.append(dense_words(pictures, index, flip))
                 image = pictures.image(index)
@@ -84,18 +86,25 @@ class Batches:
             torch.tensor([where for _, where in named]),
         )
 
-    def _fitting(
-        self, pictures: Pictures, index: int, flip: bool, rng: np.random.Generator
-    ) -> list[tuple[str, str]]:
-        """Return questions that fit into the rows, so that all batches have one shape."""
-        while True:
+    def _drawn(
+        self, pictures: Pictures, rng: np.random.Generator
+    ) -> tuple[int, bool, list[tuple[str, str]]]:
+        """Return a picture, whether it is mirrored, and questions that fit into the rows.
+
+        All batches have one shape, so the few pictures whose questions are longer are left out.
+        """
+        for _ in range(_MOST_DRAWS):
+            index, flip = int(rng.integers(len(pictures))), bool(rng.random() < 0.5)
             asked = self._ask(pictures, index, flip, rng)
             lengths = [(self._encoder.question_ids(p), self._encoder.ids(a)) for p, a in asked]
             if all(
                 len(a) < self._lengths.answer and len(p) + len(a) <= self._lengths.text
                 for p, a in lengths
             ):
-                return asked
+                return index, flip, asked
+        raise ConfigError(
+            f"none of {_MOST_DRAWS} drawn questions fits", field="lengths", remedy="raise them"
+        )
 
 
 def dense_words(pictures: Pictures, index: int, flip: bool) -> np.ndarray:

@@ -89,7 +89,7 @@ _SEEING = Recipe(
     bfloat16=True,
     measure_every=500,
 )
-_ANSWERING = Lengths(text=80, answer=46)
+_ANSWERING = Lengths(text=84, answer=50)
 _TARGET = replace(_SEEING, learning_rate=1e-3, steps=9_000, measure_every=1_000)
 
 STAGES = {

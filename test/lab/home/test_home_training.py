@@ -155,6 +155,8 @@ def test_questions_fit_into_their_rows(
         assert all(torch.equal(a, b) for a, b in zip(made[3], again, strict=True))
     for word in WORDS:
         assert len(tokenizer(f" {word}").input_ids) == 1
+    with pytest.raises(ConfigError, match="lengths"):
+        Batches(tokenizer, 0, seeing_questions, Lengths(4, 2)).make([(pictures, 1)], 0)
 
 
 def test_training_learns(pictures: Pictures, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -167,7 +169,7 @@ def test_training_learns(pictures: Pictures, tokenizer: PreTrainedTokenizerBase)
     )
     for ask, lengths in (
         (seeing_questions, Lengths(18, 8)),
-        (Answering(2, reworded=0.3), Lengths(80, 46)),
+        (Answering(2, reworded=0.3), STAGES["target"].lengths),
     ):
         batch = Batches(tokenizer, 0, ask, lengths).make([(pictures, 4)], 0)
         first = learner.learn(*batch)
