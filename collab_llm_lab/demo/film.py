@@ -24,7 +24,7 @@ _COLOUR_OF_THING = {
 }
 _FURNITURE = {"table": "#d8c3a5", "sofa": "#b9c0b3", "shelf": "#a98f78", "partition": "#8d99ae"}
 _PERSON = "#dee2e6"
-_INNER = {"bottle": 0.05, "mug": 0.09, "bucket": 0.13, "lamp": 0.03}
+_INNER = {"bottle": 0.05, "mug": 0.06, "bucket": 0.1, "lamp": 0.03}
 """Radius [m] of a white circle on things that look alike from above."""
 COLOUR_OF_SOURCE = {
     Source.ACCEPTED: "#157f3b",
@@ -137,7 +137,7 @@ def _draw_map(pen: ImageDraw.ImageDraw, frame: Frame) -> None:
         else:
             disc(part.x, part.y, part.radius, fill=colour, outline="black")
         if part.shape in _INNER:
-            disc(part.x, part.y, _INNER[part.shape], fill="white", outline="black")
+            disc(part.x, part.y, _INNER[part.shape], fill="white")
     if len(frame.path) > 1:
         pen.line([at(p.x, p.y) for p in frame.path], fill="#343a40", width=2)
     robot = frame.path[-1]

@@ -55,7 +55,7 @@ class SimulatedRobot(SimulatedRoom):
     def __init__(
         self, graph: Any, answer: Callable[[str], str], prompt: str = "", **parameters: Any
     ) -> None:
-        parameters = {"lockstep": True, "real_time_factor": 3.0, "camera_rate": 10.0} | parameters
+        parameters = {"lockstep": True, "real_time_factor": 1.0, "camera_rate": 4.0} | parameters
         super().__init__(graph, **parameters)
         self.answer = answer
         graph.do(self.user.destroy_publisher, self.commands)  # cmd_vel is the guard's alone
