@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import yaml
 
+from collab_llm_lab.demo.drive import WORLDS
 from collab_llm_lab.demo.film import COLOUR_OF_SOURCE, HEIGHT, WIDTH, Frame, draw
 from collab_llm_lab.demo.tasks import SHOWN, tasks_at_home, tasks_in_rooms
 from collab_llm_lab.home import planner
 from collab_llm_lab.home.expert import drive
 from collab_llm_lab.home.requests import About, Kind, Request
+from collab_llm_lab.home.training.models import MAX_TOKENS
+from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.protocols.edge_cloud.client import Source
+from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE
 from collab_llm_nodes.sim.home.rooms import Room
 from collab_llm_nodes.sim.renderer import to_jpeg
 from collab_llm_nodes.sim.rooms import Pose
@@ -75,3 +80,12 @@ def test_the_film_shows_furniture_and_the_goal_from_above(seed: int) -> None:
     for source in (Source.ACCEPTED, Source.BONUS):
         code = COLOUR_OF_SOURCE[source].lstrip("#")
         assert tuple(bytes.fromhex(code)) in shown
+
+
+def test_the_parameters_of_the_home_are_those_that_its_pair_is_trained_with() -> None:
+    nodes = yaml.safe_load(config_file("home.yaml").read_text())
+    navigator = nodes["/**/navigator"]["ros__parameters"]
+    assert navigator["answer"]["prompt"] == SEARCH_TEMPLATE
+    assert navigator["mission"]["max_steps"] == WORLDS["home"].max_steps
+    client = nodes["/**/draft_vlm"]["ros__parameters"]["client"]
+    assert client["max_tokens"] == WORLDS["home"].max_tokens == MAX_TOKENS
