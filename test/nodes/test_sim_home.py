@@ -86,7 +86,7 @@ def test_a_question_is_replied_to_and_a_search_in_vain_given_up(
     result, robot = drive(graph, question, seed=BLOCKED)
     assert result.status.code == Status.ANSWERED
     assert "yes, a blue box is" in result.text
-    assert result.steps == 0
+    assert result.distance_travelled == 0.0
 
     there = {thing.name for thing in robot.node._room.things}
     absent = next(name for name in NAMES if name not in there)
