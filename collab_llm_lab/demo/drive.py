@@ -153,7 +153,7 @@ def run_demo(
         sought = [drive.task.name for drive in drives if drive.task.name]
         question = f"Where was the {sought[-1]} last seen?"
         with console.status(f"asking the robot's memory: {question}"):
-            recollection = client.recall(question, len(drives), RECALL_DEADLINE_S)
+            recollection = client.recall(question, len(sought), RECALL_DEADLINE_S)
         show(recollection, console)
     with console.status("comparing every answer with the target decoding alone ..."):
         mismatches = _mismatches(drives, target, own.max_tokens)
