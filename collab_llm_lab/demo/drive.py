@@ -49,8 +49,8 @@ FILMED_ROOMS = 3
 class World:
     """One world of the simulator, as the demo drives in it."""
 
-    tasks: Callable[[int, int], Iterator[Task]]
-    """Makes a number of tasks from a seed."""
+    tasks: Callable[..., Iterator[Task]]
+    """Called with the number of tasks and a seed."""
     files: tuple[str, ...]
     """Shipped ROS parameters."""
     max_tokens: int

@@ -206,10 +206,10 @@ class SimGo2(ManagedNode[SimConfig]):
         target.header.frame_id, target.header.stamp = "room", self._stamp()
         target.pose.position.x, target.pose.position.y = room.goal.x, room.goal.y
         self._goal.publish(target)
-        parts = room.parts
-        info = RoomMsg(header=target.header, seed=room.seed, target=parts.index(room.goal))
+        info = RoomMsg(header=target.header, seed=room.seed)
+        info.target = [part.name for part in room.parts].index(room.goal.name)
         info.width, info.depth = room.width, room.depth
-        for part in parts:
+        for part in room.parts:
             *colour, shape = part.name.split()
             thing = RoomThing(name=part.name, shape=shape, colour=" ".join(colour))
             thing.position, thing.radius = Point(x=part.x, y=part.y), part.radius
@@ -311,7 +311,7 @@ class SimGo2(ManagedNode[SimConfig]):
         if self._renderer is None:  # in this thread, whose graphics context it becomes
             module = renderer if self.config.world == "rooms" else home_renderer
             self._renderer = module.Renderer()
-            self._renderer.enter(self._room)
+            self._renderer.enter(self._room)  # type: ignore[arg-type] # of the same world
         camera = self._room.camera
         viewpoint = self._departed if camera.late else self._base.pose
         self._rgb = self._renderer.picture(viewpoint, self._departures)
