@@ -16,7 +16,7 @@ from typing import Any
 from geometry_msgs.msg import PoseStamped
 from rcl_interfaces.msg import Parameter as ParameterMsg
 from rcl_interfaces.msg import ParameterType, ParameterValue
-from rcl_interfaces.srv import SetParameters
+from rcl_interfaces.srv import SetParametersAtomically
 
 from collab_llm.action import Generate, Navigate
 from collab_llm.msg import (
@@ -29,14 +29,15 @@ from collab_llm.msg import (
 from collab_llm.msg import Room as RoomMsg
 from collab_llm.srv import DragonIndex
 from collab_llm_lab.demo.memory import Piece, Recollection
+from collab_llm_lab.demo.tasks import Task
 from collab_llm_nodes.errors import DeadlineExceeded
 from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 from collab_llm_nodes.robot.episodes import is_episode
 from collab_llm_nodes.ros.client import GraphClient
-from collab_llm_nodes.ros.convert import figures_from, raise_for
+from collab_llm_nodes.ros.convert import code_of, figures_from, raise_for
 from collab_llm_nodes.ros.goals import action_client
 from collab_llm_nodes.ros.qos import COMMAND, RESULT, STATE
-from collab_llm_nodes.sim.rooms import Pose, Room
+from collab_llm_nodes.sim.rooms import Pose
 
 Stamp = tuple[int, int]
 
@@ -67,22 +68,32 @@ class Answer:
 
 @dataclass
 class Drive:
-    """One drive through a room."""
+    """One task, driven through its room.
 
-    room: Room
-    instruction: str
+    Attributes:
+        path: true poses of the robot.
+        ending: name of the navigator's status, such as "OK"; empty: it did not end.
+        text: the model's words beside it.
+    """
+
+    task: Task
+    path: list[Pose]
     answers: list[Answer] = field(default_factory=list)
-    path: list[Pose] = field(default_factory=list)
-    status: int = -1
+    ending: str = ""
     error: str = ""
+    text: str = ""
     steps: int = 0
     seconds: float = 0.0
 
     @property
-    def distance_to_goal(self) -> float:
-        """Metres from the robot's true pose at the end to the centre of the right thing."""
-        end = self.path[-1]
-        return math.hypot(end.x - self.room.goal.x, end.y - self.room.goal.y)
+    def right(self) -> bool:
+        """Return True if it ended as the task asks for."""
+        return self.task.right(self.ending, self.text, self.path[-1])
+
+    @property
+    def distance_to_goal(self) -> float | None:
+        """Distance from the robot's true pose at the end to the goal [m], None without one."""
+        return self.task.distance(self.path[-1])
 
 
 class DemoClient(GraphClient):
@@ -101,7 +112,9 @@ class DemoClient(GraphClient):
         subscribe(Observation, "observation", self._on_observation, RESULT)
         subscribe(GeneratedText, "generated_text", self._on_text, RESULT)
         subscribe(NavigationAction, "navigation_action", self._on_action, RESULT)
-        self._parameters = self.node.create_client(SetParameters, "sim_go2/set_parameters")
+        self._parameters = self.node.create_client(
+            SetParametersAtomically, "sim_go2/set_parameters_atomically"
+        )
         self._navigate = action_client(self.node, Navigate, "navigate")
         self._recalled: dict[str, GeneratedText] = {}  # answers of the memory, by session
         self._found: dict[str, DragonRetrieval] = {}
@@ -185,31 +198,34 @@ class DemoClient(GraphClient):
             with self.changed:
                 self.changed.wait(0.2)
 
-    def drive(self, room: Room, instruction: str, max_steps: int, deadline_s: float) -> Drive:
-        """Enter ``room``, give the instruction, wait for the end, ``deadline_s`` at most.
+    def drive(self, task: Task, max_steps: int, deadline_s: float) -> Drive:
+        """Enter the room, give the instruction, wait for the end, ``deadline_s`` at most.
 
         Raises:
             DeadlineExceeded: the simulator did not enter the room.
             Unavailable: the navigator refused the instruction.
         """
-        self._enter(room.seed)
-        drive = Drive(room, instruction, path=[room.start])
+        self._enter(task.room.seed, task.thing)
+        drive = Drive(task, [task.room.start])
         with self._recording(drive):
             started = time.monotonic()
-            goal = Navigate.Goal(instruction=instruction, max_steps=max_steps)
+            goal = Navigate.Goal(instruction=task.instruction, max_steps=max_steps)
             try:
                 result = self.carry_out(self._navigate, goal, deadline_s, "the drive's end")
             except DeadlineExceeded as error:
                 drive.error = str(error)
             else:
-                drive.status, drive.error = result.status.code, result.status.message
-                drive.steps = result.steps
+                drive.ending, drive.error = code_of(result.status), result.status.message
+                drive.text, drive.steps = result.text, result.steps
             drive.seconds = time.monotonic() - started
         return drive
 
-    def _enter(self, seed: int) -> None:
-        value = ParameterValue(type=ParameterType.PARAMETER_INTEGER, integer_value=seed)
-        request = SetParameters.Request(parameters=[ParameterMsg(name="seed", value=value)])
+    def _enter(self, seed: int, thing: str) -> None:
+        number = ParameterValue(type=ParameterType.PARAMETER_INTEGER, integer_value=seed)
+        word = ParameterValue(type=ParameterType.PARAMETER_STRING, string_value=thing)
+        values = {"thing": word, "seed": number}
+        changes = [ParameterMsg(name=name, value=value) for name, value in values.items()]
+        request = SetParametersAtomically.Request(parameters=changes)
         self._room_seed = -1
         self.result(lambda: self._parameters.call_async(request), 10.0, "sim_go2")
         self.wait(lambda: self._room_seed == seed, 10.0, "the room")

@@ -7,7 +7,9 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from collab_llm_lab.demo.film import Frame, save
-from collab_llm_lab.demo.memory import figures_of, memory_processes, show
+from collab_llm_lab.demo.memory import PUBLIC, PUBLIC_AT_HOME, figures_of, memory_processes, show
+from collab_llm_lab.demo.tasks import Task, tasks_at_home, tasks_in_rooms
+from collab_llm_lab.home.expert import MAX_STEPS as MAX_STEPS_AT_HOME
 from collab_llm_lab.reference import generate
-from collab_llm_lab.training.nav.wording import VERBS, instruction
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
@@ -31,17 +34,37 @@ from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 from collab_llm_nodes.protocols.edge_cloud.process import verifier_process, wait_for_verifier
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
 from collab_llm_nodes.ros.domain import isolate_ros
-from collab_llm_nodes.sim.expert import MAX_STEPS, SUCCESS_DISTANCE
-from collab_llm_nodes.sim.rooms import make_room
+from collab_llm_nodes.sim.expert import MAX_STEPS
+from collab_llm_nodes.sim.home import rooms as home
 
 if TYPE_CHECKING:
     from collab_llm_lab.demo.client import Drive
 
-ROOM_DEADLINE_S = 120.0
+ROOM_DEADLINE_S = 300.0
 RECALL_DEADLINE_S = 60.0
-MAX_TOKENS = 48
-"""client.max_tokens of config/embedded.yaml."""
 FILMED_ROOMS = 3
+
+
+@dataclass(frozen=True)
+class World:
+    """One world of the simulator, as the demo drives in it."""
+
+    tasks: Callable[..., Iterator[Task]]
+    """Called with the number of tasks and a seed."""
+    files: tuple[str, ...]
+    """Shipped ROS parameters."""
+    max_tokens: int
+    """``client.max_tokens`` in them."""
+    max_steps: int
+    public: Mapping[str, str]
+    """Documents of the memory's cloud."""
+
+
+_FILES = ("embedded.yaml", "sim.yaml")
+WORLDS = {
+    "rooms": World(tasks_in_rooms, _FILES, 48, MAX_STEPS, PUBLIC),
+    "home": World(tasks_at_home, (*_FILES, "home.yaml"), 72, MAX_STEPS_AT_HOME, PUBLIC_AT_HOME),
+}
 
 
 def run_demo(
@@ -53,6 +76,10 @@ def run_demo(
     compute_s: float,
     console: Console,
     record: Path | None = None,
+    world: str = "rooms",
+    target: str = "nav-target",
+    draft: str = "nav-draft",
+    show_first: bool = False,
 ) -> dict[str, Any]:
     """Drive ``rooms`` rooms of seeds ``seed``, ``seed`` + 1, ...; print a table.
 
@@ -61,9 +88,12 @@ def run_demo(
         compute_s: least duration of a verification. The shipped cloud model is so small that early
             exits would hardly precede its verdicts.
         record: folder for a bag of the drives (docs/replay.md).
+        world: a key of ``WORLDS``.
+        target, draft: folder or name of each model.
+        show_first: the home begins with the room of ``tasks.SHOWN``.
 
     Returns:
-        The figures of the JSON file: ``rooms``, ``reached``, ``tau``, ``cache_hit_rate``,
+        The figures of the JSON file: ``rooms``, ``right``, ``tau``, ``cache_hit_rate``,
         ``mismatches`` (answers that differ from the target decoding alone), ``answers``,
         ``action_latency_ms_median``, ``seconds``, one entry per room, and ``memory``: the
         question that the robot was asked at the end, its answer, and the episodes it is based on.
@@ -74,19 +104,24 @@ def run_demo(
     from collab_llm_lab.demo.client import DemoClient  # needs rclpy
 
     isolate_ros()
-    set_threads(ModelConfig(path="nav-draft"), ModelConfig(path="nav-target"))
+    set_threads(ModelConfig(path=draft), ModelConfig(path=target))
+    own = WORLDS[world]
+    make_tasks = partial(own.tasks, show=True) if show_first else own.tasks
+    drafts = {"draft_vlm:model.path": draft}
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         address = f"127.0.0.1:{free_port()}"
-        cloud = stack.enter_context(verifier_process(address, compute_s=compute_s))
-        graph = stack.enter_context(robot_process("graph", [], address, params))
-        motion = stack.enter_context(robot_process("motion", ["--driver", "sim"], address, params))
+        cloud = stack.enter_context(verifier_process(address, compute_s=compute_s, model=target))
+        graph = stack.enter_context(robot_process("graph", [], address, params, drafts, world))
+        motion = stack.enter_context(
+            robot_process("motion", ["--driver", "sim"], address, params, world=world)
+        )
         recorder = stack.enter_context(_recorder(record)) if record else None
         link = stack.enter_context(VerifierClient(ClientLinkConfig(address=address)))
         client = stack.enter_context(DemoClient())
         with console.status("starting the verifier and the ROS graph ..."):
             wait_for_verifier(link, cloud)
-            memory = stack.enter_context(memory_processes(params))
+            memory = stack.enter_context(memory_processes(params, own.public))
 
             def check() -> None:
                 for process in (graph, motion, *memory):
@@ -107,23 +142,22 @@ def run_demo(
             )
         table = _table()
         drives = []
-        for number in range(rooms):
-            room = make_room(seed + number)
-            text = instruction(room.goal.name, room.seed % len(VERBS))
-            with console.status(f"room {number + 1} of {rooms}: {text} ..."):
-                drive = client.drive(room, text, MAX_STEPS, ROOM_DEADLINE_S)
+        for number, task in enumerate(make_tasks(rooms, seed), start=1):
+            with console.status(f"room {number} of {rooms}: {task.instruction} ..."):
+                drive = client.drive(task, own.max_steps, ROOM_DEADLINE_S)
             drives.append(drive)
             _add_row(table, drive)
             for process in (cloud, graph, motion, *memory, *([recorder] if recorder else [])):
                 process.check()
         console.print(table)
-        question = f"Where was the {drives[-1].room.goal.name} last seen?"
+        sought = [drive.task.name for drive in drives if drive.task.name]
+        question = f"Where was the {sought[-1]} last seen?"
         with console.status(f"asking the robot's memory: {question}"):
-            recollection = client.recall(question, len(drives), RECALL_DEADLINE_S)
+            recollection = client.recall(question, len(sought), RECALL_DEADLINE_S)
         show(recollection, console)
     with console.status("comparing every answer with the target decoding alone ..."):
-        mismatches = _mismatches(drives)
-    frames = [f for d in drives[:FILMED_ROOMS] for f in _frames(d)]
+        mismatches = _mismatches(drives, target, own.max_tokens)
+    frames = [f for d in drives[:FILMED_ROOMS] for f in _frames(d, draft)]
     if frames:
         film.parent.mkdir(parents=True, exist_ok=True)
         save(frames, film)
@@ -131,7 +165,7 @@ def run_demo(
     results = _results(drives, mismatches, time.monotonic() - started, compute_s)
     results["memory"] = figures_of(recollection)
     console.print(
-        f"reached {results['reached']} of {results['rooms']}, tau {results['tau']:.2f}, "
+        f"right in {results['right']} of {results['rooms']}, tau {results['tau']:.2f}, "
         f"cache hits {results['cache_hit_rate']:.0%}, "
         f"{results['mismatches']} of {results['answers']} answers differ from the target alone"
     )
@@ -144,6 +178,7 @@ def robot_process(
     verifier: str,
     params: Path | None = None,
     overrides: Mapping[str, str] | None = None,
+    world: str = "rooms",
 ) -> contextlib.AbstractContextManager[Process]:
     """Run one of the robot's two processes with the simulator, as ``launch/sim.launch.py`` does.
 
@@ -153,10 +188,11 @@ def robot_process(
         verifier: address.
         params: ROS parameters read after the shipped ones.
         overrides: ``node:name`` to value, on top of them.
+        world: a key of ``WORLDS``.
     """
     command = [sys.executable, "-m", f"collab_llm_nodes.nodes.{name}", *arguments, "--ros-args"]
-    files = [config_file("embedded.yaml"), config_file("sim.yaml"), *([params] if params else [])]
-    for file in files:
+    shipped = [config_file(name) for name in WORLDS[world].files]
+    for file in (*shipped, *([params] if params else [])):
         command += ["--params-file", str(file)]
     command += ["-p", f"cloud_verifier_bridge:verifier.address:={verifier}"]
     for parameter, value in (overrides or {}).items():
@@ -169,17 +205,17 @@ def _recorder(folder: Path) -> contextlib.AbstractContextManager[Process]:
     return run_process("recorder", [*command, "--sim-time"])
 
 
-def _mismatches(drives: Sequence[Drive]) -> int:
+def _mismatches(drives: Sequence[Drive], model: str, max_tokens: int) -> int:
     """Return how many answers differ from the target's own; there must be none.
 
     Of an answer that was cut off (a deadline, a cancellation), the part that exists is compared.
     """
-    target = Engine(load(ModelConfig(path="nav-target")))
+    target = Engine(load(ModelConfig(path=model)))
     sampling, count = SamplingConfig(), 0
     for drive in drives:
         for answer in drive.answers:
             prompt = encode(Prompt(answer.prompt, (answer.picture,)), target.loaded)
-            limit = MAX_TOKENS if answer.complete else len(answer.tokens)
+            limit = max_tokens if answer.complete else len(answer.tokens)
             alone = generate(target.loaded, prompt, sampling, limit, target.eos) if limit else []
             count += tuple(alone) != answer.tokens
     return count
@@ -195,7 +231,7 @@ def _results(
     latencies = [a.latency_s for a in answers]
     return {
         "rooms": len(drives),
-        "reached": sum(_reached(d) for d in drives),
+        "right": sum(d.right for d in drives),
         "tau": total.tau,
         "cache_hit_rate": total.hit_rate,
         "mismatches": mismatches,
@@ -208,11 +244,13 @@ def _results(
         "emulated_compute_s": compute_s,
         "drives": [
             {
-                "seed": d.room.seed,
-                "instruction": d.instruction,
+                "seed": d.task.room.seed,
+                "instruction": d.task.instruction,
                 "steps": d.steps,
-                "reached": _reached(d),
-                "status": d.status,
+                "right": d.right,
+                "wanted": d.task.ending,
+                "ending": d.ending,
+                "text": d.text,
                 "error": d.error,
                 "distance_to_goal_m": d.distance_to_goal,
                 "seconds": d.seconds,
@@ -220,11 +258,6 @@ def _results(
             for d in drives
         ],
     }
-
-
-def _reached(drive: Drive) -> bool:
-    """Return True if the model stopped at the right thing."""
-    return bool(drive.status == 0 and drive.distance_to_goal <= SUCCESS_DISTANCE)
 
 
 def _table() -> Table:
@@ -239,27 +272,41 @@ def _add_row(table: Table, drive: Drive) -> None:
     for answer in drive.answers:
         total.add(answer.metrics)
     latency = statistics.median(a.latency_s for a in drive.answers) if drive.answers else 0.0
-    reached = _reached(drive)
-    result = ("reached", "green") if reached else ("missed", "red")
-    why = "" if reached else f" {drive.error[:40]}"
     table.add_row(
-        str(drive.room.seed),
-        drive.instruction,
+        str(drive.task.room.seed),
+        drive.task.instruction,
         str(drive.steps),
-        Text.assemble(result, f"{why} {drive.distance_to_goal:.2f} m"),
+        _result(drive),
         f"{total.tau:.2f}",
         f"{total.cache_hits}/{total.cache_lookups}",
         f"{1e3 * latency:.0f}",
     )
 
 
-def _frames(drive: Drive) -> Iterator[Frame]:
-    """Yield a frame per answer, with a large picture rendered from the simulator's true pose."""
-    from collab_llm_nodes.sim.renderer import Renderer, to_jpeg
+def _result(drive: Drive) -> Text:
+    """Return the cell of a drive's end: "reached 0.62 m", "missed ... 2.10 m", "said ..."."""
+    task, distance = drive.task, drive.distance_to_goal
+    if drive.right:
+        ends = {"OK": "reached", "NOT_FOUND": "gave up", "ANSWERED": "said"}
+        result = Text(ends[task.ending], "green")
+    else:
+        result = Text("missed", "red")
+        result.append(f" {drive.error[:40]}", "default")
+    if task.ending == "ANSWERED":
+        return result.append(f" {drive.text[:40]}", "default")
+    return result if distance is None else result.append(f" {distance:.2f} m", "default")
 
-    renderer = Renderer()
-    renderer.enter(drive.room)
-    draft = Engine(load(ModelConfig(path="nav-draft")))
+
+def _frames(drive: Drive, model: str) -> Iterator[Frame]:
+    """Yield a frame per answer, with a large picture rendered from the simulator's true pose."""
+    from collab_llm_nodes.sim import renderer as rooms_renderer
+    from collab_llm_nodes.sim.home import renderer as home_renderer
+
+    room = drive.task.room
+    at_home = isinstance(room, home.Room)
+    renderer = (home_renderer if at_home else rooms_renderer).Renderer()
+    renderer.enter(room)
+    draft = Engine(load(ModelConfig(path=model)))
     for number, answer in enumerate(drive.answers):
         path = drive.path[: max(1, answer.travelled)]
         words = [
@@ -268,11 +315,11 @@ def _frames(drive: Drive) -> Iterator[Frame]:
         ]
         m = answer.metrics
         yield Frame(
-            drive.room,
-            to_jpeg(renderer.large_picture(path[-1])),
+            drive.task,
+            rooms_renderer.to_jpeg(renderer.large_picture(path[-1])),
             path,
             words,
-            f'"{drive.instruction}"',
+            f'"{drive.task.instruction}"',
             f"step {number + 1}   {m.tokens} tokens in {m.rounds} rounds of the cloud model",
         )
     renderer.close()

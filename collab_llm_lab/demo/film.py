@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
+from collab_llm_lab.demo.tasks import Task
 from collab_llm_nodes.protocols.edge_cloud.client import Source
-from collab_llm_nodes.sim.rooms import Pose, Room
+from collab_llm_nodes.sim.home import rooms as home
+from collab_llm_nodes.sim.home.scenery import RGB
+from collab_llm_nodes.sim.rooms import Pose
 
 WIDTH, HEIGHT = 760, 400
 CAMERA = (12, 44, 504, 252)  # x, y, width, height in pixels
 MAP = (528, 44, 220, 252)
 _COLOUR_OF_THING = {
-    "red": "#d62728",
-    "green": "#2ca02c",
-    "blue": "#1f5fd6",
-    "yellow": "#e6b800",
+    name: "#" + "".join(f"{round(255 * part):02x}" for part in rgb) for name, rgb in RGB.items()
 }
+_FURNITURE = {"table": "#d8c3a5", "sofa": "#b9c0b3", "shelf": "#a98f78", "partition": "#8d99ae"}
+_PERSON = "#dee2e6"
+_INNER = {"bottle": 0.05, "mug": 0.06, "bucket": 0.1, "lamp": 0.03}
+"""Radius [m] of a white circle on things that look alike from above."""
 COLOUR_OF_SOURCE = {
     Source.ACCEPTED: "#157f3b",
     Source.RECOVERED: "#d9480f",
@@ -44,7 +48,7 @@ class Frame:
         title, status: the line above and the line below.
     """
 
-    room: Room
+    task: Task
     camera: bytes
     path: Sequence[Pose]
     words: Sequence[tuple[str, Source]]
@@ -74,7 +78,8 @@ def save(frames: Sequence[Frame], file: Path, seconds_per_frame: float = 0.7) ->
     # The palette must hold every colour that has a meaning, whichever frame it is in.
     strip = Image.new("RGB", (WIDTH, HEIGHT + 40 * len(images)))
     pen = ImageDraw.Draw(strip)
-    colours = [*_COLOUR_OF_THING.values(), *COLOUR_OF_SOURCE.values(), "black", "white"]
+    colours = [*_COLOUR_OF_THING.values(), *COLOUR_OF_SOURCE.values(), *_FURNITURE.values()]
+    colours += ["black", "white"]
     for number, colour in enumerate(colours):
         pen.rectangle((0, 40 * number, WIDTH, 40 * number + 40), fill=colour)
     for number, image in enumerate(images):
@@ -93,7 +98,7 @@ def save(frames: Sequence[Frame], file: Path, seconds_per_frame: float = 0.7) ->
 
 def _draw_map(pen: ImageDraw.ImageDraw, frame: Frame) -> None:
     corner, top, width, height = MAP
-    room = frame.room
+    room = frame.task.room
     scale = min(width / room.width, height / room.depth)
     left = corner + (width - scale * room.width) / 2
 
@@ -105,20 +110,34 @@ def _draw_map(pen: ImageDraw.ImageDraw, frame: Frame) -> None:
         r = radius * scale
         pen.ellipse((cx - r, cy - r, cx + r, cy + r), **style)  # type: ignore[arg-type]
 
+    def outline(points: Iterable[Sequence[float]], **style: object) -> None:
+        pen.polygon([at(u, v) for u, v in points], **style)  # type: ignore[arg-type]
+
     pen.rectangle((*at(0, room.depth), *at(room.width, 0)), fill="#f1f3f5", outline="black")
-    disc(room.goal.x, room.goal.y, 0.8, outline="#adb5bd")  # a stop in here is a success
-    for thing in room.things:
-        colour = _COLOUR_OF_THING[thing.colour]
-        cx, cy = at(thing.x, thing.y)
-        r = thing.radius * scale
-        if thing.shape == "box":
+    if isinstance(room, home.Room) and room.notch is not None:
+        pen.rectangle(
+            (*at(room.notch[0], room.depth), *at(room.width, room.notch[1])),
+            fill="white",
+            outline="black",
+        )
+    for goal in frame.task.goals:  # a stop in here is a success
+        outline(goal.inflated(frame.task.within, arc=8), outline="#adb5bd")
+    for part in reversed(room.parts):
+        if isinstance(part, home.Furniture):
+            colour = _FURNITURE.get(part.kind, _PERSON)
+            outline(part.footprint.inflated(0.0, arc=1), fill=colour, outline="#495057")
+            continue
+        colour = _COLOUR_OF_THING[part.colour]
+        cx, cy = at(part.x, part.y)
+        r = part.radius * scale
+        if part.shape == "box":
             pen.rectangle((cx - r, cy - r, cx + r, cy + r), fill=colour, outline="black")
-        elif thing.shape == "cone":
+        elif part.shape == "cone":
             pen.polygon((cx - r, cy + r, cx + r, cy + r, cx, cy - r), fill=colour, outline="black")
         else:
-            disc(thing.x, thing.y, thing.radius, fill=colour, outline="black")
-        if thing.shape == "bottle":
-            disc(thing.x, thing.y, 0.05, fill="white")
+            disc(part.x, part.y, part.radius, fill=colour, outline="black")
+        if part.shape in _INNER:
+            disc(part.x, part.y, _INNER[part.shape], fill="white")
     if len(frame.path) > 1:
         pen.line([at(p.x, p.y) for p in frame.path], fill="#343a40", width=2)
     robot = frame.path[-1]

@@ -1,1 +1,1 @@
-"""A world like a home, its expert, its language, and the training of the pair that lives in it."""
+"""Language and expert of the simulated home, and the training of the pair that lives in it."""

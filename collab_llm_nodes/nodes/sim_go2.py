@@ -1,8 +1,11 @@
 """The simulated Go2: a room, a base and a camera with the topics of a real robot.
 
 Publishes ``/clock``, ``odom``, ``image`` and ``image/compressed``; obeys ``cmd_vel`` until it is
-silent for ``watchdog``. ``ground_truth/...`` is for evaluations. Setting the parameter ``seed``
-enters another room; the service ``reset`` restarts the same one.
+silent for ``watchdog``. ``ground_truth/...`` is for evaluations. Setting the parameter ``seed`` or
+``thing`` enters another room; the service ``reset`` restarts the same one.
+
+The parameter ``world`` chooses the kind of rooms: ``rooms`` with things on the floor, or ``home``
+with furniture too (docs/world-design.md), whose camera sways with each departure and may be late.
 
 Time is the simulator's own and never goes back. It runs ``real_time_factor`` times as fast as the
 machine's. With ``lockstep`` it advances by one step per command while the robot moves, so that the
@@ -27,29 +30,39 @@ from std_srvs.srv import Trigger
 
 from collab_llm.msg import Room as RoomMsg
 from collab_llm.msg import RoomThing
-from collab_llm_nodes.config import check_ranges, setting
-from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.config import check_ranges, fixed, setting
+from collab_llm_nodes.errors import ConfigError, InvalidInput, quoted
 from collab_llm_nodes.ros.clock import STEADY, set_period, wall
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
 from collab_llm_nodes.ros.motion_inputs import quaternion_of, twist_of
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import COMMAND, REQUESTS, STATE
 from collab_llm_nodes.ros.strangers import MOTION_TOPICS, Strangers
-from collab_llm_nodes.sim.renderer import Renderer, to_jpeg
+from collab_llm_nodes.sim import renderer, rooms
+from collab_llm_nodes.sim.home import renderer as home_renderer
+from collab_llm_nodes.sim.home import rooms as home
 from collab_llm_nodes.sim.robot import Base
-from collab_llm_nodes.sim.rooms import Pose, Room, make_room
+from collab_llm_nodes.sim.rooms import Pose
 
 LOCKSTEP_S = 1.0
 """Without a command for this long the simulator steps even in lockstep, machine's time [s]: else a
 navigator that has ended would stop time for all."""
 
 
+Room = rooms.Room | home.Room
+Renderer = renderer.Renderer | home_renderer.Renderer
+
+
 @dataclass(frozen=True)
 class SimConfig:
     """Parameters of the node."""
 
+    world: str = fixed("rooms", "Kind of rooms: rooms or home.", choices=("rooms", "home"))
     seed: int = setting(
         0, "The room; setting it enters that room, once the simulator is active.", low=0
+    )
+    thing: str = setting(
+        "", "A thing to be in each room of the home, such as 'red mug'; empty: drawn like the rest."
     )
     rate: float = setting(
         20.0,
@@ -68,6 +81,18 @@ class SimConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if self.thing and (self.world != "home" or self.thing not in home.NAMES):
+            raise ConfigError(
+                f"{quoted(self.thing)} cannot be placed in a room of the world {self.world}",
+                field="thing",
+                remedy=f"world home, and a colour and shape such as {home.NAMES[0]}",
+            )
+
+    def room(self) -> Room:
+        """Return the room that ``world``, ``seed`` and ``thing`` name."""
+        if self.world == "rooms":
+            return rooms.make_room(self.seed)
+        return home.make_room(self.seed, home.Style(first=self.thing))
 
 
 class SimGo2(ManagedNode[SimConfig]):
@@ -84,7 +109,9 @@ class SimGo2(ManagedNode[SimConfig]):
         self._commanded_at = -math.inf  # simulated
         self._stepped_at = -math.inf  # machine's clock
         self._frame_due = 0.0
-        self._seen: tuple[Pose, int] | None = None  # pose and room of the cached frame
+        self._departed = Pose(0.0, 0.0, 0.0)  # where the robot stood before its last motion
+        self._departures = 0  # since it entered the room
+        self._seen: Pose | None = None  # pose of the cached frame
         self._rgb = np.zeros((0, 0, 3), np.uint8)
         self._jpeg = b""
         owners = {"cmd_vel": MOTION_TOPICS["cmd_vel"]}
@@ -108,13 +135,13 @@ class SimGo2(ManagedNode[SimConfig]):
         self._subscription = self.create_subscription(kind, "cmd_vel", self._on_command, COMMAND)
         self._service = self.create_service(Trigger, "reset", self._on_reset, qos_profile=REQUESTS)
         self._pacer = self.create_timer(self._pace(), self._on_pacer, clock=STEADY)
-        self._enter(make_room(self.config.seed))
+        self._enter()
 
     def activate(self) -> None:
         """Apply the settings made while inactive."""
         set_period(self._pacer, self._pace())
-        if self._room.seed != self.config.seed:
-            self._enter(make_room(self.config.seed))
+        if self._entered != (self.config.seed, self.config.thing):
+            self._enter()
 
     def cleanup(self) -> None:
         self.destroy_timer(self._pacer)
@@ -153,8 +180,8 @@ class SimGo2(ManagedNode[SimConfig]):
 
     def _apply(self, parameters: list[Parameter]) -> None:
         super()._apply(parameters)
-        if self.active and any(p.name == "seed" for p in parameters):
-            self._enter(make_room(self.config.seed))
+        if self.active and any(p.name in ("seed", "thing") for p in parameters):
+            self._enter()
         if self.active and any(p.name == "real_time_factor" for p in parameters):
             set_period(self._pacer, self._pace())
 
@@ -164,37 +191,35 @@ class SimGo2(ManagedNode[SimConfig]):
 
     # The room.
 
-    def _enter(self, room: Room) -> None:
-        """Put the robot at the start of ``room``, at rest."""
-        self._room = room
+    def _enter(self) -> None:
+        """Put the robot at the start of the room that the parameters name, at rest."""
+        room = self._room = self.config.room()
+        self._entered = self.config.seed, self.config.thing
         self._base = Base(room, seed=0)
         self._command = (0.0, 0.0)
+        self._departed, self._departures = room.start, 0
         self._seen = None
         self._frame_due = self.time
         if self._renderer is not None:
-            self._renderer.enter(room)
+            self._renderer.enter(room)  # type: ignore[arg-type] # of the same world
         target = PoseStamped()
         target.header.frame_id, target.header.stamp = "room", self._stamp()
         target.pose.position.x, target.pose.position.y = room.goal.x, room.goal.y
         self._goal.publish(target)
-        info = RoomMsg(header=target.header, seed=room.seed, target=room.target)
+        info = RoomMsg(header=target.header, seed=room.seed)
+        info.target = [part.name for part in room.parts].index(room.goal.name)
         info.width, info.depth = room.width, room.depth
-        info.things = [
-            RoomThing(
-                name=thing.name,
-                shape=thing.shape,
-                colour=thing.colour,
-                position=Point(x=thing.x, y=thing.y),
-                radius=thing.radius,
-            )
-            for thing in room.things
-        ]
+        for part in room.parts:
+            *colour, shape = part.name.split()
+            thing = RoomThing(name=part.name, shape=shape, colour=" ".join(colour))
+            thing.position, thing.radius = Point(x=part.x, y=part.y), part.radius
+            info.things.append(thing)
         self._room_info.publish(info)
 
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         response.success = self.active
         if self.active:
-            self._enter(self._room)
+            self._enter()
         else:
             response.message = "inactive"
         return response
@@ -229,6 +254,8 @@ class SimGo2(ManagedNode[SimConfig]):
         """Advance the world by one step, and publish the sensors' messages."""
         if self.time - self._commanded_at > self.config.watchdog:
             self._command = (0.0, 0.0)
+        if not (self._base.speed or self._base.turn) and any(self._command):
+            self._departed, self._departures = self._base.pose, self._departures + 1
         self._base.step(*self._command, 1.0 / self.config.rate)
         self._steps += 1
         self._stepped_at = wall()
@@ -266,13 +293,9 @@ class SimGo2(ManagedNode[SimConfig]):
         raw = self._images.get_subscription_count() > 0
         if not raw and self._compressed.get_subscription_count() == 0:
             return
-        view = (self._base.pose, self._room.seed)
-        if view != self._seen:
-            if self._renderer is None:  # in this thread, whose graphics context it becomes
-                self._renderer = Renderer()
-                self._renderer.enter(self._room)
-            self._rgb = self._renderer.picture(self._base.pose)
-            self._jpeg, self._seen = to_jpeg(self._rgb), view
+        if self._base.pose != self._seen:
+            self._seen = self._base.pose
+            self._render()
         compressed = CompressedImage(format="jpeg", data=array("B", self._jpeg))
         compressed.header.stamp, compressed.header.frame_id = stamp, "camera_optical"
         self._compressed.publish(compressed)
@@ -282,6 +305,17 @@ class SimGo2(ManagedNode[SimConfig]):
             image.header = compressed.header
             image.data = array("B", self._rgb.tobytes())
             self._images.publish(image)
+
+    def _render(self) -> None:
+        """Render what the camera shows now; a late one shows the place before the last motion."""
+        if self._renderer is None:  # in this thread, whose graphics context it becomes
+            module = renderer if self.config.world == "rooms" else home_renderer
+            self._renderer = module.Renderer()
+            self._renderer.enter(self._room)  # type: ignore[arg-type] # of the same world
+        camera = self._room.camera
+        viewpoint = self._departed if camera.late else self._base.pose
+        self._rgb = self._renderer.picture(viewpoint, self._departures)
+        self._jpeg = renderer.to_jpeg(self._rgb, camera.jpeg_quality)
 
 
 def main() -> int:

@@ -154,8 +154,11 @@ class Renderer:
             model.geom_rgba[first : first + int(body.geomnum[0]), :3] = colour
         self._room = room
 
-    def picture(self, base: Pose) -> np.ndarray:
-        """Return the picture of the robot's camera at ``base``: uint8 [84, 168, 3]."""
+    def picture(self, base: Pose, picture: int = 0) -> np.ndarray:
+        """Return the picture of the robot's camera at ``base``: uint8 [84, 168, 3].
+
+        ``picture`` is for the home's renderer, whose camera sways.
+        """
         self._aim(base)
         self._camera.update_scene(self._data, camera="robot")
         return self._camera.render()

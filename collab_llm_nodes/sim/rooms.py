@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -54,6 +55,14 @@ class Thing:
 
 
 @dataclass(frozen=True)
+class Camera:
+    """The camera of every room, in the terms of ``home.rooms.Camera``."""
+
+    jpeg_quality: int = 92
+    late: bool = False
+
+
+@dataclass(frozen=True)
 class Room:
     """One generated room; a function of ``seed`` alone.
 
@@ -67,6 +76,12 @@ class Room:
     things: tuple[Thing, ...]
     target: int
     start: Pose
+    camera: ClassVar[Camera] = Camera()
+
+    @property
+    def parts(self) -> list[Thing]:
+        """All things, as in ``home.rooms.Room``."""
+        return list(self.things)
 
     @property
     def goal(self) -> Thing:

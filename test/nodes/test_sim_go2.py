@@ -11,57 +11,22 @@ from PIL import Image as Pil
 pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
 
 from builtin_interfaces.msg import Time
-from geometry_msgs.msg import PoseStamped, Twist
+from geometry_msgs.msg import Twist
 from motion_graph import graph
-from nav_msgs.msg import Odometry
-from rclpy.action import ActionClient, ActionServer
 from rclpy.parameter import Parameter
-from sensor_msgs.msg import CompressedImage
-from started_nodes import start
+from simulated_robot import SimulatedRobot, SimulatedRoom
 from std_srvs.srv import Trigger
 
-from collab_llm.action import Generate, Navigate
-from collab_llm.msg import GeneratedText, Status
-from collab_llm.msg import Room as RoomMsg
+from collab_llm.msg import Status
 from collab_llm_nodes.nodes import sim_go2
-from collab_llm_nodes.nodes.camera_ingest import CameraIngest
-from collab_llm_nodes.nodes.motion_guard import MotionGuard
-from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser
-from collab_llm_nodes.nodes.navigator import Navigator
-from collab_llm_nodes.ros.qos import COMMAND, RESULT, STATE
+from collab_llm_nodes.ros.qos import COMMAND
 
 pytestmark = pytest.mark.ros
 __all__ = ["graph"]  # fixture
 
 
-class Room:
-    """The simulator with listeners."""
-
-    def __init__(self, graph: Any, **parameters: Any) -> None:
-        from collab_llm_nodes.errors import CollabError
-        from collab_llm_nodes.sim.renderer import Renderer  # needs EGL
-
-        try:
-            Renderer().close()
-        except CollabError as error:
-            pytest.skip(f"no rendering here: {error}")
-        from collab_llm_nodes.nodes.sim_go2 import SimGo2
-
-        self.graph = graph
-        self.user = graph.node("user")
-        self.odometry: list[Odometry] = graph.collect(self.user, Odometry, "odom", COMMAND)
-        self.truth = graph.collect(self.user, PoseStamped, "ground_truth/pose", COMMAND)
-        self.frames = graph.collect(self.user, CompressedImage, "image/compressed", COMMAND)
-        self.info = graph.collect(self.user, RoomMsg, "ground_truth/room", STATE)
-        self.commands = self.user.create_publisher(Twist, "cmd_vel", COMMAND)
-        self.reset = self.user.create_client(Trigger, "reset")
-        self.node = start(graph, SimGo2, **parameters)
-        graph.wait_for(self.reset.service_is_ready)
-        graph.wait_for(lambda: self.user.count_subscribers("cmd_vel"))
-
-
 def test_velocities_of_a_stranger_move_nothing(graph: Any) -> None:
-    room = Room(graph, seed=3)
+    room = SimulatedRoom(graph, seed=3)
     guard = graph.node("motion_guard")
     guard.create_publisher(Twist, "cmd_vel", COMMAND)
     twist = Twist()
@@ -81,7 +46,7 @@ def seconds(stamp: Time) -> float:
 
 
 def test_simulator_moves_obeys_its_watchdog_and_resets(graph: Any) -> None:
-    room = Room(graph, seed=3, real_time_factor=5.0)
+    room = SimulatedRoom(graph, seed=3, real_time_factor=5.0)
     graph.wait_for(lambda: room.odometry and room.frames and room.info)
     assert room.info[-1].seed == 3
     with Pil.open(io.BytesIO(bytes(room.frames[0].data))) as picture:
@@ -102,7 +67,7 @@ def test_simulator_moves_obeys_its_watchdog_and_resets(graph: Any) -> None:
 
 
 def test_a_room_chosen_while_the_simulator_is_inactive_is_entered(graph: Any) -> None:
-    room = Room(graph, seed=3)
+    room = SimulatedRoom(graph, seed=3)
     room.node.post(room.node.trigger_deactivate)
     graph.wait_for(lambda: not room.node.active)
     room.node.post(room.node.set_parameters, [Parameter("seed", value=4)])
@@ -118,7 +83,7 @@ def test_simulator_in_lockstep_advances_with_the_commands(
     graph: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sim_go2, "LOCKSTEP_S", 5.0)
-    room = Room(graph, seed=3, lockstep=True)
+    room = SimulatedRoom(graph, seed=3, lockstep=True)
     graph.wait_for(lambda: room.odometry)
     twist = Twist()
     twist.angular.z = 0.5
@@ -137,42 +102,14 @@ def test_the_navigator_reaches_the_target_in_the_simulated_room(graph: Any) -> N
     """The whole robot side in simulated time, with the geometric expert in place of the model."""
     from collab_llm_nodes.sim.expert import decide, look, reached
 
-    room = Room(graph, seed=4, lockstep=True, real_time_factor=5.0, camera_rate=4.0)
-    graph.do(room.user.destroy_publisher, room.commands)  # cmd_vel is the guard's alone
-    start(graph, CameraIngest, source="compressed", use_sim_time=True)
-    start(graph, NavigationActionParser, use_sim_time=True)
-    start(graph, Navigator, use_sim_time=True)
-    start(
-        graph,
-        MotionGuard,
-        use_sim_time=True,
-        link_policy="ignore",
-        freshness__max_age=0.0,
-        limits__linear_speed=0.8,
-        limits__angular_speed=1.5,
-        **{f"freshness__{what}": 0.5 for what in ("command", "odometry", "camera")},
-    )
-    texts = room.user.create_publisher(GeneratedText, "generated_text", RESULT)
-    graph.wait_for(lambda: room.user.count_subscribers("generated_text"))
-
-    def answer(goal: Any) -> Generate.Result:
-        told = goal.request.prompt.split("history: ")[1].rstrip(".")
+    def answer(prompt: str) -> str:
+        told = prompt.split("history: ")[1].rstrip(".")
         history = [] if told == "none" else told.split(", ")
-        base, world = room.node._base, room.node._room
+        base, world = robot.node._base, robot.node._room
         action = decide(look(world, base.pose)[world.target], history)
-        text = f"i see a wall. the next action is {action}."
-        session = str(goal.request.header.stamp.nanosec)
-        message = GeneratedText(header=goal.request.header, session_id=session, text=text)
-        message.final = message.verified = message.for_motion = True
-        texts.publish(message)
-        goal.succeed()
-        return Generate.Result(header=goal.request.header, text=text, session_id=session)
+        return f"i see a wall. the next action is {action}."
 
-    generate = ActionServer(room.user, Generate, "edge_cloud/generate", answer)  # noqa: F841 kept
-    client = ActionClient(room.user, Navigate, "navigate")
-    graph.wait_for(client.server_is_ready)
-    goal = Navigate.Goal(instruction=f"find the {room.node._room.goal.name}")
-    handle = graph.ask(client.send_goal_async, goal)
-    result = graph.ask(handle.get_result_async, timeout=60.0).result
+    robot = SimulatedRobot(graph, answer, seed=4)
+    result = robot.navigate(f"find the {robot.node._room.goal.name}")
     assert (result.status.code, result.status.message) == (Status.OK, "")
-    assert reached(room.node._room, room.node._base.pose)
+    assert reached(robot.node._room, robot.node._base.pose)

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from collab_llm_lab.home.rooms import COLOURS, FURNITURE, SHAPES
 from collab_llm_lab.home.training.pictures import GRID, MOST_SIGHTS, NAMES, Pictures
 from collab_llm_lab.home.training.seeing import draw_name
-from collab_llm_lab.home.view import DIRECTION_EDGES, DIRECTIONS, DISTANCE_EDGES, DISTANCES
 from collab_llm_lab.training.nav.batches import Batch
 from collab_llm_lab.training.nav.encoding import Encoder
 from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.sim.home.rooms import COLOURS, FURNITURE, SHAPES
+from collab_llm_nodes.sim.home.view import DIRECTION_EDGES, DIRECTIONS, DISTANCE_EDGES, DISTANCES
 
 WORDS = (
     *COLOURS,

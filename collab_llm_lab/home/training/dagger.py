@@ -10,15 +10,15 @@ import numpy as np
 import torch
 
 from collab_llm_lab.home.expert import Expert
-from collab_llm_lab.home.renderer import Renderer
 from collab_llm_lab.home.training.asks import Ask, ask
 from collab_llm_lab.home.training.driving import Episode, begin, drive
 from collab_llm_lab.home.training.models import MAX_TOKENS
 from collab_llm_lab.home.training.pictures import Snapshot, snapshot, write_shard
 from collab_llm_lab.home.training.sources import draw_way, pose_asks
-from collab_llm_lab.home.view import look
 from collab_llm_lab.home.wording import TRAINED
 from collab_llm_lab.training.nav.models import answers, read
+from collab_llm_nodes.sim.home.renderer import Renderer
+from collab_llm_nodes.sim.home.view import look
 
 FIRST_SEED = 3_000_000
 """Room of the first round; see ``sources``."""

@@ -9,11 +9,11 @@ import numpy as np
 
 from collab_llm_lab.home.answers import GIVE_UP, REPLY, STOP, read
 from collab_llm_lab.home.expert import MAX_STEPS, reached
-from collab_llm_lab.home.renderer import Renderer, from_jpeg, to_jpeg
 from collab_llm_lab.home.requests import Request
-from collab_llm_lab.home.rooms import Furniture, Room, Thing
 from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE, user_text
 from collab_llm_nodes.robot.search import SearchMemory
+from collab_llm_nodes.sim.home.renderer import Renderer, from_jpeg, to_jpeg
+from collab_llm_nodes.sim.home.rooms import Furniture, Room, Thing
 from collab_llm_nodes.sim.robot import Base
 from collab_llm_nodes.sim.rooms import Pose
 

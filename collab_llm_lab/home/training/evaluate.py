@@ -9,9 +9,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase, Qwen2VLForConditionalGeneration
 
 from collab_llm_lab.home.answers import Decision, answer, read
-from collab_llm_lab.home.renderer import Renderer
 from collab_llm_lab.home.requests import Kind
-from collab_llm_lab.home.rooms import HELD_OUT_PAIRS, Style
 from collab_llm_lab.home.training.asks import Ask
 from collab_llm_lab.home.training.models import MAX_TOKENS
 from collab_llm_lab.home.training.pictures import Pictures, write_shard
@@ -23,9 +21,11 @@ from collab_llm_lab.home.training.seeing import (
     short_answer,
 )
 from collab_llm_lab.home.training.sources import room_poses
-from collab_llm_lab.home.view import DIRECTIONS, way
 from collab_llm_lab.home.wording import HELD_OUT, PLAIN
 from collab_llm_lab.training.nav.models import answers
+from collab_llm_nodes.sim.home.renderer import Renderer
+from collab_llm_nodes.sim.home.rooms import HELD_OUT_PAIRS, Style
+from collab_llm_nodes.sim.home.view import DIRECTIONS, way
 
 HELD_OUT_SEEDS = 500_000
 """First room seed of the held-out pictures; below it are the rooms that are driven."""

@@ -20,15 +20,12 @@ from transformers.utils import logging as transformers_logging
 from collab_llm_lab.home.answers import Decision, answer, read
 from collab_llm_lab.home.asking import draw_for_view
 from collab_llm_lab.home.expert import Expert
-from collab_llm_lab.home.renderer import Renderer, from_jpeg
 from collab_llm_lab.home.requests import NOTHING, About, Kind, Request
-from collab_llm_lab.home.rooms import Style, make_room
 from collab_llm_lab.home.training.driving import Answer, Episode, begin, drive, take_picture
 from collab_llm_lab.home.training.evaluate import held_out_pictures, share
 from collab_llm_lab.home.training.models import MAX_TOKENS
 from collab_llm_lab.home.training.pictures import GRID
 from collab_llm_lab.home.training.seeing import KNOWN
-from collab_llm_lab.home.view import Sight, direction, look
 from collab_llm_lab.home.wording import HELD_OUT, TRAINED, Wordings
 from collab_llm_lab.training import loop
 from collab_llm_lab.training.nav.encoding import Encoder
@@ -37,6 +34,9 @@ from collab_llm_lab.training.nav.models import answers, prefix_ids
 from collab_llm_lab.training.nav.models import read as read_model
 from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE, user_text
 from collab_llm_nodes.robot.search import SearchMemory
+from collab_llm_nodes.sim.home.renderer import Renderer, from_jpeg
+from collab_llm_nodes.sim.home.rooms import Style, make_room
+from collab_llm_nodes.sim.home.view import Sight, direction, look
 
 PERTURBED = {
     "height_low": Style(camera_height=(0.25, 0.25)),

@@ -12,9 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from collab_llm_lab.home.footprints import distances
-from collab_llm_lab.home.renderer import HEIGHT_PX, WIDTH, Renderer, footprint, to_jpeg
-from collab_llm_lab.home.rooms import (
+from collab_llm_lab.home.training.asks import Ask, read_asks, write_asks
+from collab_llm_lab.training.nav.forward import MERGE, PATCH, Grid
+from collab_llm_lab.training.run import replacing
+from collab_llm_nodes.sim.home.footprints import distances
+from collab_llm_nodes.sim.home.renderer import HEIGHT_PX, WIDTH, Renderer, footprint, to_jpeg
+from collab_llm_nodes.sim.home.rooms import (
     COLOURS,
     FURNITURE,
     ROBOT_RADIUS,
@@ -23,10 +26,7 @@ from collab_llm_lab.home.rooms import (
     Room,
     Thing,
 )
-from collab_llm_lab.home.training.asks import Ask, read_asks, write_asks
-from collab_llm_lab.home.view import Sight, View, look
-from collab_llm_lab.training.nav.forward import MERGE, PATCH, Grid
-from collab_llm_lab.training.run import replacing
+from collab_llm_nodes.sim.home.view import Sight, View, look
 from collab_llm_nodes.sim.renderer import from_jpeg
 from collab_llm_nodes.sim.rooms import Pose
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collab_llm_lab.home.rooms import HELD_OUT_PAIRS
 from collab_llm_lab.home.training.pictures import NAMES, Pictures
-from collab_llm_lab.home.view import (
+from collab_llm_nodes.sim.home.rooms import HELD_OUT_PAIRS
+from collab_llm_nodes.sim.home.view import (
     DIRECTIONS,
     DISTANCES,
     Sight,

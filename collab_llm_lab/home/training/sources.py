@@ -15,9 +15,7 @@ import numpy as np
 from collab_llm_lab.home.answers import ACTIONS, GIVE_UP, REPLY, STOP, answer
 from collab_llm_lab.home.asking import draw_request
 from collab_llm_lab.home.expert import MAX_STEPS, Expert
-from collab_llm_lab.home.renderer import Renderer
 from collab_llm_lab.home.requests import About, Kind, Request, relations
-from collab_llm_lab.home.rooms import Room, Style, make_room
 from collab_llm_lab.home.training.asks import Ask, ask
 from collab_llm_lab.home.training.pictures import (
     Snapshot,
@@ -25,9 +23,11 @@ from collab_llm_lab.home.training.pictures import (
     snapshot,
     write_shard,
 )
-from collab_llm_lab.home.view import View, look
 from collab_llm_lab.home.wording import PLAIN, Wordings, plain
 from collab_llm_nodes.robot.search import SearchMemory
+from collab_llm_nodes.sim.home.renderer import Renderer
+from collab_llm_nodes.sim.home.rooms import Room, Style, make_room
+from collab_llm_nodes.sim.home.view import View, look
 from collab_llm_nodes.sim.robot import Base
 from collab_llm_nodes.sim.rooms import Pose
 

@@ -10,13 +10,13 @@ import pytest
 
 from collab_llm_lab.home.answers import REPLY, STOP, read, reply
 from collab_llm_lab.home.expert import MAX_STEPS, Expert, drive
-from collab_llm_lab.home.footprints import distances
 from collab_llm_lab.home.planner import MARGIN, path, straight
 from collab_llm_lab.home.requests import About, Kind, Request
-from collab_llm_lab.home.rooms import Camera, Furniture, Room, Style, Thing, make_room
-from collab_llm_lab.home.view import look
 from collab_llm_nodes.robot.grammar import Code, parse
 from collab_llm_nodes.robot.search import SearchMemory
+from collab_llm_nodes.sim.home.footprints import distances
+from collab_llm_nodes.sim.home.rooms import Camera, Furniture, Room, Style, Thing, make_room
+from collab_llm_nodes.sim.home.view import look
 from collab_llm_nodes.sim.rooms import Pose
 
 BALL = Thing("ball", "red", 5.0, 2.5)

@@ -14,9 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from collab_llm_lab.home.answers import ACTIONS, answer
 from collab_llm_lab.home.expert import Expert
-from collab_llm_lab.home.renderer import Renderer
 from collab_llm_lab.home.requests import QUESTIONS, About, Kind, Request
-from collab_llm_lab.home.rooms import HELD_OUT_PAIRS, Style, make_room
 from collab_llm_lab.home.training import gates, plan, sources
 from collab_llm_lab.home.training.answering import Answering
 from collab_llm_lab.home.training.batches import WORDS, Batches, Lengths, dense_words
@@ -27,13 +25,15 @@ from collab_llm_lab.home.training.pictures import GRID, NAMES, Pictures, write_s
 from collab_llm_lab.home.training.plan import STAGES, Dagger, Stage, export_stage, train_stage
 from collab_llm_lab.home.training.seeing import draw_name, found, seeing_questions
 from collab_llm_lab.home.training.sources import POSES, WAYS, Source, room_poses, room_way
-from collab_llm_lab.home.view import look
 from collab_llm_lab.home.wording import HELD_OUT, plain
 from collab_llm_lab.training.learner import Recipe
 from collab_llm_lab.training.nav.learner import PictureLearner, Supervision
 from collab_llm_lab.training.nav.models import answers, build, read
 from collab_llm_lab.training.run import is_done
 from collab_llm_nodes.errors import ConfigError, ModelError
+from collab_llm_nodes.sim.home.renderer import Renderer
+from collab_llm_nodes.sim.home.rooms import HELD_OUT_PAIRS, Style, make_room
+from collab_llm_nodes.sim.home.view import look
 
 MICRO = Stage(Recipe(4, 2e-3, steps=100, warmup=2, beta2=0.98), "micro", {POSES: 4})
 

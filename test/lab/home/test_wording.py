@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from collab_llm_lab.home.requests import SIDES, About, Kind
-from collab_llm_lab.home.rooms import COLOURS, NAMED_FURNITURE, SHAPES
 from collab_llm_lab.home.wording import (
     HELD_OUT,
     HELD_OUT_NOUNS,
@@ -26,6 +25,7 @@ from collab_llm_lab.home.wording import (
 )
 from collab_llm_nodes.robot.prompt import user_text
 from collab_llm_nodes.robot.stop_words import asks_to_stop
+from collab_llm_nodes.sim.home.rooms import COLOURS, NAMED_FURNITURE, SHAPES
 
 NAMED = [
     *(About(f"{colour} {shape}") for colour in COLOURS for shape in SHAPES),

@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from collab_llm_lab.home.footprints import Footprint, distances
 from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.sim.home.footprints import Footprint, distances
 from collab_llm_nodes.sim.rooms import Pose
 
 SHAPES = ("ball", "box", "cone", "bottle", "mug", "bucket", "lamp", "stool")
@@ -70,6 +70,8 @@ HELD_OUT_PAIRS = frozenset(
 )
 """Pairs of colour and shape in no training room; each colour and shape is in at most two."""
 KINDS = tuple((colour, shape) for colour in COLOURS for shape in SHAPES)
+NAMES = tuple(f"{colour} {shape}" for colour, shape in KINDS)
+"""Names of all things."""
 
 _CELL = 0.1
 _CLEARANCE = 0.43
@@ -106,6 +108,10 @@ class Thing:
         return f"{self.colour} {self.shape}"
 
     @property
+    def radius(self) -> float:
+        return RADIUS[self.shape]
+
+    @property
     def footprint(self) -> Footprint:
         return Footprint.circle(self.x, self.y, RADIUS[self.shape])
 
@@ -125,6 +131,11 @@ class Furniture:
     @property
     def name(self) -> str:
         return self.kind
+
+    @property
+    def radius(self) -> float:
+        """Radius of the circle around its footprint."""
+        return math.hypot(self.length, self.width) / 2
 
     @property
     def footprint(self) -> Footprint:
@@ -185,6 +196,11 @@ class Room:
     looks: Looks = Looks()
 
     @property
+    def goal(self) -> Thing:
+        """The first thing; a request may be for another."""
+        return self.things[0]
+
+    @property
     def parts(self) -> list[Thing | Furniture]:
         """All things, then all furniture; their numbers are those of ``footprints``."""
         return [*self.things, *self.furniture]
@@ -233,6 +249,8 @@ class Style:
     people: tuple[int, int] = (0, 2)
     pairs: Literal["trained", "held_out", "all"] = "trained"
     """Colours with shapes: none held out; the first thing's held out; any."""
+    first: str = ""
+    """Name of the first thing, such as "red mug", held out or not; drawn if empty."""
     blocked: bool = False
     """The straight way from the start to the first thing leads through furniture."""
     camera_height: Range = (0.25, 0.45)
@@ -342,6 +360,8 @@ def _pairs(rng: np.random.Generator, style: Style, count: int) -> list[tuple[str
     held_out = sorted(HELD_OUT_PAIRS)
     allowed = [k for k in KINDS if style.pairs != "trained" or k not in HELD_OUT_PAIRS]
     firsts = held_out if style.pairs == "held_out" else allowed
+    if style.first:
+        firsts = [kind for kind in KINDS if " ".join(kind) == style.first]
     pairs = [firsts[int(rng.integers(len(firsts)))]]
     while len(pairs) < count:
         others = [k for k in allowed if k not in pairs]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from collab_llm_lab.home.footprints import distances
-from collab_llm_lab.home.rooms import HEIGHT, ROBOT_RADIUS, SHAPES, Camera, Furniture, Room
+from collab_llm_nodes.sim.home.footprints import distances
+from collab_llm_nodes.sim.home.rooms import HEIGHT, ROBOT_RADIUS, SHAPES, Camera, Furniture, Room
 from collab_llm_nodes.sim.rooms import Pose
 
 DIRECTIONS = ("far left", "left", "ahead", "right", "far right")

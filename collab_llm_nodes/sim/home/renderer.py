@@ -14,8 +14,9 @@ os.environ.setdefault("MUJOCO_GL", "egl")  # must be set before mujoco is import
 import mujoco
 import numpy as np
 
-from collab_llm_lab.home.rooms import COLOURS, FURNITURE, NAMED_FURNITURE, SHAPES, Room, Thing
-from collab_llm_lab.home.scenery import (
+from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.sim.home.rooms import COLOURS, FURNITURE, NAMED_FURNITURE, SHAPES, Room, Thing
+from collab_llm_nodes.sim.home.scenery import (
     MATERIALS,
     PERSON_XML,
     RGB,
@@ -24,8 +25,7 @@ from collab_llm_lab.home.scenery import (
     textures,
     thing_xml,
 )
-from collab_llm_lab.home.view import ASPECT, Scene, axes, camera_of
-from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.sim.home.view import ASPECT, Scene, axes, camera_of
 from collab_llm_nodes.sim.renderer import from_jpeg, to_jpeg
 from collab_llm_nodes.sim.rooms import Pose
 

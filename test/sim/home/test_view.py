@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from collab_llm_lab.home.renderer import (
+from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.sim.home.renderer import (
     HEIGHT_PX,
     WIDTH,
     Renderer,
@@ -18,7 +19,7 @@ from collab_llm_lab.home.renderer import (
     sway,
     to_jpeg,
 )
-from collab_llm_lab.home.rooms import (
+from collab_llm_nodes.sim.home.rooms import (
     COLOURS,
     SHAPES,
     Camera,
@@ -28,8 +29,7 @@ from collab_llm_lab.home.rooms import (
     Thing,
     make_room,
 )
-from collab_llm_lab.home.view import direction, distance, free_way, look, way
-from collab_llm_nodes.errors import CollabError
+from collab_llm_nodes.sim.home.view import direction, distance, free_way, look, way
 from collab_llm_nodes.sim.rooms import Pose
 
 START = Pose(1.0, 3.0, 0.0)
