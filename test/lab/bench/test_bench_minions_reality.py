@@ -402,14 +402,16 @@ def test_a_run_that_is_interrupted_cancels_what_it_asks(
     def interrupt(*_: object) -> None:
         raise Interrupted
 
+    def send() -> None:
+        main = threading.main_thread().ident
+        assert main is not None
+        assert asked.wait(60)
+        signal.pthread_kill(main, signal.SIGTERM)
+
     monkeypatch.setattr(reality, "_ask", hang)
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        main = threading.main_thread().ident
-        assert main is not None
-        sender = threading.Thread(
-            target=lambda: asked.wait(60) and signal.pthread_kill(main, signal.SIGTERM)
-        )
+        sender = threading.Thread(target=send)
         sender.start()
         with pytest.raises(Interrupted):
             run(material)
