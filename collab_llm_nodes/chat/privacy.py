@@ -29,7 +29,7 @@ class Disclosure:
         bytes: its length in UTF-8 [byte].
         sha256: hash of those bytes, which identifies the text without storing it; empty for
             ``CHOICE``.
-        times: how often it was sent: 1, and more with retries.
+        times: how often it was sent: 1, more with retries, 0 if the server could not be reached.
     """
 
     round: int
@@ -54,7 +54,7 @@ class PrivacyLedger:
     @property
     def bytes(self) -> int:
         """Bytes of the texts that were sent."""
-        return sum(each.bytes for each in self.disclosures if each.kind != CHOICE)
+        return sum(each.bytes for each in self.disclosures if each.times and each.kind != CHOICE)
 
     @property
     def room(self) -> int:
@@ -94,8 +94,8 @@ class PrivacyLedger:
         self.disclosures += entered
         return entered
 
-    def sent_again(self, disclosure: Disclosure, attempts: int) -> None:
-        """Set how often ``disclosure`` was sent in all."""
+    def set_times(self, disclosure: Disclosure, attempts: int) -> None:
+        """Set how often ``disclosure`` was sent in all; 0 if never."""
         place = next(i for i, known in enumerate(self.disclosures) if known is disclosure)
         self.disclosures[place] = replace(disclosure, times=attempts)
 
@@ -103,6 +103,8 @@ class PrivacyLedger:
         """Return the bytes of each kind, by round."""
         counts: dict[int, Counter[str]] = {}
         for disclosure in self.disclosures:
+            if not disclosure.times:
+                continue
             counts.setdefault(disclosure.round, Counter())[disclosure.kind] += disclosure.bytes
         return {round: dict(kinds) for round, kinds in counts.items()}
 

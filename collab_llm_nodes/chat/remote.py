@@ -399,6 +399,7 @@ class RemoteChat:
             if self._adapted(failure.report, body):
                 continue
             failures += 1
+            attempts.made -= not failure.sent
             pause_s = None
             if failure.transient:
                 chance = self._random.random()
@@ -436,6 +437,7 @@ class RemoteChat:
                     remedy="check that the server runs, and attempt_s",
                 ),
                 transient=True,
+                sent=not isinstance(error.__cause__, (httpx2.ConnectError, httpx2.ConnectTimeout)),
             )
 
     def _refused(self, status: int, body: object, headers: Mapping[str, str]) -> _Failure:
@@ -604,10 +606,12 @@ class _Failure:
         transient: another attempt may succeed.
         asked_s: pause that the server asks for [s].
         report: the server's error report, if it may name a part that it refuses.
+        sent: False without a connection to the server.
     """
 
     error: CollabError
     transient: bool = False
+    sent: bool = True
     asked_s: float = 0.0
     report: _Report | None = None
 

@@ -9,12 +9,13 @@ import typer
 
 from collab_llm_nodes.cli.options import JsonOption, SeedOption
 from collab_llm_nodes.cli.output import console, fail, write_json
-from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.errors import InvalidInput, did_you_mean, quoted
 
 if TYPE_CHECKING:
     from collab_llm_nodes.protocols.base import Answer
 
 app = typer.Typer()
+_DRAGON = "dragon"
 
 
 @app.command()
@@ -58,10 +59,22 @@ def ask(
     Exits with 0 for an answer, 1 after an error or if it was cut short, 3 if the documents do not
     give it, and 4 if the remote did not decide on it freely.
     """
-    from collab_llm_nodes.protocols.minions.command import Question, outcome_of, run_ask
+    from collab_llm_nodes.protocols.minions.command import (
+        PROTOCOLS,
+        Question,
+        outcome_of,
+        run_ask,
+    )
 
     *files, text = words
-    if protocol == "dragon":
+    known = (*PROTOCOLS, _DRAGON)
+    if protocol not in known:
+        raise InvalidInput(
+            f"unknown protocol {quoted(protocol)}",
+            field="--protocol",
+            remedy=did_you_mean(protocol, known, f"one of {', '.join(known)}"),
+        )
+    if protocol == _DRAGON:
         answer, report = _ask_dragon(text, files, config, options or [], store, deadline, seed)
     else:
         question = Question(

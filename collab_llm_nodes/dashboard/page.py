@@ -515,7 +515,9 @@ def cost_text(reading: Reading) -> str:
     for role in ("remote", "local"):
         counts = (f"{figures.get(f'{role}_{n}_tokens', 0):.0f} {n}" for n in drawing.TOKENS)
         roles.append(f"{role} {', '.join(counts)}")
-    usd = f"; {figures['cost_usd']:.4f} US dollars" if "cost_usd" in figures else ""
+    usd = ""
+    if "cost_usd" in figures:
+        usd = f"; {figures['cost_usd']:.4f} US dollars by the price table"
     return f"tokens: {'; '.join(roles)}{usd}"
 
 

@@ -39,6 +39,21 @@ def names(config: Any, prefix: str = "") -> list[str]:
     return found
 
 
+def named_values(options: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return names and values of options that are written as NAME=VALUE.
+
+    Raises:
+        InvalidInput: one has no value.
+    """
+    pairs = [option.partition("=") for option in options]
+    for name, equals, _ in pairs:
+        if not equals:
+            raise InvalidInput(
+                f"{quoted(name)} has no value", field="--set", remedy=f"write {name}=VALUE"
+            )
+    return [name for name, _, _ in pairs], [value for *_, value in pairs]
+
+
 def with_options(
     config: C, keys: Sequence[str], values: Sequence[str], *, by_operator: bool = False
 ) -> C:

@@ -194,9 +194,16 @@ def test_bytes_by_round_and_kind() -> None:
 def test_equal_texts_have_entries_of_their_own() -> None:
     ledger = PrivacyLedger(100)
     first, second = (enter(ledger, "question", "a secret") for _ in range(2))
-    ledger.sent_again(second, 3)
+    ledger.set_times(second, 3)
     assert ledger.disclosures == [first, dataclasses.replace(second, times=3)]
     assert ledger.bytes == 16
+
+
+def test_a_text_that_reached_nobody_takes_no_room() -> None:
+    ledger = PrivacyLedger(9)
+    ledger.set_times(enter(ledger, "question", "x" * 9), 0)
+    assert (ledger.bytes, ledger.room, ledger.by_round()) == (0, 9, {})
+    assert enter(ledger, "question", "x" * 9).times == 1
 
 
 def test_records_cannot_be_changed() -> None:

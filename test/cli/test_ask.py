@@ -150,13 +150,41 @@ def test_a_remote_that_cannot_plan_is_one_line(terminal: Terminal) -> None:
     assert "MODEL_ERROR: prompt: the remote model cannot plan this question" in told
 
 
+def test_prices_of_another_model_are_called_so(terminal: Terminal) -> None:
+    content = yaml.safe_load(terminal.config.read_text())
+    content["/**/minions_server"]["ros__parameters"]["cost"] = {"priced_as": "gpt-4o"}
+    terminal.config.write_text(yaml.safe_dump(content))
+    result = terminal.ask(str(terminal.document), "How heavy?")
+    assert re.search(r"as if priced as gpt-4o: 0\.\d{6} US dollars", result.output), result.output
+
+
+def test_a_dead_remote_has_read_nothing(terminal: Terminal) -> None:
+    content = yaml.safe_load(terminal.config.read_text())
+    parameters = content["/**/minions_server"]["ros__parameters"]
+    retries = {"max_attempts": 2}
+    dead = {"url": "http://127.0.0.1:9/v1", "model": "remote", "retries": retries}
+    audit = terminal.folder / "audit.jsonl"
+    parameters |= {"privacy.audit_file": str(audit)}
+    parameters["remote_model"]["server"] = dead
+    terminal.config.write_text(yaml.safe_dump(content))
+    report = terminal.folder / "report.json"
+    result = terminal.ask(str(terminal.document), "How heavy?", "--json", str(report))
+    assert result.exit_code == 1
+    assert "does not answer" in " ".join(result.output.split())
+    figures = json.loads(report.read_text())["figures"]
+    assert figures["sent_bytes"] == 0
+    assert json.loads(audit.read_text().splitlines()[-1])["times"] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind", "told"),
     [
         (("a question",), InvalidInput, "document_names"),
         (("nowhere.txt", "why?"), InvalidInput, "nowhere.txt"),
         (("why?", "--protocol", "minoin"), InvalidInput, "did you mean minion"),
+        (("why?", "--protocol", "foo"), InvalidInput, "rag, dragon"),
         (("why?", "--set", "rouns=3"), InvalidInput, "did you mean rounds"),
+        (("why?", "--set", "rounds"), InvalidInput, "'rounds' has no value (write rounds=VALUE)"),
         (("why?", "--set", "library.folders=/"), InvalidInput, "is no option"),
         (("why?", "--config", "nowhere.yaml"), ConfigError, "nowhere.yaml"),
     ],
@@ -178,6 +206,7 @@ def test_a_wrong_question_is_one_line(
         ("7 kg", 2, 0, "found"),
         ("7 kg", 1, 4, "forced"),
         ("Not mentioned in the outputs.", 2, 3, "unknown"),
+        ("Not mentioned in the outputs.", 1, 3, "unknown"),
     ],
 )
 def test_the_exit_status_tells_what_the_answer_is(

@@ -36,7 +36,7 @@ from collab_llm_lab.bench.rendering import show_lines, show_rows
 from collab_llm_nodes.chat.base import ChatModel, ChatRequest, Reply
 from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.errors import CollabError, ConfigError, did_you_mean
+from collab_llm_nodes.errors import CollabError, ConfigError, ModelError, did_you_mean
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Control, Request, Resources
 from collab_llm_nodes.protocols.minions.command import PROTOCOLS
@@ -51,7 +51,7 @@ from collab_llm_nodes.protocols.minions.served import (
     served_minions,
 )
 from collab_llm_nodes.protocols.minions.settings import EMBEDDED, LocalConfig
-from collab_llm_nodes.protocols.options import with_options
+from collab_llm_nodes.protocols.options import named_values, with_options
 
 ORACLE, EMBEDDED_REMOTE = "oracle", "embedded"
 STRING_SEARCH = StringSearch.name
@@ -72,7 +72,7 @@ Does the reply give one of the accepted answers? Other words, other units and ro
 Reply with "yes" or "no" alone."""
 _COLUMNS = {
     "right": "{accuracy:.3f}",
-    "found": "{found:.3f}",
+    "found": "{found}",
     "jobs": "{jobs:.1f}",
     "kept": "{kept:.2f}",
     "unreadable": "{unreadable_share:.2f}",
@@ -134,9 +134,7 @@ class Setup:
         elif self.worker:
             model = replace(served.local_model.model, path=self.worker)
             served = replace(served, local_model=replace(served.local_model, model=model))
-        pairs = [option.partition("=") for option in self.options]
-        keys, values = [key for key, _, _ in pairs], [value for *_, value in pairs]
-        return with_options(served, keys, values, by_operator=True)
+        return with_options(served, *named_values(self.options), by_operator=True)
 
     def _remote_model(self, configured: ChatModelConfig) -> ChatModelConfig:
         if self.remote == ORACLE:
@@ -206,8 +204,14 @@ def run_reality(
     asked = tuple(each for each in file.questions if each.development == development)
     baseline = replace(setup, worker=STRING_SEARCH)
     rows: dict[str, dict[str, Any]] = {}
-    for each in dict.fromkeys((baseline, setup)):
-        rows[each.name] = _row(each, asked, file, judge, answers, console)
+    with contextlib.ExitStack() as opened:
+        # All models are loaded first: a wrong one is refused before the questions are asked.
+        runs = [
+            (each, opened.enter_context(contextlib.closing(_running(each, asked))))
+            for each in dict.fromkeys((baseline, setup))
+        ]
+        for each, running in runs:
+            rows[each.name] = _row(each, running, asked, file, judge, answers, console)
     for row in rows.values():
         row["string_search"] = rows[baseline.name]["accuracy"]
     results = {
@@ -218,62 +222,77 @@ def run_reality(
         "failed": {},
         "goals": {},
     }
-    show_rows(console, f"remote: {setup.remote}", ["worker"], rows, _COLUMNS)
+    shown = {name: {**row, "found": _shown(row["found"])} for name, row in rows.items()}
+    show_rows(console, f"remote: {setup.remote}", ["worker"], shown, _COLUMNS)
     keep(results)
     return results
 
 
 def _row(
     setup: Setup,
+    running: MinionsRunning,
     questions: Sequence[Question],
     file: QuestionFile,
     judge: str,
     answers: Path | None,
     console: Console,
 ) -> dict[str, Any]:
-    """Return the figures of one worker."""
-    settings = setup.settings()
+    """Return the figures of one worker.
+
+    Raises:
+        ModelError: no question got an answer, not even "unknown".
+    """
     kept = None if answers is None else answers / f"{setup.name.replace('/', '_')}.jsonl"
-    with contextlib.closing(_running(setup, settings, questions)) as running:
-        found = []
-        for asked in _all_asked(running, setup, settings, questions, file, kept):
-            found.append(asked)
-            if len(found) % 10 == 0:
-                console.print(f"{setup.name}: {len(found)} of {len(questions)}", highlight=False)
-        right = _judged(judge, questions, found, running.equipment.remote)
+    found = []
+    for asked in _all_asked(running, setup, questions, file, kept):
+        found.append(asked)
+        if len(found) % 10 == 0:
+            console.print(f"{setup.name}: {len(found)} of {len(questions)}", highlight=False)
+    if failed := [asked.error or "an empty answer" for asked in found if not asked.answer]:
+        failures = f"{len(failed)} of {len(found)} questions failed, the first with {failed[0]}"
+        if len(failed) == len(found):
+            raise ModelError(f"{setup.name}: {failures}", remedy="mend that, and run again")
+        console.print(f"{setup.name}: {failures}", highlight=False)
+    right = _judged(judge, questions, found, running.equipment.remote)
     return {"remote": setup.remote, "judge": judge, **figures(questions, found, right, file)}
 
 
-def _running(
-    setup: Setup, settings: ServedMinions, questions: Sequence[Question]
-) -> MinionsRunning:
+def _running(setup: Setup, questions: Sequence[Question]) -> MinionsRunning:
     remote = ScriptedRemote(questions) if setup.remote == ORACLE else None
     local = StringSearch(best_sentence) if setup.worker == STRING_SEARCH else None
-    equipment = Equipment(settings, Resources(), remote=remote, local=local)
+    equipment = Equipment(setup.settings(), Resources(), remote=remote, local=local)
     return MinionsRunning(PROTOCOLS[setup.protocol][0], equipment)
 
 
 def _all_asked(
     running: MinionsRunning,
     setup: Setup,
-    settings: ServedMinions,
     questions: Sequence[Question],
     file: QuestionFile,
     kept: Path | None,
 ) -> Iterator[Asked]:
     """Yield the answers in order, several at a time; those that are kept are not asked again."""
+    settings = setup.settings()
     run = _digest(setup)
     known = _read_kept(kept, run)
+    whole = Control()
 
     def answer(question: Question) -> Asked:
         found = known.get(_key(question))
         if found is None:
-            found = _ask(running, setup, settings, question, file)
-            _keep(kept, run, question, found)
+            control = Control(time.monotonic() + setup.deadline_s)
+            unregister = whole.on_cancel(control.cancel)
+            found = _ask(running, setup, settings, question, file, control)
+            unregister()
+            if found.answer:  # an error may pass until the next run
+                _keep(kept, run, question, found)
         return found
 
     with ThreadPoolExecutor(settings.parallel) as pool:
-        yield from pool.map(answer, questions)
+        try:
+            yield from pool.map(answer, questions)
+        finally:
+            whole.cancel()  # on Ctrl-C and SIGTERM, running requests end
 
 
 def _ask(
@@ -282,6 +301,7 @@ def _ask(
     settings: ServedMinions,
     question: Question,
     file: QuestionFile,
+    control: Control,
 ) -> Asked:
     request = Request(
         question.id,
@@ -291,7 +311,7 @@ def _ask(
         sampling=SamplingConfig(seed=setup.seed),
     )
     begun = time.monotonic()
-    answer = running.run(request, lambda progress: None, Control(begun + setup.deadline_s))
+    answer = running.run(request, lambda progress: None, control)
     metrics = answer.metrics
     assert isinstance(metrics, MinionsMetrics)
     return Asked(
@@ -390,7 +410,8 @@ def figures(
     """Return the figures of one worker: shares, and means per question.
 
     ``found`` is the share of the answerable questions whose places are among the kept outputs: what
-    a remote that reads could build on.
+    a remote that reads could build on; None if no question names its places. ``errors`` counts the
+    questions without any answer.
     """
     count = len(questions)
     total = {name: sum(each.figures.get(name, 0.0) for each in found) for name in _COUNTED}
@@ -410,8 +431,9 @@ def figures(
         "accuracy_interval": interval(sum(right) / count, count),
         "accuracy_by_kind": {kind: sum(own) / len(own) for kind, own in sorted(kinds.items())},
         "questions_by_kind": {kind: len(own) for kind, own in sorted(kinds.items())},
-        "found": sum(finds(question, asked.outputs) for question, asked in placed)
-        / max(1, len(placed)),
+        "found": sum(finds(question, asked.outputs) for question, asked in placed) / len(placed)
+        if placed
+        else None,
         "jobs": total["jobs"] / count,
         **{f"{name}_share": total[name] / jobs for name in _COUNTED[2:]},
         "kept": total["kept"] / jobs,
@@ -429,6 +451,10 @@ def figures(
         "errors": sum(not each.answer for each in found),
         "wall_s": _mean(each.wall_s for each in found),
     }
+
+
+def _shown(share: float | None) -> str:
+    return "-" if share is None else f"{share:.3f}"
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -21,7 +21,7 @@ from collab_llm_nodes.protocols.base import Answer, Control, Request, Resources,
 from collab_llm_nodes.protocols.dragon.metrics import DragonMetrics
 from collab_llm_nodes.protocols.dragon.running import check, start
 from collab_llm_nodes.protocols.dragon.settings import DragonConfig
-from collab_llm_nodes.protocols.options import with_options
+from collab_llm_nodes.protocols.options import named_values, with_options
 from collab_llm_nodes.protocols.parameter_files import server_parameters
 
 _HOME = Path("~/.collab_llm")
@@ -93,9 +93,7 @@ def _settings(question: Question) -> tuple[DragonConfig, list[str]]:
     if question.store is not None:
         side = replace(settings.side, store=str(_store(question.store)))
         settings = replace(settings, side=side)
-    pairs = [option.partition("=") for option in question.options]
-    keys = [key for key, _, _ in pairs]
-    values = [value for *_, value in pairs]
+    keys, values = named_values(question.options)
     return with_options(settings, keys, values, by_operator=True), keys
 
 

@@ -134,9 +134,9 @@ class Accounts:
         self._bytes_up += result.attempts * sent
         if isinstance(result, Reply):
             self._bytes_down += len(result.text.encode("utf-8", "replace"))
-        if result.attempts > 1:
+        if result.attempts > 1 or (self.away and not result.attempts):
             for disclosure in disclosures:
-                self.privacy.sent_again(disclosure, result.attempts)
+                self.privacy.set_times(disclosure, result.attempts)
             self._record(self.privacy.disclosures[-len(disclosures) :])
 
     def _record(self, disclosures: Iterable[Disclosure]) -> None:

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
-from collab_llm_nodes.errors import InvalidInput, NotFound, did_you_mean, quoted
+from collab_llm_nodes.errors import InvalidInput, NotFound, quoted
 from collab_llm_nodes.knowledge.documents import Document, DocumentLimits
 from collab_llm_nodes.knowledge.files import Folders, read_document
 from collab_llm_nodes.models.turns import Turn
@@ -31,7 +31,7 @@ from collab_llm_nodes.protocols.minions.served import (
     ServedMinions,
     served_minions,
 )
-from collab_llm_nodes.protocols.options import with_options
+from collab_llm_nodes.protocols.options import named_values, with_options
 
 PROTOCOLS = {
     "minion": ("minion", PROTOCOL),
@@ -124,7 +124,7 @@ def run_ask(question: Question, console: Console) -> tuple[Answer, dict[str, Any
             control.cancel()  # on Ctrl-C, running requests end
     if not console.is_terminal:
         console.print()  # rich ends a live display's last line on terminals only
-    _print_ledgers(answer, console)
+    _print_ledgers(answer, settings.cost.priced_as, console)
     report = {
         "answer": answer.text,
         "outcome": outcome_of(answer).name.lower(),
@@ -139,21 +139,13 @@ def run_ask(question: Question, console: Console) -> tuple[Answer, dict[str, Any
 
 def _settings(question: Question) -> tuple[str, ServedMinions, frozenset[str]]:
     """Return the protocol's name, its configuration, and the names of the options given."""
-    if question.protocol not in PROTOCOLS:
-        raise InvalidInput(
-            f"unknown protocol {quoted(question.protocol)}",
-            field="--protocol",
-            remedy=did_you_mean(question.protocol, PROTOCOLS, f"one of {', '.join(PROTOCOLS)}"),
-        )
     name, way = PROTOCOLS[question.protocol]
     settings = replace(served_minions(question.config), way=way)
     if question.store is not None:
         folder = question.store.resolve()
         library = replace(settings.library, stores=str(folder.parent))
         settings = replace(settings, library=library, store=folder.name)
-    pairs = [option.partition("=") for option in question.options]
-    keys = [key for key, _, _ in pairs]
-    values = [value for *_, value in pairs]
+    keys, values = named_values(question.options)
     # The user of the command line is the operator and may allow more to be sent.
     return name, with_options(settings, keys, values, by_operator=True), frozenset(keys)
 
@@ -194,8 +186,8 @@ def _kept(metrics: MinionsMetrics) -> Sequence[Table]:
     return [table]
 
 
-def _print_ledgers(answer: Answer, console: Console) -> None:
-    """Print the bytes sent to the remote by kind, and the cost."""
+def _print_ledgers(answer: Answer, priced_as: str, console: Console) -> None:
+    """Print the bytes sent to the remote by kind, and the cost, perhaps that of another model."""
     figures = answer.metrics.figures()
     sent = Table("read by the remote", "bytes")
     for name, value in figures.items():
@@ -210,7 +202,8 @@ def _print_ledgers(answer: Answer, console: Console) -> None:
     console.print(sent, cost)
     summary = [f"rounds: {answer.metrics.rounds}", f"{answer.metrics.total_s:.1f} s"]
     if "cost_usd" in figures:
-        summary.append(f"{figures['cost_usd']:.6f} US dollars")
+        other = f"as if priced as {priced_as}: " if priced_as else ""
+        summary.append(f"{other}{figures['cost_usd']:.6f} US dollars")
     console.print(", ".join(summary), highlight=False)
     for mark in sorted(marks_in(figures)):
         console.print(f"{mark.value}: {mark.message}", highlight=False)

@@ -394,6 +394,7 @@ class _Run:
             error.field = self._field(error.field)
         elif says_nothing(answer):
             answer, error = UNKNOWN, self._not_found()
+            self.marks -= UNSURE  # there is no answer to have reservations about
         elif remark := self._unusable():
             self.equipment.warn_of(remark)
         sure = error is None and not self.marks & UNSURE

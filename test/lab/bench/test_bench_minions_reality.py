@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 import string
+import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from collab_llm_lab.bench.minions import reality
@@ -24,7 +28,14 @@ from collab_llm_lab.bench.minions.string_search import best_sentence, line_that_
 from collab_llm_nodes.chat.base import ChatRequest, Finish, Reply
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.cli.output import console
-from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, Unavailable
+from collab_llm_nodes.errors import (
+    Cancelled,
+    CollabError,
+    ConfigError,
+    InvalidInput,
+    ModelError,
+    Unavailable,
+)
 from collab_llm_nodes.knowledge.bm25 import bm25
 from collab_llm_nodes.models.turns import Turn
 from collab_llm_nodes.protocols.base import Control
@@ -319,6 +330,95 @@ def test_a_run_that_was_ended_asks_only_what_is_missing(
 def test_what_cannot_be_used_is_refused(material: Path, changed: dict[str, Any]) -> None:
     with pytest.raises((ConfigError, InvalidInput, CollabError)):
         run(material, **changed)
+
+
+DEAD = "http://127.0.0.1:9/v1"
+
+
+def test_a_remote_that_never_answers_is_an_error(material: Path, tmp_path: Path) -> None:
+    """And it is asked again when the run is repeated."""
+    config = tmp_path / "once.yaml"
+    once = {"at": "server", "server": {"retries": {"max_attempts": 1}}}
+    parameters = {"/**/minions_server": {"ros__parameters": {"remote_model": once}}}
+    config.write_text(yaml.safe_dump(parameters))
+    kept = tmp_path / "answers"
+    setup = Setup(DEAD, "x", config=str(config))
+    with pytest.raises(ModelError, match="4 of 4 questions failed.*does not answer"):
+        run(material, setup=setup, answers=kept)
+    assert not kept.exists()
+
+
+def test_questions_that_failed_are_counted(
+    material: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask = reality._ask
+
+    def fail_once(*args: Any) -> reality.Asked:
+        asked = ask(*args)
+        return replace(asked, answer="", error="gone") if asked.id == "a" else asked
+
+    monkeypatch.setattr(reality, "_ask", fail_once)
+    row = run(material)["reality"]["string-search"]
+    assert (row["errors"], row["accuracy"]) == (1, 0.75)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "string-search: 1 of 4 questions failed, the first with gone" in shown
+
+
+def test_without_a_cited_place_nothing_is_said_about_places(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = run(write(tmp_path, line(cited=[])))["reality"]["string-search"]
+    assert row["found"] is None
+    (cells,) = (
+        [cell.strip() for cell in text.split("│")[1:-1]]
+        for text in capsys.readouterr().out.splitlines()
+        if "string-search" in text
+    )
+    assert cells[:3] == ["string-search", "1.000", "-"]
+
+
+def test_a_worker_that_does_not_exist_is_refused_before_anything_is_asked(
+    material: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reality, "_ask", lambda *args: pytest.fail("asked"))
+    with pytest.raises(CollabError, match="no such folder"):
+        run(material, setup=Setup(worker="/nope"))
+
+
+def test_a_run_that_is_interrupted_cancels_what_it_asks(
+    material: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, cancelled = threading.Event(), threading.Event()
+
+    def hang(*args: Any) -> reality.Asked:
+        args[-1].on_cancel(cancelled.set)
+        asked.set()
+        assert cancelled.wait(60)
+        raise Cancelled("given up")
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    def send() -> None:
+        main = threading.main_thread().ident
+        assert main is not None
+        assert asked.wait(60)
+        signal.pthread_kill(main, signal.SIGTERM)
+
+    monkeypatch.setattr(reality, "_ask", hang)
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        sender = threading.Thread(target=send)
+        sender.start()
+        with pytest.raises(Interrupted):
+            run(material)
+        sender.join()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert cancelled.is_set()
 
 
 def test_the_remote_is_a_server_or_the_shipped_planner() -> None:
