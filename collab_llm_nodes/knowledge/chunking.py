@@ -18,12 +18,14 @@ from itertools import chain, pairwise
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.knowledge.documents import PAGE_BREAK, Document
+from collab_llm_nodes.knowledge.unwrapping import tidy, unwrapped
 
 _PAGE_CHARACTERS = 3000
 """A page of a text that has no page breaks."""
 _MAX_TITLE = 200
 
 _Piece = tuple[int, int, str]  # first and last + 1 character, title of the section
+Split = Callable[[str], Iterable[tuple[int, int]]]
 
 # All of these are linear: no two parts of one can match the same characters, and a line is tried
 # from its beginning only. A page break ends a line too: the text of a PDF has no newline beside it.
@@ -83,7 +85,8 @@ class Chunk:
 
     Attributes:
         document: ``Document.id``.
-        start, end: place of ``text`` in the document's content [characters].
+        start, end: place in the document's content [characters].
+        text: what stands there; by sentence, without the line ends within paragraphs.
         page: of its first character, from 1; 0 if the document has no page breaks.
         section: heading above it, or the first line of a piece of code; empty if there is none.
     """
@@ -96,21 +99,39 @@ class Chunk:
     section: str
 
 
-def chunks(document: Document, plan: ChunkPlan) -> Iterator[Chunk]:
-    """Yield the chunks of ``document`` in order; blank ones are left out, and blank edges."""
-    content = document.content
+def chunks(document: Document, plan: ChunkPlan, split: Split | None = None) -> Iterator[Chunk]:
+    """Yield the chunks of ``document`` in order; blank ones are left out, and blank edges.
+
+    By sentence, the lines of a wrapped paragraph are joined, and runs of blanks are one space.
+
+    Args:
+        split: returns first and last + 1 character of the parts of a chunk that has to be cut once
+            more; None: none has.
+    """
+    by_sentence = plan.by == "sentence"
+    content = unwrapped(document.content) if by_sentence else document.content
     page, counted = int(PAGE_BREAK in content), 0
+    for first, last, section in _places(content, plan, split):
+        text = content[first:last]
+        body = text.strip()
+        if not body:
+            continue
+        first += len(text) - len(text.lstrip())
+        if page:
+            page += content.count(PAGE_BREAK, counted, first)
+            counted = first
+        last = first + len(body)
+        yield Chunk(document.id, first, last, tidy(body) if by_sentence else body, page, section)
+
+
+def _places(content: str, plan: ChunkPlan, split: Split | None) -> Iterator[_Piece]:
     for start, end, section in _PIECES[plan.by](content, plan):
         for first, last in windows(content, start, end, plan.characters, plan.overlap):
-            text = content[first:last]
-            body = text.strip()
-            if not body:
+            if split is None:
+                yield first, last, section
                 continue
-            first += len(text) - len(text.lstrip())
-            if page:
-                page += content.count(PAGE_BREAK, counted, first)
-                counted = first
-            yield Chunk(document.id, first, first + len(body), body, page, section)
+            for begin, stop in split(content[first:last]):
+                yield first + begin, first + stop, section
 
 
 def windows(

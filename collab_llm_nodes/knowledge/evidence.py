@@ -41,6 +41,18 @@ _NEAR = 2
 """Words of a pair stand at most this far apart in a sentence that keeps the pair."""
 _LEAD, _TOPIC = 6, 1.0
 """Words at the begin of a sentence, numbers aside, and the rarity of one that is its topic."""
+_KINDS = frozenset({"which", "what", "when"})
+"""Words that ask for a value: a number, a name, an expression of the domain."""
+_AUXILIARIES = frozenset(
+    {"am", "are", "can", "come", "could", "did", "do", "does", "has", "have", "is", "may", "might"}
+    | {"must", "shall", "should", "to", "was", "were", "will", "would"}
+)
+"""After them "how" asks for a manner ("how do I ..."), otherwise for a number ("how often")."""
+_NUMBERS = frozenset(
+    {"one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven"}
+    | {"twelve", "fifteen", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty"}
+    | {"ninety", "hundred", "thousand", "half", "once", "twice"}
+)
 _LEAST_WORDS = 4
 """Words of a whole sentence; a shorter one is a heading or an item of a list."""
 
@@ -112,6 +124,9 @@ class Asked:
         self._rarity = {stem: rarity(stem) for stem in self._stems}
         self._total = sum(self._rarity.values())
         self._pairs = [*pairwise(stem for stem in self._stems if self._rarity[stem])]
+        asked = words(question)
+        self._asks_number = any(a == "how" and b not in _AUXILIARIES for a, b in pairwise(asked))
+        self._asks_value = self._asks_number or not _KINDS.isdisjoint(asked)
         adjacent = pairwise(self._stems)
         self._adjacent = [(a, b) for a, b in adjacent if self._rarity[a] and self._rarity[b]]
 
@@ -129,6 +144,23 @@ class Asked:
             leading=float(any(self._rarity.get(stem, 0.0) > _TOPIC for stem in lead)),
             whole=float(is_whole(sentence)),
             similarity=similarity,
+        )
+
+    def lacks_value(self, sentence: str) -> bool:
+        """Return True if the question asks for a value and ``sentence`` has none.
+
+        "Set the port to listen on." has no answer to "Which port?". A value is a number or, unless
+        the question is "how many", a word rarer than English's common ones; it is not a word of the
+        question.
+        """
+        if not self._asks_value:
+            return False
+        new = [word for word in words(sentence) if stem_of(word) not in self._rarity]
+        return not any(
+            word in _NUMBERS
+            or not word.isalpha()
+            or (not self._asks_number and rarity(stem_of(word)) >= rarity(""))
+            for word in new
         )
 
     def _coverage(self, there: set[str]) -> float:

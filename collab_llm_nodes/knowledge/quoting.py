@@ -41,7 +41,7 @@ class Quotable(Retrieved):
     """The pieces whose best sentences may be quoted; their scores are probabilities.
 
     Attributes:
-        sentences: one of each hit.
+        sentences: one of each hit, or two neighbours (``_with_value``).
         best: the greatest probability of all sentences, also if it is too small.
     """
 
@@ -51,9 +51,14 @@ class Quotable(Retrieved):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A sentence of a piece, and what speaks for it."""
+    """A sentence of a piece, and what speaks for it.
+
+    Attributes:
+        number: of the sentence in the piece.
+    """
 
     hit: Hit
+    number: int
     sentence: str
     features: Features
 
@@ -74,14 +79,18 @@ def candidates(
     if config.method == "dense":
         nearest = store.nearest(vector, encoder.fingerprint, config.candidates)
         hits |= {hit.id: hit for hit in nearest}
-    read = [(hit, sentence) for hit in hits.values() for sentence in sentences(hit.chunk.text)]
+    read = [
+        (hit, number, sentence)
+        for hit in hits.values()
+        for number, sentence in enumerate(sentences(hit.chunk.text))
+    ]
     products = [0.0] * len(read)
     if similarity and read:
-        products = (encoder.encode([sentence for _, sentence in read]) @ vector).tolist()
+        products = (encoder.encode([sentence for *_, sentence in read]) @ vector).tolist()
     asked = Asked(question)
     return [
-        Candidate(hit, sentence, asked.features(sentence, product))
-        for (hit, sentence), product in zip(read, products, strict=True)
+        Candidate(hit, number, sentence, asked.features(sentence, product))
+        for (hit, number, sentence), product in zip(read, products, strict=True)
     ]
 
 
@@ -110,12 +119,35 @@ def quotable(
         if score >= least and len(best) < config.chunks:
             best.setdefault(each.hit.id, (score, each))
     scores = [score for score, _ in best.values()]
+    asked = Asked(question)
     return Quotable(
         tuple(replace(each.hit, score=score) for score, each in best.values()),
         *softmax(scores, config.temperature),
         scorer="",
-        sentences=tuple(each.sentence for _, each in best.values()),
+        sentences=tuple(_with_value(asked, each, calibration) for _, each in best.values()),
         best=scored[0][0] if scored else 0.0,
+    )
+
+
+def _with_value(asked: Asked, found: Candidate, calibration: Calibration) -> str:
+    """Return a sentence, with the neighbour that has the value asked for if it has none itself.
+
+    Manuals write so: "Set the port of the listener. Defaults to 1883." Of two neighbours with a
+    value it is the one that has more evidence together with the sentence.
+    """
+    if not asked.lacks_value(found.sentence):
+        return found.sentence
+    said = sentences(found.hit.chunk.text)
+    before, after = max(0, found.number - 1), found.number + 1
+    pairs = [said[found.number : after + 1], said[before:after]]  # most values follow
+    joined = [
+        " ".join(pair) for pair in pairs if len(pair) > 1 and not asked.lacks_value(" ".join(pair))
+    ]
+    product = found.features.similarity
+    return max(
+        joined,
+        key=lambda pair: calibration.probability(asked.features(pair, product)),
+        default=found.sentence,
     )
 
 

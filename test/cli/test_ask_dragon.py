@@ -15,11 +15,13 @@ from tiny_models import tiny_folder
 from typer.testing import CliRunner
 
 from collab_llm_nodes.cli import app
-from collab_llm_nodes.errors import InvalidInput
+from collab_llm_nodes.errors import ConfigError, InvalidInput
 from collab_llm_nodes.knowledge.chunking import ChunkPlan, chunks
 from collab_llm_nodes.knowledge.documents import Document
+from collab_llm_nodes.knowledge.encoders import WordHashes
 from collab_llm_nodes.knowledge.retrieval import RetrievalConfig
 from collab_llm_nodes.knowledge.store import Store
+from collab_llm_nodes.protocols.dragon import sides
 from collab_llm_nodes.protocols.dragon.service import CloudServiceConfig, DragonService
 from collab_llm_nodes.protocols.dragon.side_settings import SideConfig
 from collab_llm_nodes.transport.server import ServerHandle
@@ -106,6 +108,30 @@ def test_what_no_document_says_has_a_status_of_its_own(terminal: Terminal) -> No
     report = terminal.report
     assert (report["answer"], report["not_found"]) == ("", True)
     assert report["error"].startswith("prompt: no sentence answers this"), report["error"]
+
+
+def test_a_store_without_documents_says_how_to_add_some(terminal: Terminal, tmp_path: Path) -> None:
+    with Store(tmp_path / "empty"):
+        pass
+    store = str(tmp_path / "empty")
+    result = terminal.ask("Which port?", "--store", store, "--set", "use_cloud=false")
+    assert result.exit_code == 3, result.output
+    error = terminal.report["error"]
+    assert f"the store {store} holds no documents" in error
+    assert f"collab-llm knowledge add {store} FILES" in error
+
+
+def test_vectors_of_another_encoder_are_refused_before_a_model_is_loaded(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store(tmp_path / "other") as store:
+        document = Document("truck.md", PRIVATE)
+        store.add(document, chunks(document, ChunkPlan(by="sentence", characters=240)))
+        store.embed(WordHashes(8))
+    monkeypatch.setattr(sides, "load", lambda model: pytest.fail("a model was loaded"))
+    error = terminal.ask("Where?", "--store", str(tmp_path / "other")).exception
+    assert isinstance(error, ConfigError)
+    assert f"knowledge embed {tmp_path / 'other'} --encoder words" in error.remedy
 
 
 def test_without_the_cloud_nothing_crosses_the_wire(terminal: Terminal) -> None:

@@ -32,6 +32,10 @@ Temperatures of transformer T7
 
 On day 4 transformer T7 reached 71 degrees.
 
+Set the port on which the listener of the gateway listens. Defaults to 1883.
+
+The interval of the heartbeat is set here. It is 10 seconds. Nobody needs to change it.
+
 The red ball was last seen in the hall. The blue box was last seen in the kitchen.
 """
 WORDS = load_calibration("evidence_words.yaml")
@@ -60,6 +64,7 @@ def quoted(store: Store, question: str, least: float = 0.5) -> str:
         ("To what torque is the wheel nut tightened?", "Tighten the wheel nuts"),
         ("What is the torque of the wheel nuts?", "Tighten the wheel nuts"),
         ("Where was the red ball last seen?", "The red ball"),
+        ("Why does the listener of the gateway listen on a port?", "Set the port"),
         ("How hot was transformer T7 on day 4?", "On day 4"),
         ("How hot was transformer T9 on day 5?", ""),
         ("Where was the green umbrella last seen?", ""),
@@ -72,6 +77,52 @@ def test_a_sentence_is_quoted_only_with_evidence(store: Store, question: str, an
     said = quoted(store, question)
     assert said.startswith(answer)
     assert bool(said) == bool(answer)
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        (
+            "On which port does the listener of the gateway listen?",
+            "Set the port on which the listener of the gateway listens. Defaults to 1883.",
+        ),
+        (
+            "How long is the interval of the heartbeat?",
+            "The interval of the heartbeat is set here. It is 10 seconds.",
+        ),
+        (
+            "How do I set the port of the listener of the gateway?",
+            "Set the port on which the listener of the gateway listens.",
+        ),
+        ("At what pressure do the tyres hold?", "The tyres hold 6 bar."),
+    ],
+)
+def test_a_question_for_a_value_is_answered_by_the_sentence_and_its_neighbour_with_the_value(
+    question: str, answer: str
+) -> None:
+    with Store(None) as made:
+        document = Document("manual", MANUAL)
+        made.add(document, chunks(document, ChunkPlan(by="sentence", characters=240)))
+        assert quoted(made, question, 0.3) == answer
+
+
+@pytest.mark.parametrize(
+    ("question", "sentence", "lacks"),
+    [
+        ("Which port does it use?", "Set the port to use.", True),
+        ("Which port does it use?", "It is 1883.", False),
+        ("What is the name of the file?", "It is mosquitto.db.", False),
+        ("How often is it updated?", "The number of seconds between updates.", True),
+        ("How often is it updated?", "It is updated every ten seconds.", False),
+        ("How often is 10 updated?", "10 is updated.", True),
+        ("How is it updated?", "It is updated by hand.", False),
+        ("Why is it updated?", "It is old.", False),
+    ],
+)
+def test_a_value_is_something_that_the_question_does_not_say(
+    question: str, sentence: str, lacks: bool
+) -> None:
+    assert Asked(question).lacks_value(sentence) == lacks
 
 
 def test_the_least_evidence_decides(store: Store) -> None:

@@ -45,6 +45,9 @@ from collab_llm_nodes.protocols.dragon.side_settings import QUOTE, SideConfig
 
 log = logging.getLogger(__name__)
 
+_LEAST_CHARACTERS = 16
+"""Of a chunk, as `ChunkPlan.characters` may be set."""
+
 
 class DocumentsDecoder:
     """A :class:`~collab_llm_nodes.protocols.dragon.side.SideDecoder` over an engine.
@@ -324,7 +327,8 @@ class ModelSide:
         config = config or self._config
         documents = self.retrieve(query, config)
         if documents.hits:
-            self._warn_of_cuts(documents)
+            if config.answers != QUOTE:  # a quote is chosen by evidence, from the whole piece
+                self._warn_of_cuts(documents)
             prompt = self.layout.after(query)
         else:
             log.info("no document found")
@@ -353,14 +357,17 @@ class ModelSide:
 
     def _warn_of_cuts(self, documents: Retrieved) -> None:
         """Warn once about documents longer than this side reads, which ``Index`` did not cut."""
-        cut = next((h.name for h in documents.hits if not self.layout.fits(h.chunk.text)), None)
+        cut = next((hit for hit in documents.hits if not self.layout.fits(hit.chunk.text)), None)
         if cut is not None and not self._warned:
             self._warned = True
+            text = cut.chunk.text
             log.warning(
                 "pieces of %r, and maybe of others, are longer than %d tokens: their ends are not"
-                " read; add them again in smaller pieces (--by sentence --characters 240)",
-                cut,
+                " read; add them again in smaller pieces (--by sentence --characters %d), or raise"
+                " side.document_tokens",
+                cut.name,
                 self._config.document_tokens,
+                max(_LEAST_CHARACTERS, len(text) // (1 + len(self.layout.pieces(text)))),
             )
 
     def continuation(self, ids: Sequence[int]) -> DocumentsDecoder:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from collab_llm_nodes.errors import InvalidInput, quoted
-from collab_llm_nodes.knowledge.chunking import Chunk, chunks
-from collab_llm_nodes.knowledge.documents import Document, checked, decoded
+from collab_llm_nodes.knowledge.chunking import chunks
+from collab_llm_nodes.knowledge.documents import checked, decoded
 from collab_llm_nodes.knowledge.encoders import Encoder
 from collab_llm_nodes.knowledge.store import Store, StoredDocument
 from collab_llm_nodes.protocols.dragon.document_kv import DocumentCaches
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 
 _EMBEDDED = 64
 """Chunks that get their vectors in one transaction."""
+_SILENCE_S = 5.0
+"""While vectors are made, their count is logged this often."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,8 @@ class Index:
         text = decoded(name, content) if isinstance(content, bytes) else content
         document = checked(name, text, limits)
         with self._changing:
-            version = self._store.add(document, self._pieces(document), check, replacing=replacing)
+            pieces = chunks(document, self._config.plan, self._layout.pieces)
+            version = self._store.add(document, pieces, check, replacing=replacing)
             self._embed(check)
         if self._caches is not None:
             self._caches.prepare(self._store.chunks(name), check)
@@ -150,20 +154,11 @@ class Index:
             self._store.encoder,
         )
 
-    def _pieces(self, document: Document) -> Iterator[Chunk]:
-        """Yield the document's chunks; those with too many tokens for a prompt are cut again."""
-        for chunk in chunks(document, self._config.plan):
-            for start, end in self._layout.pieces(chunk.text):
-                text = chunk.text[start:end]
-                start += len(text) - len(text.lstrip())
-                text = text.strip()
-                yield replace(
-                    chunk,
-                    start=chunk.start + start,
-                    end=chunk.start + start + len(text),
-                    text=text,
-                )
-
     def _embed(self, check: Callable[[], None]) -> None:
-        while self._store.embed(self._encoder, _EMBEDDED):
+        total = self._store.without_vector()
+        due = time.monotonic() + _SILENCE_S
+        while left := self._store.embed(self._encoder, _EMBEDDED):
+            if time.monotonic() >= due:
+                log.warning("vectors of the documents: %d of %d made", total - left, total)
+                due = time.monotonic() + _SILENCE_S
             check()

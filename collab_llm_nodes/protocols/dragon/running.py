@@ -126,7 +126,7 @@ class Dragon:
         self._acceptance = answer.machine.profiler.acceptance
         whole = Answer(**vars(progress(so_far, final=True)))
         if config.side.answers == QUOTE and not whole.text:
-            return replace(whole, error=_not_found(side.best, config.side, verified=whole.verified))
+            return replace(whole, error=_not_found(side, config.side, verified=whole.verified))
         return whole
 
     def health(self) -> Mapping[str, object]:
@@ -154,17 +154,22 @@ class Dragon:
         self.side.close()
 
 
-def _not_found(best: float, config: SideConfig, *, verified: bool) -> NotFound:
-    """Return the reason for an answer that has no words: no side had a sentence to quote.
-
-    Args:
-        best: the greatest probability of the device's sentences.
-    """
+def _not_found(side: _RequestSide, config: SideConfig, *, verified: bool) -> NotFound:
+    """Return the reason for an answer that has no words: no side had a sentence to quote."""
+    if not side.pieces:
+        store = config.store or "of this side"
+        cloud = ", and those of the cloud do not answer this" if verified else ""
+        return NotFound(
+            f"the store {store} holds no documents{cloud}",
+            field="prompt",
+            remedy=f"add some: collab-llm knowledge add {config.store or 'STORE'} FILES"
+            " --by sentence --characters 240",
+        )
     where = "" if verified else " on the robot"
     absent = "" if verified else ", and the cloud took no part"
     return NotFound(
         f"no sentence{where} answers this{absent}"
-        f" (best evidence on the robot {best:.2f}, needed {config.evidence.least:.2f})",
+        f" (best evidence on the robot {side.best:.2f}, needed {config.evidence.least:.2f})",
         field="prompt",
         remedy="use the words of the documents, or add a document about it",
     )

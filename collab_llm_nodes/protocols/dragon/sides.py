@@ -9,9 +9,10 @@ import numpy as np
 
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.knowledge.encoders import Encoder
 from collab_llm_nodes.knowledge.store import Store
 from collab_llm_nodes.models.loading import ModelConfig, load
-from collab_llm_nodes.protocols.dragon.generation import ModelSide
+from collab_llm_nodes.protocols.dragon.generation import ModelSide, encoder_of
 from collab_llm_nodes.protocols.dragon.index import Index
 from collab_llm_nodes.protocols.dragon.messages import Line
 from collab_llm_nodes.protocols.dragon.profiler import measure_passes
@@ -35,13 +36,32 @@ def load_side(model: ModelConfig, config: SideConfig) -> tuple[ModelSide, Index 
         ConfigError: the store's vectors are those of another encoder.
         Unavailable: the store cannot be read.
     """
-    engine = Engine(load(model))
-    engine.warm_up()
+    encoder = encoder_of(config)
     store = Store(Path(config.store).expanduser(), config.limits) if config.store else None
-    side = ModelSide(engine, store, config)
-    if store is None:
-        return side, None
-    return side, Index(store, side.layout, side.encoder, config, side.caches)
+    try:
+        if store is not None:
+            _check_vectors(store, encoder, config)  # before a model is loaded
+        engine = Engine(load(model))
+        engine.warm_up()
+        side = ModelSide(engine, store, config, encoder)
+        if store is None:
+            return side, None
+        return side, Index(store, side.layout, encoder, config, side.caches)
+    except BaseException:
+        if store is not None:
+            store.close()
+        raise
+
+
+def _check_vectors(store: Store, encoder: Encoder, config: SideConfig) -> None:
+    if store.encoder not in ("", encoder.fingerprint):
+        name = config.encoder.path or "words"
+        raise ConfigError(
+            f"the store {config.store} holds vectors of another encoder than {name}",
+            field="encoder",
+            remedy=f"name that one in encoder.path, or replace the vectors:"
+            f" collab-llm knowledge embed {config.store} --encoder {name}",
+        )
 
 
 def measured(side: ModelSide) -> Line:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -250,3 +251,6 @@ def test_documents_that_are_cut_are_said_once(caplog: pytest.LogCaptureFixture) 
     assert len(warned) == 1
     assert "'long'" in warned[0]
     assert "longer than 64 tokens" in warned[0]
+    remedy = re.search(r"--by sentence --characters (\d+)", warned[0])
+    assert remedy is not None
+    assert int(remedy[1]) < 240

@@ -19,6 +19,7 @@ from collab_llm_nodes.knowledge.documents import DocumentLimits
 from collab_llm_nodes.knowledge.encoders import WordHashes
 from collab_llm_nodes.knowledge.store import Store
 from collab_llm_nodes.processes import module_environment
+from collab_llm_nodes.protocols.dragon import index as index_module
 from collab_llm_nodes.protocols.dragon.document_kv import DocumentCaches
 from collab_llm_nodes.protocols.dragon.generation import ModelSide
 from collab_llm_nodes.protocols.dragon.index import Index
@@ -182,6 +183,17 @@ def test_an_addition_that_is_ended_is_finished_later(tmp_path: Path, engine: Eng
     with opened(engine, tmp_path) as index:
         assert index.stats().without_vector == 0
         assert index.stats().documents == 1
+
+
+def test_vectors_that_take_long_are_counted_in_the_log(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(index_module, "_SILENCE_S", 0.0)
+    text = "\n".join(f"The valve of tank {i} opens at {i} bar." for i in range(1000))
+    with opened(engine, None) as index:
+        index.add("log", text)
+        total = index.stats().chunks
+    assert f"vectors of the documents: 64 of {total} made" in caplog.messages
 
 
 def add_for_ever(folder: str, first: int) -> None:
