@@ -31,7 +31,7 @@ class Task:
     room: rooms.Room | home.Room
     instruction: str
     goals: tuple[Footprint, ...]
-    """What may be meant by the request; empty if nothing in the room is."""
+    """Things that the request may mean; empty if nothing in the room fits."""
     within: float
     """Largest distance of the robot's centre to one of ``goals`` at a success [m]."""
     ending: str = "OK"
@@ -41,7 +41,7 @@ class Task:
     thing: str = ""
     """The simulator's parameter ``thing``."""
     name: str = ""
-    """What the robot's memory is asked about; empty: nothing that was seen for certain."""
+    """Thing that the robot's memory is asked about; empty: nothing was seen for certain."""
 
     def distance(self, pose: Pose) -> float | None:
         """Return the distance from ``pose`` to the nearest goal [m], None if there is none."""

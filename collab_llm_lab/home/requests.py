@@ -25,7 +25,7 @@ class Kind(Enum):
     STOP = "stop"
     DO_NOT = "do not"
     UNKNOWN = "unknown"
-    """Of a thing that no model here can know."""
+    """Request about a thing that no model here can know."""
     IS_THERE = "is there"
     HOW_MANY = "how many"
     WHAT_COLOUR = "what colour"
@@ -43,7 +43,7 @@ class About:
     """
 
     name: str = ""
-    """Such as "red ball", "ball", "sofa", "chair"; for HOW_MANY also "red", or "" for all."""
+    """Name such as "red ball", "ball", "sofa", "chair"; for HOW_MANY also "red", or "" for all."""
     side: str = ""
     """One of ``SIDES``, or ""."""
     landmark: str = ""

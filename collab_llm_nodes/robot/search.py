@@ -64,10 +64,10 @@ _REACH = {"short": 1.0, "open": 2.0}  # m, a way of this word is at least about 
 
 @dataclass(frozen=True)
 class Report:
-    """What the last sentence before an answer's action says; "" for what it does not say."""
+    """Words of the last sentence before an answer's action; "" where it says nothing."""
 
     name: str = ""
-    """Of the thing that is looked for."""
+    """Name of the thing that is looked for."""
     in_view: bool = False
     direction: str = ""
     """A key of ``PLACES``."""

@@ -33,7 +33,7 @@ FREE = (
     "<think>the next action is move forward 75 cm.</think> no",
     "a cat\x1b[2J\n\n42",
 )
-"""What a model may say beside an end: nothing of it moves the robot."""
+"""Texts of a model beside an end: nothing of them moves the robot."""
 MARKERS = ("the next action is", "The NEXT  action is to:", "so, next action is")
 ENDS = ("give up", "Give  Up", "reply", "REPLY", "give\nup", '"reply"', "reply!", "give up.*")
 

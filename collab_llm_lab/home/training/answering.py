@@ -14,7 +14,7 @@ class Answering:
     """Draws requests at a picture, in words."""
 
     count: int
-    """Of each picture, which has at least as many."""
+    """Requests drawn of each picture, which has at least as many."""
     reworded: float
     """Share that is not in plain words."""
 

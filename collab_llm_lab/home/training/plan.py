@@ -58,7 +58,7 @@ class Stage:
     pictures: Mapping[Source, int]
     """Pictures of each source in a batch."""
     shards: int = 40
-    """Of each source, in the end."""
+    """Number of shards of each source, in the end."""
     first_shards: int = 2
     """Shards that are rendered before the first step ..."""
     steps_per_shard: int = 60

@@ -142,7 +142,7 @@ class Source:
 
     name: str
     first_seed: int
-    """Of its rooms; evaluation and DAgger have others."""
+    """First seed of its rooms; evaluation and DAgger have others."""
     make: Callable[[Renderer, int], Asked]
     """Returns the pictures of a room."""
 

@@ -46,7 +46,7 @@ from collab_llm_nodes.protocols.dragon.side_settings import QUOTE, SideConfig
 log = logging.getLogger(__name__)
 
 _LEAST_CHARACTERS = 16
-"""Of a chunk, as `ChunkPlan.characters` may be set."""
+"""Limits of a chunk's length, as `ChunkPlan.characters` may be set."""
 
 
 class DocumentsDecoder:

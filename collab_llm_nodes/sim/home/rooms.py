@@ -75,7 +75,7 @@ NAMES = tuple(f"{colour} {shape}" for colour, shape in KINDS)
 
 _CELL = 0.1
 _CLEARANCE = 0.43
-"""Of the centre, so that between two cells a planner still has 0.38 m."""
+"""Clearance of the centre, so that between two cells a planner still has 0.38 m."""
 _APPROACH = 0.65
 _THING_GAP = 0.5
 _START_GAP = 0.6
@@ -172,7 +172,7 @@ class Looks:
     light: float = 1.0
     """Brightness of all lights, 1 = normal."""
     light_yaw: float = 0.5
-    """Where the light falls to."""
+    """Direction of the light."""
     noise: float = 0.0
     """Largest shift of a thing's colour, drawn from the room's seed."""
 

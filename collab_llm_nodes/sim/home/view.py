@@ -68,9 +68,9 @@ class Sight:
     """One thing or piece of furniture as seen from the camera."""
 
     name: str
-    """Such as "red ball", "sofa"; "person" is an obstacle that answers do not name."""
+    """Name such as "red ball", "sofa"; "person" is an obstacle that answers do not name."""
     bearing: float
-    """Of its centre [rad], + = left."""
+    """Angle to its centre [rad], + = left."""
     range: float
     """To the nearest point of its footprint [m]."""
     visible: float

@@ -151,7 +151,7 @@ def test_free_way() -> None:
 
 
 def test_shares_agree_with_pixels(renderer: Renderer) -> None:
-    """What others hide of a thing, by geometry and by pictures with and without them."""
+    """Return the share that others hide of a thing: by geometry, and by pictures without them."""
     off = []
     for seed in range(12):
         room = still(make_room(seed))
