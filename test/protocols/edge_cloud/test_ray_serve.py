@@ -43,6 +43,7 @@ from collab_llm_nodes.models.loading import ModelConfig, TargetConfig, load
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.processes import free_port
 from collab_llm_nodes.protocols.edge_cloud import ray_serve
+from collab_llm_nodes.protocols.edge_cloud.link import LinkConfig
 from collab_llm_nodes.protocols.edge_cloud.messages import Open, Opened, ServerMessage
 from collab_llm_nodes.protocols.edge_cloud.remote import RemoteRunner
 from collab_llm_nodes.protocols.edge_cloud.runner import Generation
@@ -223,7 +224,7 @@ class Cluster:
 
     def wait_until_up(self) -> None:
         """Returns when clients can connect."""
-        wait_for(lambda: self._up.exists() or self._process.poll() is not None, 150.0)
+        wait_for(lambda: self._up.exists() or self._process.poll() is not None, 300.0)
         assert self._up.exists(), self.log
         assert json.loads(self._up.read_text())["port"] == self.port
 
@@ -232,7 +233,9 @@ class Cluster:
         return self._log.read_text("utf-8", "replace")
 
     def client(self, token: str = TOKEN) -> VerifierClient:
-        return VerifierClient(ClientLinkConfig(address=f"127.0.0.1:{self.port}", token=token))
+        """A patient one: the ingress may be away for seconds while it takes up a replica."""
+        address, link = f"127.0.0.1:{self.port}", LinkConfig(verdict_deadline_s=WAIT_S / 2)
+        return VerifierClient(ClientLinkConfig(address=address, token=token, link=link))
 
     def metric(self, name: str) -> list[float]:
         """Its value at each replica."""
@@ -412,7 +415,7 @@ def clients_of(cluster: Cluster, stack: contextlib.ExitStack, count: int) -> lis
 
 @needs_ray
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # the first one waits for the cluster
+@pytest.mark.timeout(500)  # the first one waits for the cluster
 class TestTwoReplicas:
     def test_answers_equal_those_of_a_single_server_and_both_replicas_give_some(
         self, cluster: Cluster, draft: Engine, questions: list[Question]
