@@ -8,7 +8,8 @@ from collab_llm_lab.training.nav.wording import VERBS, instruction
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.robot.prompt import user_text
 from collab_llm_nodes.sim.expert import decide, look
-from collab_llm_nodes.sim.renderer import Renderer, to_jpeg
+from collab_llm_nodes.sim.jpeg import to_jpeg
+from collab_llm_nodes.sim.renderer import Renderer
 from collab_llm_nodes.sim.robot import Base
 from collab_llm_nodes.sim.rooms import make_room
 

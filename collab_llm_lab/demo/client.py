@@ -37,7 +37,7 @@ from collab_llm_nodes.ros.client import GraphClient
 from collab_llm_nodes.ros.convert import code_of, figures_from, raise_for
 from collab_llm_nodes.ros.goals import action_client
 from collab_llm_nodes.ros.qos import COMMAND, RESULT, STATE
-from collab_llm_nodes.sim.rooms import Pose
+from collab_llm_nodes.sim.pose import Pose
 
 Stamp = tuple[int, int]
 

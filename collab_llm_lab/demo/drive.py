@@ -36,6 +36,7 @@ from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConf
 from collab_llm_nodes.ros.domain import isolate_ros
 from collab_llm_nodes.sim.expert import MAX_STEPS
 from collab_llm_nodes.sim.home import rooms as home
+from collab_llm_nodes.sim.jpeg import to_jpeg
 
 if TYPE_CHECKING:
     from collab_llm_lab.demo.client import Drive
@@ -316,7 +317,7 @@ def _frames(drive: Drive, model: str) -> Iterator[Frame]:
         m = answer.metrics
         yield Frame(
             drive.task,
-            rooms_renderer.to_jpeg(renderer.large_picture(path[-1])),
+            to_jpeg(renderer.large_picture(path[-1])),
             path,
             words,
             f'"{drive.task.instruction}"',

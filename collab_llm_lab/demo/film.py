@@ -14,7 +14,7 @@ from collab_llm_lab.demo.tasks import Task
 from collab_llm_nodes.protocols.edge_cloud.client import Source
 from collab_llm_nodes.sim.home import rooms as home
 from collab_llm_nodes.sim.home.scenery import RGB
-from collab_llm_nodes.sim.rooms import Pose
+from collab_llm_nodes.sim.pose import Pose
 
 WIDTH, HEIGHT = 760, 400
 CAMERA = (12, 44, 504, 252)  # x, y, width, height in pixels

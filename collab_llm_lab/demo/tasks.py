@@ -16,7 +16,7 @@ from collab_llm_nodes.sim import expert, rooms
 from collab_llm_nodes.sim.home import rooms as home
 from collab_llm_nodes.sim.home.footprints import Footprint
 from collab_llm_nodes.sim.home.view import look
-from collab_llm_nodes.sim.rooms import Pose
+from collab_llm_nodes.sim.pose import Pose
 
 SHOWN = "red mug"
 """Thing of the room that somebody would show; no training room has one."""

@@ -18,8 +18,8 @@ from collab_llm_nodes.robot.search import FULL_TURN, Report, SearchMemory, eight
 from collab_llm_nodes.sim.home.footprints import Footprint, distances
 from collab_llm_nodes.sim.home.rooms import ROBOT_RADIUS, SUCCESS_DISTANCE, Room
 from collab_llm_nodes.sim.home.view import DISTANCES, Sight, View, direction, distance, look, way
+from collab_llm_nodes.sim.pose import Pose
 from collab_llm_nodes.sim.robot import Base
-from collab_llm_nodes.sim.rooms import Pose
 
 PLACES_TO_LOOK_ROUND = 5
 LONGEST_WALK = 450

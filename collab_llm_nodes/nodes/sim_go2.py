@@ -41,8 +41,9 @@ from collab_llm_nodes.ros.strangers import MOTION_TOPICS, Strangers
 from collab_llm_nodes.sim import renderer, rooms
 from collab_llm_nodes.sim.home import renderer as home_renderer
 from collab_llm_nodes.sim.home import rooms as home
+from collab_llm_nodes.sim.jpeg import to_jpeg
+from collab_llm_nodes.sim.pose import Pose
 from collab_llm_nodes.sim.robot import Base
-from collab_llm_nodes.sim.rooms import Pose
 
 LOCKSTEP_S = 1.0
 """Without a command for this long the simulator steps even in lockstep, machine's time [s]: else a
@@ -315,7 +316,7 @@ class SimGo2(ManagedNode[SimConfig]):
         camera = self._room.camera
         viewpoint = self._departed if camera.late else self._base.pose
         self._rgb = self._renderer.picture(viewpoint, self._departures)
-        self._jpeg = renderer.to_jpeg(self._rgb, camera.jpeg_quality)
+        self._jpeg = to_jpeg(self._rgb, camera.jpeg_quality)
 
 
 def main() -> int:

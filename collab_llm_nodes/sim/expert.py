@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from collab_llm_nodes.robot.prompt import HISTORY_LENGTH
-from collab_llm_nodes.sim.rooms import Pose, Room
+from collab_llm_nodes.sim.pose import Pose
+from collab_llm_nodes.sim.rooms import Room
 
 HALF_FOV = math.radians(45.0)
 CAMERA_FORWARD = 0.2

@@ -6,7 +6,6 @@ camera and light are recomputed per picture.
 
 from __future__ import annotations
 
-import io
 import math
 import os
 
@@ -14,7 +13,6 @@ os.environ.setdefault("MUJOCO_GL", "egl")  # must be set before mujoco is import
 
 import mujoco
 import numpy as np
-from PIL import Image
 
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.sim.expert import (
@@ -24,13 +22,13 @@ from collab_llm_nodes.sim.expert import (
     camera_of,
     look,
 )
-from collab_llm_nodes.sim.rooms import COLOURS, HEIGHT, RADIUS, SHAPES, Pose, Room
+from collab_llm_nodes.sim.pose import Pose
+from collab_llm_nodes.sim.rooms import COLOURS, HEIGHT, RADIUS, SHAPES, Room
 
 WIDTH, HEIGHT_PX = 168, 84
 """Camera picture in pixels: 12 x 6 patches of 14, 6 x 3 image tokens."""
 FOCAL = WIDTH / 2 / math.tan(HALF_FOV)
 """Focal length in pixels."""
-JPEG_QUALITY = 92
 
 _SLOTS = 4  # most things of one shape in one room
 _RGB = {
@@ -202,19 +200,6 @@ def _camera_quaternion(yaw: float, pitch: float) -> np.ndarray:
     quaternion = np.zeros(4)
     mujoco.mju_mat2Quat(quaternion, matrix.flatten())
     return quaternion
-
-
-def to_jpeg(picture: np.ndarray, quality: int = JPEG_QUALITY) -> bytes:
-    """Return the JPEG of a uint8 RGB picture, in full colour resolution for small things."""
-    buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "JPEG", quality=quality, subsampling=0)
-    return buffer.getvalue()
-
-
-def from_jpeg(data: bytes) -> np.ndarray:
-    """Return a JPEG as uint8 RGB [height, width, 3]."""
-    with Image.open(io.BytesIO(data)) as image:
-        return np.asarray(image.convert("RGB"))
 
 
 def footprint(room: Room, base: Pose, cell: int = 4) -> np.ndarray:

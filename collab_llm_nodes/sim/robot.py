@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from collab_llm_nodes.sim.rooms import Pose
+from collab_llm_nodes.sim.pose import Pose
 
 
 @dataclass(frozen=True)

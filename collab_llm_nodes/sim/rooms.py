@@ -13,6 +13,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from collab_llm_nodes.sim.pose import Pose
+
 SHAPES = ("box", "ball", "cone", "bottle")
 COLOURS = ("red", "green", "blue", "yellow")
 RADIUS = {"box": 0.19, "ball": 0.20, "cone": 0.20, "bottle": 0.14}
@@ -24,15 +26,6 @@ _THING_GAP = 1.1  # between centres
 _CORRIDOR = 0.85  # other things' centres to the straight line from start to target
 _START_GAP = 1.0
 _TARGET_GAP = 1.4
-
-
-@dataclass(frozen=True)
-class Pose:
-    """Place and heading of something: x, y in m, yaw in rad (0 = +x, + = left)."""
-
-    x: float
-    y: float
-    yaw: float
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ import pytest
 from collab_llm_lab.training.nav import wording
 from collab_llm_nodes.sim import expert
 from collab_llm_nodes.sim.expert import ACTIONS, DIRECTIONS, DISTANCES, Sight
+from collab_llm_nodes.sim.pose import Pose
 from collab_llm_nodes.sim.robot import Base, BaseConfig, parse_action
-from collab_llm_nodes.sim.rooms import COLOURS, SHAPES, Pose, Room, Thing, make_room
+from collab_llm_nodes.sim.rooms import COLOURS, SHAPES, Room, Thing, make_room
 
 MIDDLE = Pose(2.0, 2.0, 0.0)
 

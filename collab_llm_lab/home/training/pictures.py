@@ -16,7 +16,7 @@ from collab_llm_lab.home.training.asks import Ask, read_asks, write_asks
 from collab_llm_lab.training.nav.forward import MERGE, PATCH, Grid
 from collab_llm_lab.training.run import replacing
 from collab_llm_nodes.sim.home.footprints import distances
-from collab_llm_nodes.sim.home.renderer import HEIGHT_PX, WIDTH, Renderer, footprint, to_jpeg
+from collab_llm_nodes.sim.home.renderer import HEIGHT_PX, WIDTH, Renderer, footprint
 from collab_llm_nodes.sim.home.rooms import (
     COLOURS,
     FURNITURE,
@@ -27,8 +27,8 @@ from collab_llm_nodes.sim.home.rooms import (
     Thing,
 )
 from collab_llm_nodes.sim.home.view import Sight, View, look
-from collab_llm_nodes.sim.renderer import from_jpeg
-from collab_llm_nodes.sim.rooms import Pose
+from collab_llm_nodes.sim.jpeg import from_jpeg, to_jpeg
+from collab_llm_nodes.sim.pose import Pose
 
 GRID = Grid.of(HEIGHT_PX, WIDTH)
 NAMES = (*(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES), *FURNITURE)

@@ -42,7 +42,7 @@ class Dagger:
     """Rounds of the model's own driving; see ``nav.dagger.Rounds``."""
 
     steps: tuple[int, ...] = ()
-    lag: int = 600
+    lag: int = 500
     rooms: int = 300
     share: float = 0.5
     """Share of own pictures in a batch once there are any."""
@@ -90,7 +90,7 @@ _SEEING = Recipe(
     measure_every=500,
 )
 _ANSWERING = Lengths(text=84, answer=50)
-_TARGET = replace(_SEEING, learning_rate=1e-3, steps=9_000, measure_every=1_000)
+_TARGET = replace(_SEEING, learning_rate=1e-3, steps=6_000, measure_every=1_000)
 
 STAGES = {
     "seeing": Stage(_SEEING, "target", {POSES: 32}),
@@ -102,11 +102,11 @@ STAGES = {
         initial="seeing",
         ask=Answering(2, reworded=0.5),
         lengths=_ANSWERING,
-        dagger=Dagger((2_000, 3_500, 5_000, 6_500)),
+        dagger=Dagger((1_500, 2_500, 3_500, 4_500)),
     ),
-    "draft-seeing": Stage(replace(_SEEING, steps=6_000), "draft", {POSES: 32}, shards=24),
+    "draft-seeing": Stage(replace(_SEEING, steps=5_000), "draft", {POSES: 32}, shards=24),
     "draft": Stage(
-        replace(_TARGET, steps=4_000),
+        replace(_TARGET, steps=3_000),
         "draft",
         {POSES: 12, WAYS: 20},
         shards=24,

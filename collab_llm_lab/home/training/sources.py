@@ -28,8 +28,8 @@ from collab_llm_nodes.robot.search import SearchMemory
 from collab_llm_nodes.sim.home.renderer import Renderer
 from collab_llm_nodes.sim.home.rooms import Room, Style, make_room
 from collab_llm_nodes.sim.home.view import View, look
+from collab_llm_nodes.sim.pose import Pose
 from collab_llm_nodes.sim.robot import Base
-from collab_llm_nodes.sim.rooms import Pose
 
 ROOMS_PER_SHARD = 250
 POSES_PER_ROOM = 10

@@ -16,17 +16,11 @@ import numpy as np
 
 from collab_llm_lab.training.run import replacing
 from collab_llm_nodes.sim import expert
-from collab_llm_nodes.sim.renderer import (
-    HEIGHT_PX,
-    KINDS,
-    WIDTH,
-    Renderer,
-    footprint,
-    from_jpeg,
-    to_jpeg,
-)
+from collab_llm_nodes.sim.jpeg import from_jpeg, to_jpeg
+from collab_llm_nodes.sim.pose import Pose
+from collab_llm_nodes.sim.renderer import HEIGHT_PX, KINDS, WIDTH, Renderer, footprint
 from collab_llm_nodes.sim.robot import Base
-from collab_llm_nodes.sim.rooms import Pose, Room, make_room
+from collab_llm_nodes.sim.rooms import Room, make_room
 
 TRAIN_SEEDS = 1_000_000
 """First room seed of the training shards; DAgger rooms start at twice this; evaluation is below."""

@@ -34,7 +34,8 @@ from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.robot.grammar import Code, parse
 from collab_llm_nodes.robot.prompt import user_text
 from collab_llm_nodes.sim import expert
-from collab_llm_nodes.sim.renderer import Renderer, from_jpeg, to_jpeg
+from collab_llm_nodes.sim.jpeg import from_jpeg, to_jpeg
+from collab_llm_nodes.sim.renderer import Renderer
 from collab_llm_nodes.sim.robot import Base
 from collab_llm_nodes.sim.rooms import Room, make_room
 

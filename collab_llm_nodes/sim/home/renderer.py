@@ -26,10 +26,7 @@ from collab_llm_nodes.sim.home.scenery import (
     thing_xml,
 )
 from collab_llm_nodes.sim.home.view import ASPECT, Scene, axes, camera_of
-from collab_llm_nodes.sim.renderer import from_jpeg, to_jpeg
-from collab_llm_nodes.sim.rooms import Pose
-
-__all__ = ["HEIGHT_PX", "WIDTH", "Renderer", "footprint", "from_jpeg", "sway", "to_jpeg"]
+from collab_llm_nodes.sim.pose import Pose
 
 WIDTH, HEIGHT_PX = 224, 112
 """Camera picture in pixels: 16 x 8 patches of 14, 8 x 4 image tokens."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.sim.home.footprints import Footprint, distances
-from collab_llm_nodes.sim.rooms import Pose
+from collab_llm_nodes.sim.pose import Pose
 
 SHAPES = ("ball", "box", "cone", "bottle", "mug", "bucket", "lamp", "stool")
 COLOURS = ("red", "green", "blue", "yellow", "orange", "purple", "white", "black")

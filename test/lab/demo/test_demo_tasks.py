@@ -17,8 +17,8 @@ from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.protocols.edge_cloud.client import Source
 from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE
 from collab_llm_nodes.sim.home.rooms import Room
-from collab_llm_nodes.sim.renderer import to_jpeg
-from collab_llm_nodes.sim.rooms import Pose
+from collab_llm_nodes.sim.jpeg import to_jpeg
+from collab_llm_nodes.sim.pose import Pose
 
 AWAY = Pose(-5.0, -5.0, 0.0)
 

@@ -24,8 +24,8 @@ from collab_llm_nodes.sim.home.rooms import (
     Thing,
     make_room,
 )
+from collab_llm_nodes.sim.pose import Pose
 from collab_llm_nodes.sim.robot import Base
-from collab_llm_nodes.sim.rooms import Pose
 
 SEEDS = range(60)
 MIDDLE = Pose(2.0, 2.0, 0.0)

@@ -59,8 +59,9 @@ from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.models.tokenizer import SPECIAL, token_id, train_tokenizer
 from collab_llm_nodes.robot.prompt import user_text
 from collab_llm_nodes.sim import expert
+from collab_llm_nodes.sim.pose import Pose
 from collab_llm_nodes.sim.renderer import KINDS, Renderer, footprint
-from collab_llm_nodes.sim.rooms import Pose, make_room
+from collab_llm_nodes.sim.rooms import make_room
 
 MICRO_RUN = TrainConfig(Recipe(3, 2e-3, steps=100, warmup=2, beta2=0.98), role="micro")
 
