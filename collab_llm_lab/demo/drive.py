@@ -34,8 +34,8 @@ from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 from collab_llm_nodes.protocols.edge_cloud.process import verifier_process, wait_for_verifier
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
 from collab_llm_nodes.ros.domain import isolate_ros
+from collab_llm_nodes.sim import rooms as home
 from collab_llm_nodes.sim.expert import MAX_STEPS
-from collab_llm_nodes.sim.home import rooms as home
 from collab_llm_nodes.sim.jpeg import to_jpeg
 
 if TYPE_CHECKING:
@@ -300,8 +300,8 @@ def _result(drive: Drive) -> Text:
 
 def _frames(drive: Drive, model: str) -> Iterator[Frame]:
     """Yield a frame per answer, with a large picture rendered from the simulator's true pose."""
+    from collab_llm_nodes.sim import renderer as home_renderer
     from collab_llm_nodes.sim import renderer as rooms_renderer
-    from collab_llm_nodes.sim.home import renderer as home_renderer
 
     room = drive.task.room
     at_home = isinstance(room, home.Room)

@@ -12,9 +12,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 from collab_llm_lab.demo.tasks import Task
 from collab_llm_nodes.protocols.edge_cloud.client import Source
-from collab_llm_nodes.sim.home import rooms as home
-from collab_llm_nodes.sim.home.scenery import RGB
+from collab_llm_nodes.sim import rooms as home
 from collab_llm_nodes.sim.pose import Pose
+from collab_llm_nodes.sim.scenery import RGB
 
 WIDTH, HEIGHT = 760, 400
 CAMERA = (12, 44, 504, 252)  # x, y, width, height in pixels

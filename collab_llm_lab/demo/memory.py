@@ -25,7 +25,7 @@ from collab_llm_nodes.knowledge.store import Store
 from collab_llm_nodes.processes import Process, free_port, run_process
 from collab_llm_nodes.protocols.base import Source
 from collab_llm_nodes.protocols.dragon.process import cloud_process
-from collab_llm_nodes.sim.home import rooms as home
+from collab_llm_nodes.sim import rooms as home
 
 PUBLIC = {
     "things": "The rooms hold boxes, balls, cones and bottles.",

@@ -13,10 +13,10 @@ from collab_llm_lab.home.requests import About, Kind, Request, resolve
 from collab_llm_lab.home.wording import TRAINED
 from collab_llm_lab.training.nav.wording import VERBS, instruction
 from collab_llm_nodes.sim import expert, rooms
-from collab_llm_nodes.sim.home import rooms as home
-from collab_llm_nodes.sim.home.footprints import Footprint
-from collab_llm_nodes.sim.home.view import look
+from collab_llm_nodes.sim import rooms as home
+from collab_llm_nodes.sim.footprints import Footprint
 from collab_llm_nodes.sim.pose import Pose
+from collab_llm_nodes.sim.view import look
 
 SHOWN = "red mug"
 """Thing of the room that somebody would show; no training room has one."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from collab_llm_lab.home.requests import Kind, Request, resolve
 from collab_llm_nodes.robot.search import EIGHTHS, PLACES, WAYS, Report, read_report
-from collab_llm_nodes.sim.home.rooms import SHAPES
-from collab_llm_nodes.sim.home.view import DIRECTIONS, DISTANCES, Sight, View, direction, distance
+from collab_llm_nodes.sim.rooms import SHAPES
+from collab_llm_nodes.sim.view import DIRECTIONS, DISTANCES, Sight, View, direction, distance
 
 STOP, GIVE_UP, REPLY = "stop", "give up", "reply"
 ACTIONS = (

@@ -8,7 +8,7 @@ import numpy as np
 
 from collab_llm_lab.home.requests import NOTHING, QUESTIONS, About, Kind, Request, relations
 from collab_llm_lab.home.wording import PLAIN, Wordings
-from collab_llm_nodes.sim.home.rooms import (
+from collab_llm_nodes.sim.rooms import (
     COLOURS,
     HELD_OUT_PAIRS,
     KINDS,
@@ -16,7 +16,7 @@ from collab_llm_nodes.sim.home.rooms import (
     SHAPES,
     Room,
 )
-from collab_llm_nodes.sim.home.view import Sight, View, look
+from collab_llm_nodes.sim.view import Sight, View, look
 
 _PAIRS = tuple(
     f"{colour} {shape}" for colour, shape in KINDS if (colour, shape) not in HELD_OUT_PAIRS

@@ -6,7 +6,7 @@ import numpy as np
 
 from collab_llm_lab.home.requests import SIDES, About, Kind
 from collab_llm_lab.home.wording import ANSWER_WORDS, NOUNS, START_WORDS, TRAINED
-from collab_llm_nodes.sim.home.rooms import COLOURS, FURNITURE, NAMED_FURNITURE, SHAPES
+from collab_llm_nodes.sim.rooms import COLOURS, FURNITURE, NAMED_FURNITURE, SHAPES
 
 _WEIGHT = 500
 """Times that each word of an answer counts beside the requests."""

@@ -15,11 +15,11 @@ from collab_llm_lab.home import planner
 from collab_llm_lab.home.answers import GIVE_UP, REPLY, STOP, Decision, answer, reply, scene
 from collab_llm_lab.home.requests import Kind, Request, resolve
 from collab_llm_nodes.robot.search import FULL_TURN, Report, SearchMemory, eighth
-from collab_llm_nodes.sim.home.footprints import Footprint, distances
-from collab_llm_nodes.sim.home.rooms import ROBOT_RADIUS, SUCCESS_DISTANCE, Room
-from collab_llm_nodes.sim.home.view import DISTANCES, Sight, View, direction, distance, look, way
+from collab_llm_nodes.sim.footprints import Footprint, distances
 from collab_llm_nodes.sim.pose import Pose
 from collab_llm_nodes.sim.robot import Base
+from collab_llm_nodes.sim.rooms import ROBOT_RADIUS, SUCCESS_DISTANCE, Room
+from collab_llm_nodes.sim.view import DISTANCES, Sight, View, direction, distance, look, way
 
 PLACES_TO_LOOK_ROUND = 5
 LONGEST_WALK = 450

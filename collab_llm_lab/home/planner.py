@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from collab_llm_nodes.sim.home.footprints import Footprint, distances
-from collab_llm_nodes.sim.home.rooms import ROBOT_RADIUS
+from collab_llm_nodes.sim.footprints import Footprint, distances
+from collab_llm_nodes.sim.rooms import ROBOT_RADIUS
 
 MARGIN = 0.38
 """m from the base's centre to obstacles on a path."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from collab_llm_nodes.sim.home.view import Sight, View
+from collab_llm_nodes.sim.view import Sight, View
 
 SIDES = ("left of", "right of", "next to")
 CLEAR = math.radians(5.0)

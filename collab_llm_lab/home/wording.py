@@ -16,7 +16,7 @@ import numpy as np
 from collab_llm_lab.home.requests import NOTHING, QUESTIONS, SIDES, About, Kind
 from collab_llm_lab.training.text import phrasebook
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop
-from collab_llm_nodes.sim.home.rooms import COLOURS, NAMED_FURNITURE, SHAPES
+from collab_llm_nodes.sim.rooms import COLOURS, NAMED_FURNITURE, SHAPES
 
 _BOOK = phrasebook.read(Path(__file__).with_suffix(".txt"))
 _SHOWN, _KEPT, _WORDS = _BOOK["trained"], _BOOK["held-out"], _BOOK["words"]

@@ -39,8 +39,8 @@ from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import COMMAND, REQUESTS, STATE
 from collab_llm_nodes.ros.strangers import MOTION_TOPICS, Strangers
 from collab_llm_nodes.sim import renderer, rooms
-from collab_llm_nodes.sim.home import renderer as home_renderer
-from collab_llm_nodes.sim.home import rooms as home
+from collab_llm_nodes.sim import renderer as home_renderer
+from collab_llm_nodes.sim import rooms as home
 from collab_llm_nodes.sim.jpeg import to_jpeg
 from collab_llm_nodes.sim.pose import Pose
 from collab_llm_nodes.sim.robot import Base

@@ -1,1 +1,1 @@
-"""MuJoCo rooms and the simulated Go2."""
+"""A simulated home: rooms with furniture, what the camera sees there, and a Go2 that walks in it."""

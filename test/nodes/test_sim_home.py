@@ -22,10 +22,10 @@ from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.nodes.sim_go2 import SimConfig
 from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE, user_text
 from collab_llm_nodes.robot.search import SearchMemory
-from collab_llm_nodes.sim.home.renderer import Renderer
-from collab_llm_nodes.sim.home.rooms import NAMES, make_room
-from collab_llm_nodes.sim.home.view import look
 from collab_llm_nodes.sim.jpeg import from_jpeg, to_jpeg
+from collab_llm_nodes.sim.renderer import Renderer
+from collab_llm_nodes.sim.rooms import NAMES, make_room
+from collab_llm_nodes.sim.view import look
 
 pytestmark = pytest.mark.ros
 __all__ = ["graph"]  # fixture

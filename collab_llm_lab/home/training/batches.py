@@ -15,8 +15,8 @@ from collab_llm_lab.home.training.seeing import draw_name
 from collab_llm_lab.training.nav.batches import Batch
 from collab_llm_lab.training.nav.encoding import Encoder
 from collab_llm_nodes.errors import ConfigError
-from collab_llm_nodes.sim.home.rooms import COLOURS, FURNITURE, SHAPES
-from collab_llm_nodes.sim.home.view import DIRECTION_EDGES, DIRECTIONS, DISTANCE_EDGES, DISTANCES
+from collab_llm_nodes.sim.rooms import COLOURS, FURNITURE, SHAPES
+from collab_llm_nodes.sim.view import DIRECTION_EDGES, DIRECTIONS, DISTANCE_EDGES, DISTANCES
 
 WORDS = (
     *COLOURS,

@@ -17,8 +17,8 @@ from collab_llm_lab.home.training.pictures import Snapshot, snapshot, write_shar
 from collab_llm_lab.home.training.sources import draw_way, pose_asks
 from collab_llm_lab.home.wording import TRAINED
 from collab_llm_lab.training.nav.models import answers, read
-from collab_llm_nodes.sim.home.renderer import Renderer
-from collab_llm_nodes.sim.home.view import look
+from collab_llm_nodes.sim.renderer import Renderer
+from collab_llm_nodes.sim.view import look
 
 FIRST_SEED = 3_000_000
 """Room of the first round; see ``sources``."""

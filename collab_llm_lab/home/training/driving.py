@@ -12,11 +12,11 @@ from collab_llm_lab.home.expert import MAX_STEPS, reached
 from collab_llm_lab.home.requests import Request
 from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE, user_text
 from collab_llm_nodes.robot.search import SearchMemory
-from collab_llm_nodes.sim.home.renderer import Renderer
-from collab_llm_nodes.sim.home.rooms import Furniture, Room, Thing
 from collab_llm_nodes.sim.jpeg import from_jpeg, to_jpeg
 from collab_llm_nodes.sim.pose import Pose
+from collab_llm_nodes.sim.renderer import Renderer
 from collab_llm_nodes.sim.robot import Base
+from collab_llm_nodes.sim.rooms import Furniture, Room, Thing
 
 Answer = Callable[[np.ndarray, Sequence[str]], list[str]]
 """Pictures uint8 [B, 112, 224, 3] and prompts to answers."""

@@ -23,9 +23,9 @@ from collab_llm_lab.home.training.seeing import (
 from collab_llm_lab.home.training.sources import room_poses
 from collab_llm_lab.home.wording import HELD_OUT, PLAIN
 from collab_llm_lab.training.nav.models import answers
-from collab_llm_nodes.sim.home.renderer import Renderer
-from collab_llm_nodes.sim.home.rooms import HELD_OUT_PAIRS, Style
-from collab_llm_nodes.sim.home.view import DIRECTIONS, way
+from collab_llm_nodes.sim.renderer import Renderer
+from collab_llm_nodes.sim.rooms import HELD_OUT_PAIRS, Style
+from collab_llm_nodes.sim.view import DIRECTIONS, way
 
 HELD_OUT_SEEDS = 500_000
 """First room seed of the held-out pictures; below it are the rooms that are driven."""

@@ -34,10 +34,10 @@ from collab_llm_lab.training.nav.models import answers, prefix_ids
 from collab_llm_lab.training.nav.models import read as read_model
 from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE, user_text
 from collab_llm_nodes.robot.search import SearchMemory
-from collab_llm_nodes.sim.home.renderer import Renderer
-from collab_llm_nodes.sim.home.rooms import Style, make_room
-from collab_llm_nodes.sim.home.view import Sight, direction, look
 from collab_llm_nodes.sim.jpeg import from_jpeg
+from collab_llm_nodes.sim.renderer import Renderer
+from collab_llm_nodes.sim.rooms import Style, make_room
+from collab_llm_nodes.sim.view import Sight, direction, look
 
 PERTURBED = {
     "height_low": Style(camera_height=(0.25, 0.25)),

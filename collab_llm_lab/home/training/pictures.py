@@ -15,9 +15,11 @@ import numpy as np
 from collab_llm_lab.home.training.asks import Ask, read_asks, write_asks
 from collab_llm_lab.training.nav.forward import MERGE, PATCH, Grid
 from collab_llm_lab.training.run import replacing
-from collab_llm_nodes.sim.home.footprints import distances
-from collab_llm_nodes.sim.home.renderer import HEIGHT_PX, WIDTH, Renderer, footprint
-from collab_llm_nodes.sim.home.rooms import (
+from collab_llm_nodes.sim.footprints import distances
+from collab_llm_nodes.sim.jpeg import from_jpeg, to_jpeg
+from collab_llm_nodes.sim.pose import Pose
+from collab_llm_nodes.sim.renderer import HEIGHT_PX, WIDTH, Renderer, footprint
+from collab_llm_nodes.sim.rooms import (
     COLOURS,
     FURNITURE,
     ROBOT_RADIUS,
@@ -26,9 +28,7 @@ from collab_llm_nodes.sim.home.rooms import (
     Room,
     Thing,
 )
-from collab_llm_nodes.sim.home.view import Sight, View, look
-from collab_llm_nodes.sim.jpeg import from_jpeg, to_jpeg
-from collab_llm_nodes.sim.pose import Pose
+from collab_llm_nodes.sim.view import Sight, View, look
 
 GRID = Grid.of(HEIGHT_PX, WIDTH)
 NAMES = (*(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES), *FURNITURE)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from collab_llm_lab.home.training.pictures import NAMES, Pictures
-from collab_llm_nodes.sim.home.rooms import HELD_OUT_PAIRS
-from collab_llm_nodes.sim.home.view import (
+from collab_llm_nodes.sim.rooms import HELD_OUT_PAIRS
+from collab_llm_nodes.sim.view import (
     DIRECTIONS,
     DISTANCES,
     Sight,

@@ -25,11 +25,11 @@ from collab_llm_lab.home.training.pictures import (
 )
 from collab_llm_lab.home.wording import PLAIN, Wordings, plain
 from collab_llm_nodes.robot.search import SearchMemory
-from collab_llm_nodes.sim.home.renderer import Renderer
-from collab_llm_nodes.sim.home.rooms import Room, Style, make_room
-from collab_llm_nodes.sim.home.view import View, look
 from collab_llm_nodes.sim.pose import Pose
+from collab_llm_nodes.sim.renderer import Renderer
 from collab_llm_nodes.sim.robot import Base
+from collab_llm_nodes.sim.rooms import Room, Style, make_room
+from collab_llm_nodes.sim.view import View, look
 
 ROOMS_PER_SHARD = 250
 POSES_PER_ROOM = 10

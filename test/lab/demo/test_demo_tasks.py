@@ -16,9 +16,9 @@ from collab_llm_lab.home.training.models import MAX_TOKENS
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.protocols.edge_cloud.client import Source
 from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE
-from collab_llm_nodes.sim.home.rooms import Room
 from collab_llm_nodes.sim.jpeg import to_jpeg
 from collab_llm_nodes.sim.pose import Pose
+from collab_llm_nodes.sim.rooms import Room
 
 AWAY = Pose(-5.0, -5.0, 0.0)
 

@@ -10,8 +10,8 @@ from collab_llm_lab.home.answers import ACTIONS, GIVE_UP, REPLY, Decision, a, an
 from collab_llm_nodes.robot.asked_thing import AskedThing
 from collab_llm_nodes.robot.grammar import Code, parse
 from collab_llm_nodes.robot.search import EIGHTHS, Report
-from collab_llm_nodes.sim.home.rooms import COLOURS, NAMED_FURNITURE, SHAPES
-from collab_llm_nodes.sim.home.view import DIRECTIONS, DISTANCES, WAYS
+from collab_llm_nodes.sim.rooms import COLOURS, NAMED_FURNITURE, SHAPES
+from collab_llm_nodes.sim.view import DIRECTIONS, DISTANCES, WAYS
 
 MOTIONS = ACTIONS[1:10]
 SCENES = (

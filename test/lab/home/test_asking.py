@@ -11,7 +11,7 @@ import pytest
 from collab_llm_lab.home.asking import draw_for_view, draw_request
 from collab_llm_lab.home.requests import QUESTIONS, Kind, Request, resolve
 from collab_llm_lab.home.wording import HELD_OUT, HELD_OUT_NOUNS, NOUNS, TRAINED
-from collab_llm_nodes.sim.home.rooms import (
+from collab_llm_nodes.sim.rooms import (
     COLOURS,
     HELD_OUT_PAIRS,
     NAMED_FURNITURE,
@@ -20,7 +20,7 @@ from collab_llm_nodes.sim.home.rooms import (
     Style,
     make_room,
 )
-from collab_llm_nodes.sim.home.view import Sight, View, look
+from collab_llm_nodes.sim.view import Sight, View, look
 
 ROOMS = [make_room(seed) for seed in range(40)]
 HELD_OUT_NAMES = {f"{colour} {shape}" for colour, shape in HELD_OUT_PAIRS}

@@ -17,8 +17,8 @@ from collab_llm_lab.home.wording import HELD_OUT, START_WORDS, Kind
 from collab_llm_nodes.models.tokenizer import train_tokenizer
 from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE, user_text
 from collab_llm_nodes.robot.search import EIGHTHS, PLACES, WAYS, Report, SearchMemory
-from collab_llm_nodes.sim.home.rooms import COLOURS, FURNITURE, SHAPES, make_room
-from collab_llm_nodes.sim.home.view import DIRECTIONS, DISTANCES, look
+from collab_llm_nodes.sim.rooms import COLOURS, FURNITURE, SHAPES, make_room
+from collab_llm_nodes.sim.view import DIRECTIONS, DISTANCES, look
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ from collab_llm_lab.home.planner import MARGIN, path, straight
 from collab_llm_lab.home.requests import About, Kind, Request
 from collab_llm_nodes.robot.grammar import Code, parse
 from collab_llm_nodes.robot.search import SearchMemory
-from collab_llm_nodes.sim.home.footprints import distances
-from collab_llm_nodes.sim.home.rooms import Camera, Furniture, Room, Style, Thing, make_room
-from collab_llm_nodes.sim.home.view import look
+from collab_llm_nodes.sim.footprints import distances
 from collab_llm_nodes.sim.pose import Pose
+from collab_llm_nodes.sim.rooms import Camera, Furniture, Room, Style, Thing, make_room
+from collab_llm_nodes.sim.view import look
 
 BALL = Thing("ball", "red", 5.0, 2.5)
 SOFA = Furniture("sofa", 3.0, 2.5, math.pi / 2, 1.7, 0.85, 0.75)

@@ -31,9 +31,9 @@ from collab_llm_lab.training.nav.learner import PictureLearner, Supervision
 from collab_llm_lab.training.nav.models import answers, build, read
 from collab_llm_lab.training.run import is_done
 from collab_llm_nodes.errors import ConfigError, ModelError
-from collab_llm_nodes.sim.home.renderer import Renderer
-from collab_llm_nodes.sim.home.rooms import HELD_OUT_PAIRS, Style, make_room
-from collab_llm_nodes.sim.home.view import look
+from collab_llm_nodes.sim.renderer import Renderer
+from collab_llm_nodes.sim.rooms import HELD_OUT_PAIRS, Style, make_room
+from collab_llm_nodes.sim.view import look
 
 MICRO = Stage(Recipe(4, 2e-3, steps=100, warmup=2, beta2=0.98), "micro", {POSES: 4})
 

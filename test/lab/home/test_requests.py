@@ -16,7 +16,7 @@ from collab_llm_lab.home.requests import (
     relations,
     resolve,
 )
-from collab_llm_nodes.sim.home.view import Sight, View
+from collab_llm_nodes.sim.view import Sight, View
 
 
 def sight(name: str, degrees: float, away: float, visible: float = 1.0) -> Sight:

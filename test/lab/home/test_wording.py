@@ -25,7 +25,7 @@ from collab_llm_lab.home.wording import (
 )
 from collab_llm_nodes.robot.prompt import user_text
 from collab_llm_nodes.robot.stop_words import asks_to_stop
-from collab_llm_nodes.sim.home.rooms import COLOURS, NAMED_FURNITURE, SHAPES
+from collab_llm_nodes.sim.rooms import COLOURS, NAMED_FURNITURE, SHAPES
 
 NAMED = [
     *(About(f"{colour} {shape}") for colour in COLOURS for shape in SHAPES),

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from collab_llm_nodes.errors import CollabError
-from collab_llm_nodes.sim.home.renderer import HEIGHT_PX, WIDTH, Renderer, footprint, sway
-from collab_llm_nodes.sim.home.rooms import (
+from collab_llm_nodes.sim.jpeg import from_jpeg, to_jpeg
+from collab_llm_nodes.sim.pose import Pose
+from collab_llm_nodes.sim.renderer import HEIGHT_PX, WIDTH, Renderer, footprint, sway
+from collab_llm_nodes.sim.rooms import (
     COLOURS,
     SHAPES,
     Camera,
@@ -21,9 +23,7 @@ from collab_llm_nodes.sim.home.rooms import (
     Thing,
     make_room,
 )
-from collab_llm_nodes.sim.home.view import direction, distance, free_way, look, way
-from collab_llm_nodes.sim.jpeg import from_jpeg, to_jpeg
-from collab_llm_nodes.sim.pose import Pose
+from collab_llm_nodes.sim.view import direction, distance, free_way, look, way
 
 START = Pose(1.0, 3.0, 0.0)
 BALL = Thing("ball", "red", 3.2, 3.0)

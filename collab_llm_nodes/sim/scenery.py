@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from collab_llm_nodes.sim.home.rooms import HEIGHT, RADIUS, Colour, Furniture, Room
-from collab_llm_nodes.sim.home.view import (
+from collab_llm_nodes.sim.rooms import HEIGHT, RADIUS, Colour, Furniture, Room
+from collab_llm_nodes.sim.view import (
     OUTLINE,
     PERSON_LEG,
     PERSON_LEGS,

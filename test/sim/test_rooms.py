@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from collab_llm_nodes.errors import CollabError
-from collab_llm_nodes.sim.home.footprints import Footprint, distances
-from collab_llm_nodes.sim.home.rooms import (
+from collab_llm_nodes.sim.footprints import Footprint, distances
+from collab_llm_nodes.sim.pose import Pose
+from collab_llm_nodes.sim.robot import Base
+from collab_llm_nodes.sim.rooms import (
     COLOURS,
     HELD_OUT_PAIRS,
     ROBOT_RADIUS,
@@ -24,8 +26,6 @@ from collab_llm_nodes.sim.home.rooms import (
     Thing,
     make_room,
 )
-from collab_llm_nodes.sim.pose import Pose
-from collab_llm_nodes.sim.robot import Base
 
 SEEDS = range(60)
 MIDDLE = Pose(2.0, 2.0, 0.0)
@@ -127,7 +127,7 @@ def test_a_style_fixes_what_it_names() -> None:
 
 
 def test_an_impossible_style_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("collab_llm_nodes.sim.home.rooms._ATTEMPTS", 5)
+    monkeypatch.setattr("collab_llm_nodes.sim.rooms._ATTEMPTS", 5)
     with pytest.raises(CollabError, match="no room of seed 1"):
         make_room(1, Style(size=(2.0, 2.0), things=(10, 10)))
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from collab_llm_nodes.sim.home.footprints import distances
-from collab_llm_nodes.sim.home.rooms import HEIGHT, ROBOT_RADIUS, SHAPES, Camera, Furniture, Room
+from collab_llm_nodes.sim.footprints import distances
 from collab_llm_nodes.sim.pose import Pose
+from collab_llm_nodes.sim.rooms import HEIGHT, ROBOT_RADIUS, SHAPES, Camera, Furniture, Room
 
 DIRECTIONS = ("far left", "left", "ahead", "right", "far right")
 DIRECTION_EDGES = (25.0, 10.0, -10.0, -25.0)
