@@ -12,8 +12,8 @@ from collab_llm_lab.home.training.driving import begin, take_picture
 from collab_llm_lab.home.training.sources import draw_way
 from collab_llm_lab.home.wording import TRAINED
 from collab_llm_nodes.models.prompt import Prompt
-from collab_llm_nodes.sim.home.renderer import Renderer
-from collab_llm_nodes.sim.home.view import look
+from collab_llm_nodes.sim.renderer import Renderer
+from collab_llm_nodes.sim.view import look
 
 _ENDS = (STOP, GIVE_UP, REPLY)
 _MOVES = [action for action in ACTIONS if action not in _ENDS]
