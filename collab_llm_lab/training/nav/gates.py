@@ -1,4 +1,4 @@
-"""``python -m collab_llm_lab.home.training.gates``: what the pair can do in rooms never shown.
+"""``python -m collab_llm_lab.training.nav.gates``: what the pair can do in rooms never shown.
 
 Every room is below ``evaluate.HELD_OUT_SEEDS``, so none was trained on; all answers are greedy.
 """
@@ -21,17 +21,15 @@ from collab_llm_lab.home.answers import Decision, answer, read
 from collab_llm_lab.home.asking import draw_for_view
 from collab_llm_lab.home.expert import Expert
 from collab_llm_lab.home.requests import NOTHING, About, Kind, Request
-from collab_llm_lab.home.training.driving import Answer, Episode, begin, drive, take_picture
-from collab_llm_lab.home.training.evaluate import held_out_pictures, share
-from collab_llm_lab.home.training.models import MAX_TOKENS
-from collab_llm_lab.home.training.pictures import GRID
-from collab_llm_lab.home.training.seeing import KNOWN
 from collab_llm_lab.home.wording import HELD_OUT, TRAINED, Wordings
 from collab_llm_lab.training import loop
+from collab_llm_lab.training.nav.driving import Answer, Episode, begin, drive, take_picture
 from collab_llm_lab.training.nav.encoding import Encoder
+from collab_llm_lab.training.nav.figures import held_out_pictures, share
 from collab_llm_lab.training.nav.forward import FastForward
-from collab_llm_lab.training.nav.models import answers, prefix_ids
+from collab_llm_lab.training.nav.models import MAX_TOKENS, answers, prefix_ids
 from collab_llm_lab.training.nav.models import read as read_model
+from collab_llm_lab.training.nav.questions import KNOWN
 from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE, user_text
 from collab_llm_nodes.robot.search import SearchMemory
 from collab_llm_nodes.sim.jpeg import from_jpeg
@@ -257,7 +255,7 @@ def tau(
     so one pass of the draft over the target's answers tells every round.
     """
     encoder = Encoder(tokenizer)
-    fast = FastForward(draft.eval(), prefix_ids(tokenizer, GRID), GRID)
+    fast = FastForward(draft.eval(), prefix_ids(tokenizer))
     tokens = rounds = 0
     for first in range(0, len(asked), _BATCH):
         part = asked[first : first + _BATCH]
