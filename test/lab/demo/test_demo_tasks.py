@@ -12,7 +12,7 @@ from collab_llm_lab.demo.tasks import SHOWN, draw_tasks
 from collab_llm_lab.home import planner
 from collab_llm_lab.home.expert import drive
 from collab_llm_lab.home.requests import About, Kind, Request
-from collab_llm_lab.training.nav.models import MAX_TOKENS
+from collab_llm_lab.training.nav import models
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.protocols.edge_cloud.client import Source
 from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE
@@ -76,4 +76,4 @@ def test_the_parameters_are_those_that_the_pair_is_trained_with() -> None:
     nodes = yaml.safe_load(config_file("embedded.yaml").read_text())
     assert nodes["/**/navigator"]["ros__parameters"]["answer"]["prompt"] == SEARCH_TEMPLATE
     client = nodes["/**/draft_vlm"]["ros__parameters"]["client"]
-    assert client["max_tokens"] == MAX_TOKENS == MAX_TOKENS
+    assert client["max_tokens"] == MAX_TOKENS == models.MAX_TOKENS
