@@ -16,12 +16,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from collab_llm_lab.home import expert
-from collab_llm_lab.home.training.pictures import GRID
-from collab_llm_lab.home.training.sources import WAYS, draw_way
 from collab_llm_lab.home.wording import TRAINED
 from collab_llm_lab.training.nav.encoding import Encoder
 from collab_llm_lab.training.nav.forward import FastForward
 from collab_llm_lab.training.nav.models import prefix_ids
+from collab_llm_lab.training.nav.sources import WAYS, draw_way
 from collab_llm_nodes.models.tokenizer import token_id
 from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE, user_text
 
@@ -68,7 +67,7 @@ def tau(
 ) -> float:
     """Return tokens per verification of a greedy draft, given the target's greedy answers."""
     encoder = Encoder(tokenizer)
-    fast = FastForward(draft.eval(), prefix_ids(tokenizer, GRID), GRID)
+    fast = FastForward(draft.eval(), prefix_ids(tokenizer))
     rows: list[list[bool]] = []
     for first in range(0, len(asked), _BATCH):
         part = asked[first : first + _BATCH]

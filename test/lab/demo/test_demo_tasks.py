@@ -12,7 +12,7 @@ from collab_llm_lab.demo.tasks import SHOWN, tasks_at_home, tasks_in_rooms
 from collab_llm_lab.home import planner
 from collab_llm_lab.home.expert import drive
 from collab_llm_lab.home.requests import About, Kind, Request
-from collab_llm_lab.home.training.models import MAX_TOKENS
+from collab_llm_lab.training.nav.models import MAX_TOKENS
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.protocols.edge_cloud.client import Source
 from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE

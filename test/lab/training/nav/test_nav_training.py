@@ -15,20 +15,18 @@ from transformers import PreTrainedTokenizerBase
 from collab_llm_lab.home.answers import ACTIONS, answer
 from collab_llm_lab.home.expert import Expert
 from collab_llm_lab.home.requests import About, Kind, Request
-from collab_llm_lab.home.training import plan, sources
-from collab_llm_lab.home.training.answering import Answering
-from collab_llm_lab.home.training.batches import WORDS, Batches, Lengths, dense_words
-from collab_llm_lab.home.training.driving import Episode, begin, drive, take_picture
-from collab_llm_lab.home.training.models import SIZES, tokenizer_in
-from collab_llm_lab.home.training.packing import WEIGHTS, pack, restore
-from collab_llm_lab.home.training.pictures import GRID, NAMES, Pictures, write_shard
-from collab_llm_lab.home.training.plan import STAGES, Dagger, Stage, export_stage, train_stage
-from collab_llm_lab.home.training.seeing import draw_name, found, seeing_questions
-from collab_llm_lab.home.training.sources import POSES, WAYS, Source, room_poses, room_way
 from collab_llm_lab.home.wording import plain
 from collab_llm_lab.training.learner import Recipe
+from collab_llm_lab.training.nav import plan, sources
+from collab_llm_lab.training.nav.batches import WORDS, Batches, Lengths, dense_words
+from collab_llm_lab.training.nav.driving import Episode, begin, drive, take_picture
 from collab_llm_lab.training.nav.learner import PictureLearner, Supervision
-from collab_llm_lab.training.nav.models import build, read
+from collab_llm_lab.training.nav.models import SIZES, build, read, tokenizer_in
+from collab_llm_lab.training.nav.packing import WEIGHTS, pack, restore
+from collab_llm_lab.training.nav.pictures import GRID, NAMES, Pictures, write_shard
+from collab_llm_lab.training.nav.plan import STAGES, Dagger, Stage, export_stage, train_stage
+from collab_llm_lab.training.nav.questions import Answering, draw_name, found, seeing_questions
+from collab_llm_lab.training.nav.sources import POSES, WAYS, Source, room_poses, room_way
 from collab_llm_lab.training.run import is_done
 from collab_llm_nodes.errors import ConfigError, ModelError
 from collab_llm_nodes.sim.renderer import Renderer

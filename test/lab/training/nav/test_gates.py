@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from collab_llm_lab.home.requests import QUESTIONS, Kind
-from collab_llm_lab.home.training import gates
-from collab_llm_lab.home.training.driving import Episode
 from collab_llm_lab.home.wording import HELD_OUT
+from collab_llm_lab.training.nav import gates
+from collab_llm_lab.training.nav.driving import Episode
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.sim.rooms import HELD_OUT_PAIRS
 

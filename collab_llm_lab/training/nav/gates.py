@@ -1,6 +1,6 @@
 """``collab-llm eval nav``: what the pair can do in rooms never shown.
 
-Every room is below ``evaluate.HELD_OUT_SEEDS``, so none was trained on; all answers are greedy.
+Every room is below ``figures.HELD_OUT_SEEDS``, so none was trained on; all answers are greedy.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from collab_llm_lab.home.answers import answer, read
 from collab_llm_lab.home.asking import draw_for_view
 from collab_llm_lab.home.expert import Expert
 from collab_llm_lab.home.requests import NOTHING, About, Kind, Request
-from collab_llm_lab.home.training.driving import Answer, Episode, begin, drive, take_picture
-from collab_llm_lab.home.training.evaluate import HELD_OUT_SEEDS, share
-from collab_llm_lab.home.training.models import MAX_TOKENS
-from collab_llm_lab.home.training.pictures import NAMES, random_pose
-from collab_llm_lab.home.training.seeing import KNOWN
 from collab_llm_lab.home.wording import HELD_OUT, TRAINED, Wordings
 from collab_llm_lab.training.loop import Progress, ignore_progress, report_counts
-from collab_llm_lab.training.nav.models import answers
+from collab_llm_lab.training.nav.driving import Answer, Episode, begin, drive, take_picture
+from collab_llm_lab.training.nav.figures import HELD_OUT_SEEDS, share
+from collab_llm_lab.training.nav.models import MAX_TOKENS, answers
 from collab_llm_lab.training.nav.models import read as read_model
+from collab_llm_lab.training.nav.pictures import NAMES, random_pose
+from collab_llm_lab.training.nav.questions import KNOWN
 from collab_llm_lab.training.nav.tau import BlindDraft, compare_sight
 from collab_llm_lab.training.pair.speculation import plain_runner
 from collab_llm_nodes.engine.engine import Engine
