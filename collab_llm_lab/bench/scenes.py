@@ -8,9 +8,9 @@ import numpy as np
 
 from collab_llm_lab.home.answers import ACTIONS, GIVE_UP, REPLY, STOP, answer
 from collab_llm_lab.home.expert import Expert
-from collab_llm_lab.home.training.driving import begin, take_picture
-from collab_llm_lab.home.training.sources import draw_way
 from collab_llm_lab.home.wording import TRAINED
+from collab_llm_lab.training.nav.driving import begin, take_picture
+from collab_llm_lab.training.nav.sources import draw_way
 from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.sim.renderer import Renderer
 from collab_llm_nodes.sim.view import look

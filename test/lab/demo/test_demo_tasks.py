@@ -9,7 +9,7 @@ from collab_llm_lab.demo.tasks import SHOWN, draw_tasks
 from collab_llm_lab.home import planner
 from collab_llm_lab.home.expert import drive
 from collab_llm_lab.home.requests import About, Kind, Request
-from collab_llm_lab.home.training import models
+from collab_llm_lab.training.nav import models
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE
 from collab_llm_nodes.sim.pose import Pose

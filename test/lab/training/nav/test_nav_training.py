@@ -14,25 +14,23 @@ from transformers import PreTrainedTokenizerBase
 
 from collab_llm_lab.home.answers import ACTIONS, answer
 from collab_llm_lab.home.expert import Expert
-from collab_llm_lab.home.requests import QUESTIONS, About, Kind, Request
-from collab_llm_lab.home.training import gates, plan, sources
-from collab_llm_lab.home.training.answering import Answering
-from collab_llm_lab.home.training.batches import WORDS, Batches, Lengths, dense_words
-from collab_llm_lab.home.training.driving import Episode, begin, drive, take_picture
-from collab_llm_lab.home.training.models import SIZES, tokenizer_in
-from collab_llm_lab.home.training.packing import WEIGHTS, pack, restore
-from collab_llm_lab.home.training.pictures import GRID, NAMES, Pictures, write_shard
-from collab_llm_lab.home.training.plan import STAGES, Dagger, Stage, export_stage, train_stage
-from collab_llm_lab.home.training.seeing import draw_name, found, seeing_questions
-from collab_llm_lab.home.training.sources import POSES, WAYS, Source, room_poses, room_way
-from collab_llm_lab.home.wording import HELD_OUT, plain
+from collab_llm_lab.home.requests import About, Kind, Request
+from collab_llm_lab.home.wording import plain
 from collab_llm_lab.training.learner import Recipe
+from collab_llm_lab.training.nav import plan, sources
+from collab_llm_lab.training.nav.batches import WORDS, Batches, Lengths, dense_words
+from collab_llm_lab.training.nav.driving import Episode, begin, drive, take_picture
 from collab_llm_lab.training.nav.learner import PictureLearner, Supervision
-from collab_llm_lab.training.nav.models import answers, build, read
+from collab_llm_lab.training.nav.models import SIZES, build, read, tokenizer_in
+from collab_llm_lab.training.nav.packing import WEIGHTS, pack, restore
+from collab_llm_lab.training.nav.pictures import GRID, NAMES, Pictures, write_shard
+from collab_llm_lab.training.nav.plan import STAGES, Dagger, Stage, export_stage, train_stage
+from collab_llm_lab.training.nav.questions import Answering, draw_name, found, seeing_questions
+from collab_llm_lab.training.nav.sources import POSES, WAYS, Source, room_poses, room_way
 from collab_llm_lab.training.run import is_done
 from collab_llm_nodes.errors import ConfigError, ModelError
 from collab_llm_nodes.sim.renderer import Renderer
-from collab_llm_nodes.sim.rooms import HELD_OUT_PAIRS, Style, make_room
+from collab_llm_nodes.sim.rooms import HELD_OUT_PAIRS, make_room
 from collab_llm_nodes.sim.view import look
 
 MICRO = Stage(Recipe(4, 2e-3, steps=100, warmup=2, beta2=0.98), "micro", {POSES: 4})
@@ -316,50 +314,5 @@ def test_episodes_end_for_the_right_reasons() -> None:
     assert outcome(ahead.format("stop")) == "wrong place"
     assert outcome("the ball is not here. the next action is give up.") == "given up"
     assert outcome("yes. the next action is reply.") == "replied"
-    assert outcome(*[ahead.format("turn left 45 degree")] * 79) == ""
-    assert outcome(*[ahead.format("turn left 45 degree")] * 80) == "step limit"
-
-
-@pytest.mark.parametrize("gamma", [1, 4])
-def test_rounds_are_those_of_a_greedy_draft(gamma: int) -> None:
-    """Against a literal simulation, token by token."""
-    rng = np.random.default_rng(0)
-    for length in range(1, 30):
-        agree = [bool(a) for a in rng.random(length) < 0.7]
-        at = rounds = 0
-        while at < length:
-            for drafted in range(gamma + 1):
-                at += 1
-                if at > length or drafted == gamma or not agree[at - 1]:
-                    break
-            rounds += 1
-        assert gates._rounds(agree, gamma) == rounds
-
-
-def test_tau_is_highest_for_a_draft_that_is_the_target(
-    pictures: Pictures, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    model = build(SIZES["micro"], tokenizer, 0)
-    images = np.stack([pictures.image(index) for index in range(6)])
-    prompts = ["find the red ball", "stop"] * 3
-    said = answers(model, tokenizer, images, prompts, max_tokens=21)
-    asked = [(p, s) for p, s in zip(prompts, said, strict=True)]
-    own = gates.tau(model, tokenizer, images, asked)
-    other = gates.tau(build(SIZES["micro"], tokenizer, 1), tokenizer, images, asked)
-    assert 1.0 <= other < own <= 5.0
-
-
-def test_gates_ask_for_what_they_mean() -> None:
-    for seed in range(20):
-        missing = gates.absent(seed)
-        there = [part.name for part in missing.room.things]
-        there += [part.name for part in missing.room.furniture]
-        assert not any(map(missing.request.about.matches, there))
-        held_out = gates.going(seed, Style(pairs="held_out"))
-        assert tuple(held_out.request.about.name.split()) in HELD_OUT_PAIRS
-        assert gates.stopping(seed).request.kind is Kind.STOP
-        assert gates.unknown(seed).request.about.name in HELD_OUT["verb"].nouns
-        question = gates.questioning(seed)
-        assert question.request.kind in QUESTIONS
-        question.advance(gates._expected(question))
-        assert question.outcome == "replied"
+    assert outcome(*[ahead.format("turn left 45 degree")] * 99) == ""
+    assert outcome(*[ahead.format("turn left 45 degree")] * 100) == "step limit"
