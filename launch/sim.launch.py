@@ -1,7 +1,7 @@
 """Everything on one machine: the simulated Go2, the robot's nodes, and a local verifier.
 
     ros2 launch collab_llm sim.launch.py dashboard:=true
-    ros2 launch collab_llm sim.launch.py instruction:="find the red ball"
+    ros2 launch collab_llm sim.launch.py instruction:="find the blue bucket"
     ros2 launch collab_llm sim.launch.py start_verifier:=false verifier:=cloud:50551
 
 The instruction must name a thing in the room: `ros2 topic echo --once /ground_truth/room`.

@@ -5,7 +5,7 @@ silent for ``watchdog``. ``ground_truth/...`` is for evaluations. Setting the pa
 ``thing`` enters another room; the service ``reset`` restarts the same one.
 
 The camera sways anew with each departure; in some rooms its picture is one motion old
-(docs/world-design.md).
+(docs/home.md).
 
 Time is the simulator's own and never goes back. It runs ``real_time_factor`` times as fast as the
 machine's. With ``lockstep`` it advances by one step per command while the robot moves, so that the
