@@ -14,14 +14,15 @@ from __future__ import annotations
 import re
 from collections.abc import Set
 
-from collab_llm_nodes.robot.naming import Named, singular
+from collab_llm_nodes.robot.naming import Named
+from collab_llm_nodes.robot.words import singular
 
 _WORD_OR_MARK = re.compile(r"\w+(?:['-]\w+)*|[^\w\s]")
 # fmt: off
 _NEUTRAL = (
     "none other than", "nothing but", "no one but", "not only", "in mind", "no problem",
     "no matter",
-    "do not mind", "do not hesitate", "do not forget", "do not miss", "do not ignore",
+    "i leave", "do not mind", "do not hesitate", "do not forget", "do not miss", "do not ignore",
     "do not skip", "do not avoid", "do not leave", "do not worry", "do not you", "why do not",
     "why not", "can not you", "could not you", "will not you", "would not you", "without delay",
     "without fail", "without hesitation", "without stopping", "watch for", "leave for", "leave to",
@@ -32,7 +33,12 @@ _NEUTRAL = (
     *(f"{what} of" for what in ("pair", "couple", "bunch", "group", "row", "kind", "sort")),
 )
 """Phrases that exclude nothing, though their words do in others."""
-_NOT = ("not", "no", "never", "nor", "neither", "none", "nothing", "nobody")
+_NOT = (
+    "not", "no", "never", "nor", "neither", "none", "nothing", "nobody", "forbid", "refuse to",
+    "under no circumstances", *(f"{be}not {may} to" for be in ("", "is ", "are ") for may in (
+        "allowed", "permitted",
+    )),
+)
 _WITHOUT = (
     "avoid", "avoiding", "ignore", "ignoring", "skip", "skipping", "shun", "shunning", "dodge",
     "dodging", "evade", "evading", "bypass", "bypassing", "circumvent", "disregard", "disregarding",
@@ -73,7 +79,7 @@ _BESIDE = (
     "underneath", "beneath", "below", "above", "over", "on", "atop", "upon", "with", "at", "before",
     "after", "touching", "facing", "holding", "carrying", "wearing", "containing", "surrounding",
     "surrounded by", "nearest", "nearest to", "closest to", "in", "inside", "within", "that the",
-    "that a", "which the", "which a",
+    "that a", "which the", "which a", "who", "whose", "whom",
 )
 """Phrases before the place of a thing; after a verb alone, before the thing: "go near the cone"."""
 _PAST = (
@@ -146,7 +152,7 @@ def parts_of(instruction: str, known: Set[str]) -> tuple[str, str]:
             if _is_thing(words, position + phrase, known) and role not in _EXCLUDES:
                 role = "referred"
         elif kind == "beside":
-            if named or not (verb or role in _EXCLUDES):
+            if role not in _EXCLUDES and (named or not verb):
                 role = "referred"
         elif kind == "neutral":
             pass
@@ -196,6 +202,8 @@ def _ends(role: str, named: bool, words: list[str], known: Set[str]) -> bool:
         return True
     if word == "to":
         return role == "referred" or (role == "without" and named)
+    if word == "and" and role in _EXCLUDES and not named:
+        return False  # "do not go and find the ball"
     if word == "," and words[1:2] in (["and"], ["or"]):
         words = words[1:]
     if word in ("and", ",") and role and (role, word) != ("not", ","):
