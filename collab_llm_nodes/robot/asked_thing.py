@@ -98,9 +98,7 @@ class AskedThing:
         plain = _LISTED.sub(r"\1 ", plain_words(instruction))
         plain = _SAID_AFTER.sub(_before_the_name, _COLOURED.sub(r"\1", plain))
         asked, excluded = parts_of(plain, _QUALITIES | _KNOWN)
-        pronoun = not _PRONOUNS.isdisjoint(asked.split())
-        self._asked = _things_in(asked, anything=pronoun)
-        self._excluded = _things_in(excluded, anything=True)
+        self._asked, self._excluded = _things_in(asked), _things_in(excluded, excluded=True)
         if self._excluded and not self._asked and _ANYTHING.intersection(asked.split()):
             self._asked = [_Thing("", frozenset())]  # "anything but the red cone"
         self._said = quoted(instruction)
@@ -138,12 +136,15 @@ def _before_the_name(match: re.Match[str]) -> str:
     return f"{quality} {name}" if describes else match.group()
 
 
-def _things_in(text: str, *, anything: bool) -> list[_Thing]:
-    """Return the things that a part of an instruction names, in all readings.
+def _things_in(text: str, *, excluded: bool = False) -> list[_Thing]:
+    """Return the things that a part of an instruction names.
+
+    A quality alone is a name only beside a word such as "one": "the red one", but "find Ruby".
 
     Args:
-        anything: a quality alone is any thing of it ("the red one"), and no name ("find Ruby").
+        excluded: return all that it may name: in doubt more is excluded.
     """
+    anything = excluded or not _PRONOUNS.isdisjoint(text.split())
     things = list[_Thing]()
     apart, names = set[str](), list[list[str]]()
     for alternative in reversed(Named(_LISTING.sub(r"\1, ", text)).things):
@@ -155,7 +156,8 @@ def _things_in(text: str, *, anything: bool) -> list[_Thing]:
         if not names:  # "the red or the blue ball"
             names = [["anything"]] if anything else [name[-1:] for name in following]
         for name in names:
-            things += _readings(name, apart)
+            readings = [*_readings(name, apart)]
+            things += readings if excluded else readings[:1]
     found = {word for thing in things for word in (thing.name, *thing.words)}
     things += _without_article(text, found)
     return [thing for thing in things if thing.name not in _SIDES]
@@ -170,14 +172,15 @@ def _match(things: Iterable[_Thing], seen: _Thing) -> int:
 
 
 def _readings(words: list[str], apart: Iterable[str]) -> Iterator[_Thing]:
-    """Yield the things that a name may mean.
+    """Yield the things that a name may mean, the likeliest first.
 
-    The thing stands at the end, or before qualities: "ball red", and "ball pen" is no ball.
+    The thing stands at the end, or before qualities ("ball red"): a "ball pen" is no ball.
     """
     for end in range(len(words), 0, -1):
         name = words[end - 1]
         if name not in _QUALITIES:
             yield _Thing(name, frozenset({*words, *apart} - {name}))
+        if name in _KNOWN:
             return
 
 

@@ -111,6 +111,8 @@ _HOW = frozenset({"left", "right", "straight", "forward", "forwards", "keep", "a
 _GOES_ON = ("to", "until")
 """Words after which a place may still be where to go: "drive until you are near the ball"."""
 _CLAUSE_ENDS = frozenset({"but", "then", "until", "instead", "so"})
+_TWO_VERBS = re.compile(rf"\b(?:{'|'.join(_ASKS)}) and (?=(?:{'|'.join(_ASKS)})\b)")
+"""The first verb of "go and find", which asks for nothing of its own."""
 _EVERY = re.compile(r"\b((?:any|every|all|each)\w*(?:\s+(?!and\b)\w+){0,3}?)\s+but\b")
 _POSSESSIVE = re.compile(
     r"\b(?:the|an?|my|your|this)\s+(?:[\w-]+\s+){0,3}?"
@@ -182,7 +184,7 @@ def _words(instruction: str) -> list[str]:
     text = re.sub(r"\b(?:won't|wont)\b", "will not", text)
     text = re.sub(r"\b(do|does|did|is|are|was|were|should|must|could|would)n'?t\b", r"\1 not", text)
     text = re.sub(r"\bnon-(\w+)\s+(\w+)", r"\2 that is not \1 ,", text)
-    text = _EVERY.sub(r"\1 except", text)
+    text = _EVERY.sub(r"\1 except", _TWO_VERBS.sub("", text))
     return _WORD_OR_MARK.findall(_POSSESSIVE.sub("the ", text))
 
 
@@ -202,8 +204,6 @@ def _ends(role: str, named: bool, words: list[str], known: Set[str]) -> bool:
         return True
     if word == "to":
         return role == "referred" or (role == "without" and named)
-    if word == "and" and role in _EXCLUDES and not named:
-        return False  # "do not go and find the ball"
     if word == "," and words[1:2] in (["and"], ["or"]):
         words = words[1:]
     if word in ("and", ",") and role and (role, word) != ("not", ","):
