@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,6 +20,8 @@ SHOWN = "red mug"
 """Thing of the room that somebody would show; no training room has one."""
 SHOWN_SEED = 3069
 """Seed of a room where a table stands between the robot and the thing shown."""
+WORDINGS = replace(TRAINED, plain=True)
+"""All verbs and frames, without misspellings: a film is to be read."""
 
 
 @dataclass(frozen=True)
@@ -87,14 +89,14 @@ def _shown() -> Task:
 def _question(seed: int) -> Task:
     room = make_room(seed)
     view = look(room, room.start)
-    request = draw_for_view(room, view, _random(seed), TRAINED)
+    request = draw_for_view(room, view, _random(seed), WORDINGS)
     return Task(room, request.text, (), 0.0, "ANSWERED", reply(request, view))
 
 
 def _going(seed: int, *, absent: bool) -> Task:
     room, rng = make_room(seed), _random(seed)
     while True:
-        request = draw_request(room, rng, TRAINED)
+        request = draw_request(room, rng, WORDINGS)
         if request.kind is Kind.GO and bool(_meant(room, request)) != absent:
             return _task(room, request)
 
