@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from collab_llm_lab.bench.acceptance import Acceptance
 from collab_llm_lab.bench.cost import PROVIDERS, api_cost
 from collab_llm_lab.bench.emulation import blur, paced_draft
 from collab_llm_lab.bench.harness import stolen_s
@@ -60,8 +61,10 @@ TRIALS = 3
 """Answers before the measured ones: the planner tries three modes, the others warm up."""
 MORE = 2
 """So many times more answers at the fast points; half as many in the ablations."""
-BLUR = 1.15
-"""Noise on the draft model's head that lowers tau of the embedded pair to about 2.9."""
+TAU = 2.9
+"""Tokens per verification of paper 003's pair on the Go2 (2.92)."""
+SIGHT_ANSWERS = 200
+"""Answers on which the draft's tau is measured, with and without sight."""
 _CANDIDATES = 64
 """Tokens that exits after the first one are scored over, with a large vocabulary."""
 ABLATION_SCALE = 0.1
@@ -101,8 +104,8 @@ POINTS = {
 }
 SLOW = ("go2", "go2_17ms", "jetson")
 """Points that mostly sleep, so that they share the machine."""
-PAIRS = {"points": BLUR, "embedded_pair": 0.0}
-"""Results by acceptance process: tuned to tau = 2.9 (``points``), and the embedded pair's own."""
+PAIRS = ("points", "embedded_pair")
+"""Results by acceptance process: at most ``TAU`` (``points``), and the embedded pair's own."""
 
 
 @dataclass(frozen=True)
@@ -165,10 +168,12 @@ def run_edge_cloud(
 
     Args:
         embedded: also measure the embedded pair with its own acceptance.
-        vocabulary: tokens of both models (``vocabulary.py``); 0: their own 441.
+        vocabulary: tokens of both models (``vocabulary.py``); 0: their own.
 
     Returns:
-        ``points.<point>.<mode>`` (tau about 2.9) and ``embedded_pair.<point>.<mode>`` with
+        ``sight`` (see ``_sight``); ``blur`` (noise on the draft model's head);
+        ``points.<point>.<mode>`` (tau about ``TAU``, or the pair's own if that is lower) and
+        ``embedded_pair.<point>.<mode>`` with
         ``ms_per_token, answers, spread_ms_per_token`` (of the answers, least and most),
         ``predicted_ms_per_token, tau, hit_rate, miss_rate, mean_exit_layer, rounds, pushed, bytes,
         output_mismatches, drafting_ms_per_round`` (with the verifier idle), ``profile`` (see
@@ -180,7 +185,7 @@ def run_edge_cloud(
     """
     with tempfile.TemporaryDirectory(prefix="collab_llm_") as folder:
         models = _models(vocabulary, Path(folder))
-        pairs = PAIRS if embedded else {"points": BLUR}
+        pairs = PAIRS if embedded else PAIRS[:1]
         found = _run(models, Path(folder), pairs, answers, seed, ablations, plot, console)
     return found | {"vocabulary": vocabulary}
 
@@ -208,7 +213,7 @@ def _models(vocabulary: int, folder: Path) -> Models:
 def _run(
     models: Models,
     folder: Path,
-    pairs: Mapping[str, float],
+    pairs: Sequence[str],
     answers: int,
     seed: int,
     ablations: bool,
@@ -219,7 +224,11 @@ def _run(
     prompts = scene_prompts(MORE * answers, seed)
     target = Engine(load(ModelConfig(path=models.target)))
     right = [_alone(target, prompt) for prompt in prompts]
-    drafts = {pair: [_draft(models, noise, folder / pair)] for pair, noise in pairs.items()}
+    acceptance = Acceptance(SIGHT_ANSWERS, seed, GAMMA)
+    noise = acceptance.blur_to(TAU)
+    drafts = {
+        pair: [_draft(models, noise if pair == "points" else 0.0, folder / pair)] for pair in pairs
+    }
     results: dict[str, Any] = {
         "emulated": "model passes padded, link delayed; see points_ms",
         "points_ms": {
@@ -228,6 +237,8 @@ def _run(
         },
         "answers": answers,
         "gamma": GAMMA,
+        "sight": _sight(acceptance),
+        "blur": noise,
         **{pair: {} for pair in pairs},
     }
 
@@ -279,13 +290,34 @@ def _run(
         "tau_of_the_paper": {p.pair: api_cost(p, GAMMA, 2.5) for p in PROVIDERS},
         "tau_measured": {p.pair: api_cost(p, GAMMA, tau) for p in PROVIDERS},
     }
-    results["votes"] = votes(folder, prompts[:answers], right[:answers], console)
+    results["votes"] = votes(noise, folder, prompts[:answers], right[:answers], console)
     if ablations:
         n = MORE * answers // 2
-        results["ablations"] = _ablations(folder, prompts[:n], right[:n], console)
+        results["ablations"] = _ablations(noise, folder, prompts[:n], right[:n], console)
     _print(results, console)
     _plot(results, plot)
     return results
+
+
+def _sight(acceptance: Acceptance) -> dict[str, Any]:
+    """Return how much of the embedded draft's acceptance needs sight, and what it is worth.
+
+    ``answers, tau, tau_grey, tau_blind`` (see ``compare_sight``), and for each of the three
+    ``sd_ms_per_token.<point>``: plain speculation by the formula. The 8-gram drafts in no time.
+    """
+    found = acceptance.sight()
+
+    def ms(point: Point, key: str) -> float:
+        drafting = 0.0 if key == "tau_blind" else GAMMA * point.t_p
+        return 1e3 * (drafting + 2 * point.t_c + point.t_q) / found[key]
+
+    return {
+        "answers": SIGHT_ANSWERS,
+        **found,
+        "sd_ms_per_token": {
+            name: {key: ms(point, key) for key in _SIGHTS} for name, point in POINTS.items()
+        },
+    }
 
 
 def _draft(models: Models, noise: float, folder: Path, seed: int = 0) -> Engine:
@@ -302,10 +334,14 @@ def _draft(models: Models, noise: float, folder: Path, seed: int = 0) -> Engine:
 
 
 def votes(
-    folder: Path, prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]], console: Console
+    noise: float,
+    folder: Path,
+    prompts: Sequence[Prompt],
+    answers: Sequence[tuple[int, ...]],
+    console: Console,
 ) -> dict[str, dict[str, Any]]:
     """Return the rows of ``VOTES`` at the point of the paper's robot, all times divided by ten."""
-    drafts = [_draft(Models(), BLUR, folder, seed) for seed in range(3)]
+    drafts = [_draft(Models(), noise, folder, seed) for seed in range(3)]
     point = POINTS["go2"].scaled(ABLATION_SCALE)
     return measure_modes(point, drafts, prompts, answers, VOTES, console, "votes")
 
@@ -533,13 +569,14 @@ def _speedups(rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def _ablations(
+    noise: float,
     folder: Path,
     prompts: Sequence[Prompt],
     answers: Sequence[tuple[int, ...]],
     console: Console,
 ) -> dict[str, Any]:
     """Figure 4 and Table 7 of paper 003 at the Jetson point, all times divided by ten."""
-    point, drafts = POINTS["jetson"].scaled(ABLATION_SCALE), [_draft(Models(), BLUR, folder)]
+    point, drafts = POINTS["jetson"].scaled(ABLATION_SCALE), [_draft(Models(), noise, folder)]
     gammas, workers = (1, 2, 3, 4, 5, 6, 8, 10), (1, 2, 3, 4, 6, 10)
     modes = {"ar": Setup(gamma=0)}
     modes |= {f"sd {g}": Setup(gamma=g) for g in gammas}
@@ -591,11 +628,22 @@ def queue_setup(queue: str, workers: int) -> Setup:
     )
 
 
+_SIGHTS = {"tau": "sees", "tau_grey": "sees one grey", "tau_blind": "blind 8-gram"}
+
+
 def _pairs(results: Mapping[str, Any]) -> list[str]:
     return [pair for pair in PAIRS if pair in results]
 
 
 def _print(results: Mapping[str, Any], console: Console) -> None:
+    sight = results["sight"]
+    by_draft: dict[str, dict[str, float]] = {
+        title: {"tau": sight[key]} | {p: ms[key] for p, ms in sight["sd_ms_per_token"].items()}
+        for key, title in _SIGHTS.items()
+    }
+    columns = {"tau": "{tau:.2f}"} | {point: f"{{{point}:.1f}}" for point in POINTS}
+    title = "what sight is worth: plain speculation by the formula, milliseconds per token"
+    show_rows(console, title, ["the draft"], by_draft, columns)
     columns = {
         "measured": "{ms_per_token:.1f}",
         "predicted": "{predicted_ms_per_token:.1f}",
@@ -617,7 +665,19 @@ def _print(results: Mapping[str, Any], console: Console) -> None:
 
 
 def _plot(results: Mapping[str, Any], file: Path | None) -> None:
-    titles = {"points": "tau about 2.9", "embedded_pair": "embedded pair"}
+    titles = {"points": f"tau at most {TAU}", "embedded_pair": "embedded pair"}
+    sight = results["sight"]
+
+    def draw_sight(axis: Any) -> None:
+        named = {f"{title} ({sight[key]:.2f})": key for key, title in _SIGHTS.items()}
+        draw_bars(
+            axis,
+            {
+                point.replace("_", "\n"): {title: ms[key] for title, key in named.items()}
+                for point, ms in sight["sd_ms_per_token"].items()
+            },
+        )
+        label_axes(axis, y="ms per token (formula)")
 
     def bars(modes: Mapping[str, Mapping[str, float]]) -> Draw:
         def draw(axis: Any) -> None:
@@ -638,4 +698,5 @@ def _plot(results: Mapping[str, Any], file: Path | None) -> None:
         for pair in _pairs(results)
         for point, modes in results[pair].items()
     }
+    panels = {"speculation, by what drafts (tau)": draw_sight} | panels
     draw_panels(panels, file, columns=3, size=(4.5, 3))

@@ -32,7 +32,7 @@ def bench_edge_cloud(
         bool, typer.Option(help="Also gamma, workers and queues (paper 003, Figure 4, Table 7).")
     ] = True,
     embedded: Annotated[
-        bool, typer.Option(help="Also the embedded pair, whose drafts are right more often.")
+        bool, typer.Option(help="Also the embedded pair with its own acceptance.")
     ] = True,
     server: ServerOption = None,
     kind: KindOption = "vllm",
@@ -46,7 +46,7 @@ def bench_edge_cloud(
     ] = "1,8,16",
     seconds: SecondsOption = 10.0,
     vocabulary: Annotated[
-        int, typer.Option(help="Tokens of both models; 0: their own 441.", min=0)
+        int, typer.Option(help="Tokens of both models; 0: their own.", min=0)
     ] = 151_936,
     json_file: JsonOption = None,
     plot: PlotOption = None,

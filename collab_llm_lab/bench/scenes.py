@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from collab_llm_lab.training.nav.wording import VERBS, instruction
+from collab_llm_lab.home.answers import ACTIONS, GIVE_UP, REPLY, STOP, answer
+from collab_llm_lab.home.expert import Expert
+from collab_llm_lab.home.wording import TRAINED
+from collab_llm_lab.training.nav.driving import begin, take_picture
+from collab_llm_lab.training.nav.sources import draw_way
 from collab_llm_nodes.models.prompt import Prompt
-from collab_llm_nodes.robot.prompt import user_text
-from collab_llm_nodes.sim.expert import decide, look
-from collab_llm_nodes.sim.jpeg import to_jpeg
 from collab_llm_nodes.sim.renderer import Renderer
-from collab_llm_nodes.sim.robot import Base
-from collab_llm_nodes.sim.rooms import make_room
+from collab_llm_nodes.sim.view import look
+
+_ENDS = (STOP, GIVE_UP, REPLY)
+_MOVES = [action for action in ACTIONS if action not in _ENDS]
+_NOISE = 0.1
+"""Share of the actions that are random."""
+_STEPS = 20
+"""Prompts are taken at one of the first steps of a drive: about as many as it takes."""
 
 
 def scene_prompts(count: int, seed: int) -> list[Prompt]:
-    """One prompt from each of ``count`` rooms, at a random step of the expert's drive."""
+    """One prompt from each of ``count`` rooms, at a random step of the expert's noisy drive.
+
+    The rooms are none of the training's, their requests are in its wordings.
+    """
     renderer, rng = Renderer(), np.random.default_rng([seed, 0x5CE4E])
     prompts = []
     for number in range(count):
-        room = make_room(seed + number)
-        renderer.enter(room)
-        base, history = Base(room), list[str]()
-        wish = instruction(room.goal.name, number % len(VERBS))
-        for _ in range(int(rng.integers(0, 6))):
-            action = decide(look(room, base.pose)[room.target], history)
-            if action == "stop":
+        episode = begin(*draw_way(seed + number, TRAINED))
+        room, expert = episode.room, Expert(episode.room, episode.request)
+        for _ in range(int(rng.integers(_STEPS))):
+            pose = episode.base.pose
+            decision = expert.decide(look(room, pose), pose, episode.history, episode.memory)
+            if decision.action in _ENDS:
                 break
-            base.execute(action)
-            history.append(action)
-        picture = to_jpeg(renderer.picture(base.pose))
-        prompts.append(Prompt(user_text(wish, history), (picture,)))
+            if rng.random() < _NOISE:
+                decision = replace(decision, action=_MOVES[int(rng.integers(len(_MOVES)))])
+            episode.advance(answer(decision))
+        renderer.enter(room)
+        prompts.append(Prompt(episode.prompt, (take_picture(episode, renderer),)))
     renderer.close()
     return prompts

@@ -22,26 +22,53 @@ def train_nav(
     out: Annotated[Path, typer.Option(help="Where runs are kept; resumes from there.")] = Path(
         "runs/nav"
     ),
+    data: Annotated[
+        Path | None, typer.Option(help="Where rendered pictures are kept; OUT/data if not given.")
+    ] = None,
     hours: Annotated[
         float, typer.Option(help="Stop after this long; 0 = the whole plan.", min=0.0)
     ] = 0.0,
     seed: SeedOption = 0,
-    pair: Annotated[
+    device: Annotated[
+        str, typer.Option(help="auto, cpu or cuda; each has a plan of its own.")
+    ] = "auto",
+    stage: Annotated[
+        str, typer.Option(help="Only this stage (see docs/models.md); empty: all.")
+    ] = "",
+    export: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of a trained pair (`models`): only the wording stage and the exits."
-        ),
+        typer.Option(help="Train nothing; write the present model of --stage here, in float16."),
+    ] = None,
+    pack: Annotated[
+        Path | None,
+        typer.Option(help="Train nothing; write all weights here. A copy of it is an --out."),
     ] = None,
     json_file: JsonOption = None,
 ) -> None:
     """Train the embedded pair (target, draft, early-exit adapters) from seeds; resumable."""
-    from collab_llm_lab.training.nav.trainer import train_all
+    from collab_llm_lab.training.learner import pick_device
+    from collab_llm_lab.training.nav import trainer
+    from collab_llm_lab.training.nav.packing import pack as pack_weights
+    from collab_llm_lab.training.nav.plans import PLANS
+    from collab_llm_lab.training.run import check_stages
     from collab_llm_lab.training.stopping import StopRequest
 
+    chosen = pick_device(device)
+    plan = PLANS[chosen.type]
+    if stage:
+        stages = [*plan.stages] if export else [*plan.stages, trainer.EXITS]
+        check_stages([stage], stages, "--stage")
+    training = trainer.Trainer(plan, out, data or out / "data", chosen, seed)
+    if export or pack:
+        if export:
+            training.export(stage or "target", export)
+        if pack:
+            pack_weights(out, pack, plan.stages)
+        return
     with StopRequest() as stop:
-        train_all(out, hours=hours, seed=seed, pair=pair, stop=stop)
-    curves = {f.parent.name: json.loads(f.read_text("utf-8")) for f in out.glob("*/curve.json")}
-    write_json(json_file, {"out": str(out), "curves": curves})
+        finished = trainer.train_nav(training, hours, stage, stop)
+    curves = trainer.write_nav_curves(training)
+    write_json(json_file, {"out": str(out), "finished": finished, "curves": curves})
     stop.end()
 
 
@@ -67,9 +94,9 @@ def train_text(
     json_file: JsonOption = None,
 ) -> None:
     """Train the embedded text family from seeds; resumable in every stage."""
+    from collab_llm_lab.training.learner import pick_device
     from collab_llm_lab.training.stopping import StopRequest
     from collab_llm_lab.training.text import trainer
-    from collab_llm_lab.training.text.models import pick_device
 
     chosen = trainer.pick_plan(plan, pick_device(device))
     config = trainer.TrainText(

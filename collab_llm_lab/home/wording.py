@@ -13,8 +13,8 @@ from zlib import crc32
 
 import numpy as np
 
+from collab_llm_lab import phrasebook
 from collab_llm_lab.home.requests import NOTHING, QUESTIONS, SIDES, About, Kind
-from collab_llm_lab.training.text import phrasebook
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop
 from collab_llm_nodes.sim.rooms import COLOURS, NAMED_FURNITURE, SHAPES
 

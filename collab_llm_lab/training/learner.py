@@ -155,3 +155,17 @@ def _optimizers(trained: nn.Module, recipe: Recipe) -> list[tuple[torch.optim.Op
         muon = torch.optim.Muon(inner, lr=recipe.muon, momentum=0.95, weight_decay=recipe.decay)
         found.append((muon, recipe.muon))
     return found
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device called ``name``; ``auto`` is a GPU where there is one.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"{name!r} is unknown", field="--device", remedy="auto, cpu or cuda")
+    there = torch.cuda.is_available()
+    if name == "cuda" and not there:
+        raise ConfigError("there is no GPU", field="--device", remedy="cpu, or auto")
+    return torch.device("cuda" if there and name != "cpu" else "cpu")

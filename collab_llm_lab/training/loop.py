@@ -173,19 +173,21 @@ def _bar(bar: Bar, task: TaskID, name: str, keys: tuple[str, ...]) -> Progress:
 
 
 def _lines(name: str, keys: tuple[str, ...], every: float) -> Progress:
-    last, written = -every, ""
-    begun = first = 0.0  # of the activity: when it was first reported, and with how much done
+    last = -every
+    begun: dict[str, tuple[float, int]] = {}
+    """Of each activity: when it was first reported, and with how much done."""
 
     def report(activity: str, done: int, total: int, figures: dict[str, float]) -> None:
-        nonlocal last, written, begun, first
+        nonlocal last
         now = time.monotonic()
-        if activity != written:
-            begun, first = now, done
-        elif now - last < every:
+        if activity in begun and now - last < every:
             return
-        last, written = now, activity
+        last = now
+        if done < begun.setdefault(activity, (now, done))[1]:
+            begun[activity] = now, done  # it began again
+        since, first = begun[activity]
         clock, text = time.strftime("%H:%M:%S"), _text(figures, keys)
-        left = _time_left(now - begun, done - first, total - done)
+        left = _time_left(now - since, done - first, total - done)
         print(f"{clock} {name}: {activity} {done}/{total}{left} {text}", flush=True)
 
     return report

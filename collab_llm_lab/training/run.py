@@ -64,7 +64,7 @@ def make_stages(
     return True
 
 
-def check_stages(wanted: Sequence[str], known: Sequence[str]) -> None:
+def check_stages(wanted: Sequence[str], known: Sequence[str], field: str = "--stages") -> None:
     """Refuse stages that a training does not have.
 
     Raises:
@@ -74,7 +74,7 @@ def check_stages(wanted: Sequence[str], known: Sequence[str]) -> None:
     if unknown or not wanted:
         raise ConfigError(
             ", ".join(unknown) or "none",
-            field="--stages",
+            field=field,
             remedy=f"choose from {' '.join(known)}",
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from collab_llm_lab.training.text.phrases import Phrase, Voice
+from collab_llm_lab.phrases import Phrase, Voice
 
 
 def sentences(template: str, fields: Mapping[str, str] | None = None) -> set[str]:

@@ -26,9 +26,9 @@ from collab_llm_lab.bench.dragon.quality import (
     METHODS,
     NONE,
 )
+from collab_llm_lab.phrases import Voice, pick, say, says
 from collab_llm_lab.training.text.facts import KINDS
 from collab_llm_lab.training.text.passages import Writer
-from collab_llm_lab.training.text.phrases import Voice, pick, say, says
 from collab_llm_lab.training.text.samples import SUB_DOMAINS
 from collab_llm_lab.training.text.world import World
 from collab_llm_nodes.engine.engine import Engine

@@ -10,9 +10,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from collab_llm_lab.phrases import Voice, pick, say
 from collab_llm_lab.training.text.facts import Fields, Kind
 from collab_llm_lab.training.text.passages import Writer
-from collab_llm_lab.training.text.phrases import Voice, pick, say
 from collab_llm_lab.training.text.samples import SUB_DOMAINS
 from collab_llm_lab.training.text.world import World
 from collab_llm_nodes.errors import InvalidInput

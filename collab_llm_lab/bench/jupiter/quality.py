@@ -27,8 +27,8 @@ from collab_llm_lab.bench.jupiter.decoding import OUTLINE_TOKENS, POINT_TOKENS
 from collab_llm_lab.bench.jupiter.local_workers import local_workers
 from collab_llm_lab.bench.jupiter.material import Ids, Questions
 from collab_llm_lab.bench.jupiter.real import control, pipeline
+from collab_llm_lab.phrases import says, words
 from collab_llm_lab.training.text.checker import check, unknown_word
-from collab_llm_lab.training.text.phrases import says, words
 from collab_llm_lab.training.text.samples import Sample, make_sample
 from collab_llm_lab.training.text.skills import DOMAINS, plain_facts
 from collab_llm_lab.training.text.tasks import Point, Task

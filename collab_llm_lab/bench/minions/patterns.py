@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from functools import cache
 
+from collab_llm_lab.phrases import Choice, Parts, Phrase
 from collab_llm_lab.training.text import names
-from collab_llm_lab.training.text.phrases import Choice, Parts, Phrase
 
 
 def _any(words: tuple[str, ...] | list[str]) -> str:

@@ -11,9 +11,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from collab_llm_lab.phrases import Voice, say
 from collab_llm_lab.training.text.facts import KINDS, Fields, Kind, fields_of
 from collab_llm_lab.training.text.passages import FILLERS
-from collab_llm_lab.training.text.phrases import Voice, say
 from collab_llm_lab.training.text.world import World
 from collab_llm_nodes.protocols.minions.embedded.queries import FACTS, Query
 

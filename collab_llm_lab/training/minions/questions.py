@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from collab_llm_lab import phrasebook
+from collab_llm_lab.phrases import Phrase, Voice, pick
 from collab_llm_lab.training.minions.logs import ENTRY_OF, Entry, LogWriter, single, values
-from collab_llm_lab.training.text import phrasebook
-from collab_llm_lab.training.text.phrases import Phrase, Voice, pick
 from collab_llm_nodes.protocols.minions.embedded.queries import (
     CHANGE,
     COUNT,

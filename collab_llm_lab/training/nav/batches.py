@@ -1,10 +1,11 @@
-"""Training batches as a function of (seed, step): pictures, questions about them, dense targets."""
+"""Batches as a function of (seed, step): pictures, questions about them, dense words of tokens."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -12,202 +13,144 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from collab_llm_lab.training.nav.data import MOST_THINGS, TOKEN_COLUMNS, TOKEN_ROWS, Pictures
 from collab_llm_lab.training.nav.encoding import Encoder
-from collab_llm_lab.training.nav.wording import (
-    TRAINED,
-    VERBS,
-    WORDS,
-    Wording,
-    Wordings,
-    answer,
+from collab_llm_lab.training.nav.forward import GRID
+from collab_llm_lab.training.nav.pictures import MOST_SIGHTS, NAMES, Pictures
+from collab_llm_lab.training.nav.questions import draw_name
+from collab_llm_nodes.errors import ConfigError
+from collab_llm_nodes.sim.rooms import COLOURS, FURNITURE, SHAPES
+from collab_llm_nodes.sim.view import DIRECTION_EDGES, DIRECTIONS, DISTANCE_EDGES, DISTANCES
+
+WORDS = (
+    *COLOURS,
+    *SHAPES,
+    *FURNITURE,
+    *("far", "left", "ahead", "right"),
+    *("very", "close", "near", "some", "distant"),
 )
-from collab_llm_nodes.robot.prompt import user_text
-from collab_llm_nodes.sim.expert import ACTIONS, DIRECTIONS, DISTANCES, Sight, direction, distance
-from collab_llm_nodes.sim.renderer import KINDS
-
-TEXT_LENGTH = 46
-"""Question and answer tokens of the longest plain pair, less the last one, which is no input."""
-ANSWER_LENGTH = 25
-NAME_LENGTH = 5
-NAMES = 8
+"""Words that image tokens learn to predict for the things they show (dense supervision)."""
+NAME_LENGTH = 4
+NAMES_PER_PICTURE = 12
+_MOST_DRAWS = 1000
 """Names looked up per picture besides the questions: cheap, and each contrasts with the others."""
-UNSEEN_SHARE = 0.35
 
-_MIRROR = {"left": "right", "right": "left"}
-
-
-def mirrored(action: str) -> str:
-    """Return an action as seen in a mirror."""
-    return " ".join(_MIRROR.get(word, word) for word in action.split())
+Shards = Sequence[tuple[Sequence[Path], int]]
+"""Folders of shards, and how many pictures to take from them together."""
+Ask = Callable[[Pictures, int, bool, np.random.Generator], list[tuple[str, str]]]
+"""Returns prompts and answers for a picture; called with its index, and True for its mirror
+image."""
 
 
 @dataclass(frozen=True)
-class Question:
-    """One question about one picture; ``sight`` is None for a thing that is not there."""
+class Lengths:
+    """Token ids of the rows of a stage's questions; see ``Encoder.pairs``.
 
-    name: str
-    sight: Sight | None
-    history: tuple[str, ...]
-    wording: Wording
+    Longer questions are drawn again: they must be rare.
+    """
 
-    @property
-    def prompt(self) -> str:
-        return user_text(self.wording.text(self.name), self.history)
-
-    @property
-    def found(self) -> tuple[int, int]:
-        """Numbers of the words for direction and distance; one past the last if not in view."""
-        if self.sight is None or not self.sight.in_view:
-            return len(DIRECTIONS), len(DISTANCES)
-        d, r = direction(self.sight.bearing), distance(self.sight.range)
-        return DIRECTIONS.index(d), DISTANCES.index(r)
-
-    @property
-    def answer(self) -> str:
-        return answer(self.name, self.sight, self.history, self.wording.form)
+    text: int
+    answer: int
 
 
 class Batch(NamedTuple):
     """B pictures with K questions each; T image tokens, W dense words, A answer tokens."""
 
-    pictures: Tensor  # uint8 [B, 84, 168, 3]
-    texts: Tensor  # int64 [B K, L], right padded to TEXT_LENGTH or the longest reworded text
-    at: Tensor  # int64 [B K, ANSWER_LENGTH]: positions whose next token is an answer token
-    labels: Tensor  # int64 [B K, ANSWER_LENGTH], -100 where there is none
+    pictures: Tensor  # uint8 [B, 112, 224, 3]
+    texts: Tensor  # int64 [B K, L], right padded
+    at: Tensor  # int64 [B K, A]: positions whose next token is an answer token
+    labels: Tensor  # int64 [B K, A], -100 where there is none
     dense: Tensor  # float [B, T, W]
-    names: Tensor  # int64 [B N, NAME_LENGTH]: instructions alone, right padded
+    names: Tensor  # int64 [B N, NAME_LENGTH]: requests for a name alone, right padded
     name_at: Tensor  # int64 [B N]: the last token of the name asked for
     found: Tensor  # int64 [B N, 2]: its direction and distance, one past the last word if unseen
 
 
-def ask(
-    pictures: Pictures,
-    index: int,
-    count: int,
-    rng: np.random.Generator,
-    flip: bool = False,
-    unseen: float = UNSEEN_SHARE,
-    reworded: float = 0.0,
-    wordings: Wordings = TRAINED,
-) -> list[Question]:
-    """Return ``count`` questions about picture ``index``: things in view, hidden and absent.
-
-    The share ``reworded`` of them is drawn from ``wordings``; the others have the plain wording.
-    """
-    sign = -1.0 if flip else 1.0
-    sights: dict[int, Sight] = {}
-    for i in range(MOST_THINGS):
-        if pictures.kind[index, i] >= 0:
-            sights[i] = Sight(
-                sign * float(pictures.bearing[index, i]),
-                float(pictures.range[index, i]),
-                float(pictures.visible[index, i]),
-            )
-    clear = [i for i, s in sights.items() if not s.borderline]
-    seen = [i for i in clear if sights[i].in_view]
-    history = tuple(ACTIONS[a] for a in pictures.history[index] if a >= 0)
-    if flip:
-        history = tuple(mirrored(a) for a in history)
-    goal = int(pictures.goal[index])
-    questions = []
-    for number in range(count):
-        wording = Wording(VERBS[int(rng.integers(len(VERBS)))])
-        if reworded and rng.random() < reworded:
-            wording = wordings.draw(rng)
-        if number == 0 and goal in clear:
-            chosen: int | None = goal
-        elif seen and rng.random() > unseen:
-            chosen = int(rng.choice(seen))
-        else:
-            chosen = None
-        if chosen is not None:
-            kind, sight = int(pictures.kind[index, chosen]), sights[chosen]
-        else:
-            kind, sight = _unseen_kind(pictures.kind[index], sights, rng), None
-        questions.append(Question(" ".join(KINDS[kind]), sight, history, wording))
-    return questions
-
-
-def _unseen_kind(kinds: np.ndarray, sights: dict[int, Sight], rng: np.random.Generator) -> int:
-    """Return a kind that is not visible, often one that shares a word with a visible one."""
-    visible = {int(kinds[i]) for i, s in sights.items() if s.visible > 0.3}
-    free = [k for k in range(len(KINDS)) if k not in visible]
-    if visible and rng.random() < 0.6:
-        near = [k for k in free if any(set(KINDS[k]) & set(KINDS[v]) for v in visible)]
-        free = near or free
-    return int(rng.choice(free))
-
-
 class Batches:
-    """Makes batch ``step`` from pictures; equal seeds and pictures give equal batches."""
+    """Makes batch ``step`` from pictures; equal seeds and pictures give equal batches.
+
+    Args:
+        ask: gives each picture the same number of questions.
+    """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, seed: int, reworded: float = 0.0
+        self, tokenizer: PreTrainedTokenizerBase, seed: int, ask: Ask, lengths: Lengths
     ) -> None:
-        self.encoder = Encoder(tokenizer)
-        self._seed = seed
-        self._reworded = reworded
-        self._words = _dense_table()
+        self._encoder = Encoder(tokenizer)
+        self._seed, self._ask, self._lengths = seed, ask, lengths
+        self._loaded: dict[tuple[Path, ...], Pictures] = {}
 
-    def make(
-        self,
-        sources: Sequence[tuple[Pictures, int]],
-        step: int,
-        questions: int,
-    ) -> Batch:
-        """Return the batch of a step; ``sources`` are pictures and how many of them to take."""
+    def make(self, shards: Shards, step: int) -> Batch:
+        """Return the batch of a step."""
+        wanted = [(tuple(folders), count) for folders, count in shards]
+        self._loaded = {key: self._loaded.get(key) or Pictures(key) for key, _ in wanted}
         rng = np.random.default_rng([self._seed, step])
-        pictures, dense, asked, named = [], [], [], []
-        for source, count in sources:
-            chosen = np.sort(rng.integers(len(source), size=count))
-            images = source.images(chosen)
-            for image, index in zip(images, chosen, strict=True):
-                flip = bool(rng.random() < 0.5)
-                asked += ask(source, int(index), questions, rng, flip, reworded=self._reworded)
-                named += ask(source, int(index), NAMES, rng, flip, unseen=0.6)
-                dense.append(self._dense(source, int(index), flip))
-                pictures.append(image[:, ::-1] if flip else image)
-        texts, at, labels = self.encode(asked)
-        names, name_at = self.encoder.names([q.wording.text(q.name) for q in named], NAME_LENGTH)
+        images, dense, asked, named = [], [], [], []
+        for key, count in wanted:
+            pictures = self._loaded[key]
+            for _ in range(count):
+                index, flip, questions = self._drawn(pictures, rng)
+                view = pictures.view(index, flip)
+                asked += questions
+                named += [draw_name(view, rng) for _ in range(NAMES_PER_PICTURE)]
+                dense.append(dense_words(pictures, index, flip))
+                image = pictures.image(index)
+                images.append(image[:, ::-1] if flip else image)
+        texts, at, labels = self._encoder.pairs(asked, self._lengths.text, self._lengths.answer)
+        names, name_at = self._encoder.names([f"find the {n}" for n, _ in named], NAME_LENGTH)
         return Batch(
-            torch.from_numpy(np.stack(pictures)),
+            torch.from_numpy(np.stack(images)),
             texts,
             at,
             labels,
             torch.from_numpy(np.stack(dense)),
             names,
             name_at,
-            torch.tensor([q.found for q in named]),
+            torch.tensor([where for _, where in named]),
         )
 
-    def encode(self, asked: Sequence[Question]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return texts, answer positions and labels of the questions (see ``Batch``)."""
-        pairs = [(q.prompt, q.answer) for q in asked]
-        return self.encoder.pairs(pairs, TEXT_LENGTH, ANSWER_LENGTH)
+    def _drawn(
+        self, pictures: Pictures, rng: np.random.Generator
+    ) -> tuple[int, bool, list[tuple[str, str]]]:
+        """Return a picture, whether it is mirrored, and questions that fit into the rows.
 
-    def _dense(self, source: Pictures, index: int, flip: bool) -> np.ndarray:
-        """Return float32 [T, W]: the words that are true of what each image token shows."""
-        bits = source.shows[index].reshape(TOKEN_ROWS, TOKEN_COLUMNS)
-        bits = (bits[:, ::-1] if flip else bits).reshape(-1)
-        target = np.zeros((len(bits), len(WORDS)), np.float32)
-        for i in range(MOST_THINGS):
-            kind = int(source.kind[index, i])
-            shown = (bits >> i) & 1
-            if kind >= 0 and shown.any():
-                bearing = float(source.bearing[index, i]) * (-1 if flip else 1)
-                d = DIRECTIONS.index(direction(bearing))
-                r = DISTANCES.index(distance(float(source.range[index, i])))
-                np.maximum(target, shown[:, None] * self._words[kind, d, r], out=target)
-        return target
+        All batches have one shape, so the few pictures whose questions are longer are left out.
+        """
+        for _ in range(_MOST_DRAWS):
+            index, flip = int(rng.integers(len(pictures))), bool(rng.random() < 0.5)
+            asked = self._ask(pictures, index, flip, rng)
+            lengths = [(self._encoder.question_ids(p), self._encoder.ids(a)) for p, a in asked]
+            if all(
+                len(a) < self._lengths.answer and len(p) + len(a) <= self._lengths.text
+                for p, a in lengths
+            ):
+                return index, flip, asked
+        raise ConfigError(
+            f"none of {_MOST_DRAWS} drawn questions fits", field="lengths", remedy="raise them"
+        )
+
+
+def dense_words(pictures: Pictures, index: int, flip: bool) -> np.ndarray:
+    """Return float32 [T, W]: the words that are true of what each image token shows."""
+    name = pictures.name[index]
+    bearing = np.degrees(pictures.bearing[index]) * (-1 if flip else 1)
+    d = (bearing[:, None] <= np.array(DIRECTION_EDGES)).sum(-1)
+    r = (pictures.range[index][:, None] >= np.array(DISTANCE_EDGES)).sum(-1)
+    bits = pictures.shows[index].reshape(GRID.rows, GRID.columns)
+    bits = (bits[:, ::-1] if flip else bits).reshape(-1, 1)
+    shown = ((bits >> np.arange(MOST_SIGHTS, dtype=np.uint32)) & 1).astype(bool) & (name >= 0)
+    words = np.where(shown[..., None], _TABLE[name, d, r], 0.0)
+    return words.max(axis=1).astype(np.float32)
 
 
 def _dense_table() -> np.ndarray:
-    """Return float32 [kinds, directions, distances, W]: the dense words of each appearance."""
-    table = np.zeros((len(KINDS), len(DIRECTIONS), len(DISTANCES), len(WORDS)), np.float32)
-    for (k, kind), (d, where), (r, far) in itertools.product(
-        enumerate(KINDS), enumerate(DIRECTIONS), enumerate(DISTANCES)
+    """Return float32 [names, directions, distances, W]: the dense words of each appearance."""
+    table = np.zeros((len(NAMES), len(DIRECTIONS), len(DISTANCES), len(WORDS)), np.float32)
+    for (n, name), (d, where), (r, far) in itertools.product(
+        enumerate(NAMES), enumerate(DIRECTIONS), enumerate(DISTANCES)
     ):
-        true = {*kind, *where.split(), *far.split()}
-        table[k, d, r] = [word in true for word in WORDS]
+        true = {*name.split(), *where.split(), *far.split()}
+        table[n, d, r] = [word in true for word in WORDS]
     return table
+
+
+_TABLE = _dense_table()

@@ -8,89 +8,85 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 
-from collab_llm_lab.training.nav import data
-from collab_llm_lab.training.nav.evaluate import Episode, advance, start
-from collab_llm_lab.training.nav.models import answers, read
+from collab_llm_lab.home.expert import Expert
+from collab_llm_lab.home.wording import TRAINED
+from collab_llm_lab.training.nav.asks import Ask, ask
+from collab_llm_lab.training.nav.driving import Episode, begin, drive
+from collab_llm_lab.training.nav.models import MAX_TOKENS, answers, read
+from collab_llm_lab.training.nav.pictures import Snapshot, snapshot, write_shard
+from collab_llm_lab.training.nav.sources import draw_way, pose_asks
 from collab_llm_lab.training.stopping import processes_ignoring_sigint
 from collab_llm_nodes.errors import ModelError
-from collab_llm_nodes.robot.prompt import user_text
 from collab_llm_nodes.sim.renderer import Renderer
+from collab_llm_nodes.sim.view import look
 
-P = TypeVar("P")
-RollOut = Callable[[str, str, int, int], None]
-"""Called with the folders of model and shard, the first room seed, and the number of rooms."""
+_FIRST_SEED = 3_000_000
+"""Room of the first round; see ``sources``."""
 
 
-def roll_out_round(
-    model_folder: str,
-    shard: str,
-    first_seed: int,
-    rooms: int,
-    together: int = 64,
-) -> None:
+@dataclass(frozen=True)
+class Dagger:
+    """Rounds of the model's own driving."""
+
+    steps: tuple[int, ...] = ()
+    """Of each round, the step whose model drives; rounds of one step drive side by side."""
+    lag: int = 500
+    """Steps after which the pictures of a round are used."""
+    rooms: int = 300
+    """Number of rooms of a round."""
+    share: float = 0.5
+    """Share of own pictures in a batch once there are any."""
+
+
+def roll_out_round(model_folder: str, shard: str, first_seed: int, rooms: int) -> None:
     """Roll the model of ``model_folder`` out in ``rooms`` rooms; write the visited states."""
     torch.set_num_threads(1)
     os.environ.setdefault("LP_NUM_THREADS", "1")
     model, tokenizer = read(model_folder)
-    renderer = Renderer()
-    waiting, running = list(range(first_seed, first_seed + rooms)), list[Episode]()
-    visited: list[data.Snapshot] = []
-    while waiting or running:
-        while waiting and len(running) < together:
-            running.append(start(waiting.pop(0)))
-        now = []
-        for e in running:
-            renderer.enter(e.room)
-            now.append(data.snapshot(renderer, e.room, e.base.pose, e.history, e.room.target))
-        texts = [user_text(e.instruction, e.history) for e in running]
-        said = answers(model, tokenizer, np.stack([s.image for s in now]), texts)
-        for episode, text in zip(running, said, strict=True):
-            advance(episode, text)
-        visited += now
-        running = [e for e in running if not e.outcome]
-    renderer.close()
-    data.write_shard(Path(shard), visited)
+    experts: dict[int, Expert] = {}
+    pictures, asks = list[Snapshot](), list[list[Ask]]()
+
+    def episodes() -> list[Episode]:
+        return [begin(*draw_way(seed, TRAINED)) for seed in range(first_seed, first_seed + rooms)]
+
+    def visit(episode: Episode, renderer: Renderer) -> bytes:
+        room, request, pose = episode.room, episode.request, episode.base.pose
+        expert = experts.setdefault(room.seed, Expert(room, request))
+        decision = expert.decide(look(room, pose), pose, episode.history, episode.memory)
+        taken = snapshot(renderer, room, episode.viewpoint, len(episode.history))
+        pictures.append(taken)
+        own = ask(request.kind, request.about, episode.history, episode.memory.text, decision)
+        rng = np.random.default_rng([room.seed, len(episode.history), 0xDA9])
+        asks.append([own, *pose_asks(room, episode.viewpoint, rng, 1)])
+        return taken.jpeg
+
+    drive(partial(answers, model, tokenizer, max_tokens=MAX_TOKENS), episodes(), visit)
+    write_shard(Path(shard), pictures, asks)
 
 
-class Rounds(Generic[P]):
-    """DAgger rounds beside a training: rolled out from a snapshot, used some steps later.
+class Rounds:
+    """Rounds beside a training, each in a process of its own.
 
     Args:
         run: folder of the training; round N writes ``snapshot-N`` and ``dagger-N`` there.
-        steps: of each round, the step whose model is rolled out.
-        lag: steps after which the pictures of a round are used.
-        rooms: per round.
         save_model: writes a checkpoint of the model as it is now.
-        roll_out: as ``roll_out_round``; it runs in a second process.
-        read_shards: returns the pictures of several rounds.
-        first_seed: room of the first round.
+        ahead: steps that batches are made ahead of the training.
     """
 
     def __init__(
-        self,
-        run: Path,
-        steps: Sequence[int],
-        lag: int,
-        rooms: int,
-        save_model: Callable[[Path], None],
-        roll_out: RollOut,
-        read_shards: Callable[[Sequence[Path]], P],
-        first_seed: int,
+        self, run: Path, plan: Dagger, save_model: Callable[[Path], None], ahead: int = 0
     ) -> None:
-        self._run, self._steps, self._lag, self._rooms = run, steps, lag, rooms
-        self._save_model = save_model
-        self._roll_out, self._read_shards, self._first_seed = roll_out, read_shards, first_seed
+        self._run, self._plan, self._save_model, self._ahead = run, plan, save_model, ahead
         self._running: dict[int, BaseProcess] = {}
-        self._joined: list[Path] = []
-        self._pictures: P | None = None
 
     def awaited(self, step: int) -> BaseProcess | None:
         """Begin the rounds that are due at ``step``; return one that has to end before it.
@@ -98,40 +94,38 @@ class Rounds(Generic[P]):
         Raises:
             ModelError: a round ended without its pictures.
         """
-        for number, due in enumerate(self._steps):
-            shard, snapshot = self._shard(number), self._run / f"snapshot-{number}"
-            if step < due or shard in self._joined:
+        for number, due in enumerate(self._plan.steps):
+            if step < due or self._shard(number).exists():
                 continue
-            if step == due and not snapshot.exists():
-                self._save_model(snapshot)
-            if not shard.exists() and number not in self._running:
-                first = self._first_seed + number * self._rooms
-                process = multiprocessing.get_context("spawn").Process(
-                    target=self._roll_out, args=(str(snapshot), str(shard), first, self._rooms)
-                )
-                with processes_ignoring_sigint():
-                    process.start()
-                self._running[number] = process
-            running = self._running.get(number)
-            if running and running.exitcode is not None and not shard.exists():
+            running = self._running.get(number) or self._begin(number)
+            if running.exitcode is not None and not self._shard(number).exists():
                 raise ModelError(
                     f"DAgger round {number} ended with status {running.exitcode}",
                     field="--out",
                     remedy="see the error above; the same command goes on from here",
                 )
-            if step >= due + self._lag and running and running.is_alive():
+            if step + self._ahead >= due + self._plan.lag:
                 return running
         return None
 
-    def pictures(self, step: int) -> P | None:
-        """Return the own-trajectory pictures to use at ``step``, once none is ``awaited``."""
-        for number, due in enumerate(self._steps):
-            shard = self._shard(number)
-            if step >= due + self._lag and shard not in self._joined:
-                self._running.pop(number, None)
-                self._joined.append(shard)
-                self._pictures = self._read_shards(self._joined)
-        return self._pictures
+    def shards(self, step: int) -> list[Path]:
+        """Return the shards of own pictures to use at ``step``."""
+        used = [n for n, due in enumerate(self._plan.steps) if step >= due + self._plan.lag]
+        return [self._shard(number) for number in used]
+
+    def _begin(self, number: int) -> BaseProcess:
+        snapshot = self._run / f"snapshot-{number}"
+        if not snapshot.exists():  # packed weights come without it: the present model drives
+            self._save_model(snapshot)
+        first = _FIRST_SEED + number * self._plan.rooms
+        process = multiprocessing.get_context("spawn").Process(
+            target=roll_out_round,
+            args=(str(snapshot), str(self._shard(number)), first, self._plan.rooms),
+        )
+        with processes_ignoring_sigint():
+            process.start()
+        self._running[number] = process
+        return process
 
     def _shard(self, number: int) -> Path:
         return self._run / f"dagger-{number}"

@@ -56,7 +56,7 @@ class Grid:
 
 
 GRID = Grid.of(HEIGHT_PX, WIDTH)
-"""Grid of the shipped pair's pictures."""
+"""Grid of every picture."""
 
 
 class Output(NamedTuple):
@@ -73,7 +73,6 @@ class FastForward(nn.Module):
 
     Args:
         prefix: ids up to the end of the picture.
-        grid: of every picture.
     """
 
     prefix: Tensor
@@ -84,11 +83,8 @@ class FastForward(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(
-        self, model: Qwen2VLForConditionalGeneration, prefix: list[int], grid: Grid = GRID
-    ) -> None:
+    def __init__(self, model: Qwen2VLForConditionalGeneration, prefix: list[int]) -> None:
         super().__init__()
-        self.grid = grid
         self.model: Any = model
         self.config: Any = model.config
         visual: Any = model.model.visual
@@ -100,13 +96,13 @@ class FastForward(nn.Module):
         # M-RoPE positions: get_rope_index once, for the longest text there is
         row = torch.cat([ids, torch.zeros(LONGEST_TEXT, dtype=ids.dtype)])[None]
         kinds = (row == self.config.image_token_id).int()
-        positions, _ = model.model.get_rope_index(row, kinds, image_grid_thw=grid.thw)
+        positions, _ = model.model.get_rope_index(row, kinds, image_grid_thw=GRID.thw)
         cos, sin = text.rotary_emb(torch.zeros(1), positions)
         self.register_buffer("cos", cos[0], persistent=False)
         self.register_buffer("sin", sin[0], persistent=False)
         from transformers.vision_utils import get_vision_position_ids
 
-        where = get_vision_position_ids(grid.thw, MERGE)
+        where = get_vision_position_ids(GRID.thw, MERGE)
         v_cos, v_sin = visual.rotary_pos_emb(torch.zeros(1), where)
         self.register_buffer("v_cos", v_cos, persistent=False)
         self.register_buffer("v_sin", v_sin, persistent=False)
@@ -118,8 +114,8 @@ class FastForward(nn.Module):
         visual = self.model.model.visual
         b = pictures.shape[0]
         x = (pictures.float() / 255.0 - self.mean) / self.std
-        x = x.view(b, self.grid.rows, MERGE, PATCH, self.grid.columns, MERGE, PATCH, 3)
-        x = x.permute(0, 1, 4, 2, 5, 7, 3, 6).reshape(b, self.grid.patches, 3 * PATCH * PATCH)
+        x = x.view(b, GRID.rows, MERGE, PATCH, GRID.columns, MERGE, PATCH, 3)
+        x = x.permute(0, 1, 4, 2, 5, 7, 3, 6).reshape(b, GRID.patches, 3 * PATCH * PATCH)
         # a still picture is two equal frames: fold the two temporal halves of the kernel
         kernel = visual.patch_embed.proj.weight.sum(dim=2).flatten(1)
         x = F.linear(x, kernel).float()
@@ -133,7 +129,7 @@ class FastForward(nn.Module):
             x = x + block.attn.proj(a.transpose(1, 2).reshape(b, x.shape[1], -1))
             x = x + block.mlp.fc2(_quick_gelu(block.mlp.fc1(block.norm2(x))))
         merger = visual.merger
-        x = merger.ln_q(x).reshape(b, self.grid.tokens, -1)
+        x = merger.ln_q(x).reshape(b, GRID.tokens, -1)
         return merger.mlp(x).float()
 
     def forward(self, pictures: Tensor, texts: Tensor, questions: int) -> Output:
@@ -148,7 +144,7 @@ class FastForward(nn.Module):
         text = self.model.model.language_model
         b, k, p, length = vision.shape[0], questions, self.prefix_length, texts.shape[1]
         pre = text.embed_tokens(self.prefix)
-        first, after = self.first_image, self.first_image + self.grid.tokens
+        first, after = self.first_image, self.first_image + GRID.tokens
         pre = torch.cat(
             [pre[:first].expand(b, -1, -1), vision, pre[after:].expand(b, -1, -1)], dim=1
         )

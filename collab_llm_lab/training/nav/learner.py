@@ -9,9 +9,6 @@ layers, the token that ends the question's name learns to predict where that thi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,20 +17,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, Qwen2VLForConditionalGeneration
 
 from collab_llm_lab.training.learner import ModelLearner, Recipe
-from collab_llm_lab.training.nav.forward import FastForward, Grid, Output
-from collab_llm_lab.training.nav.models import export, prefix_ids, read
-from collab_llm_nodes.errors import ConfigError
-from collab_llm_nodes.sim.expert import DIRECTIONS, DISTANCES
+from collab_llm_lab.training.nav.batches import WORDS
+from collab_llm_lab.training.nav.forward import GRID, FastForward, Output
+from collab_llm_lab.training.nav.models import prefix_ids
+from collab_llm_nodes.sim.view import DIRECTIONS, DISTANCES
 
-
-@dataclass(frozen=True)
-class Supervision:
-    """Losses beside that of the answers, and their weights; 0 leaves one out."""
-
-    words: Sequence[str]
-    """Dense words of the image tokens, each one token of the vocabulary."""
-    dense_weight: float
-    name_weight: float
+_DENSE_WEIGHT, _NAME_WEIGHT = 4.0, 0.5
+"""Weights of the losses beside that of the answers."""
 
 
 class DenseHead(nn.Module):
@@ -41,13 +31,12 @@ class DenseHead(nn.Module):
 
     ids: Tensor
 
-    def __init__(self, hidden: int, word_ids: list[int], grid: Grid) -> None:
+    def __init__(self, hidden: int, word_ids: list[int]) -> None:
         super().__init__()
-        self.grid = grid
         self.register_buffer("ids", torch.tensor(word_ids), persistent=False)
         self.scale = nn.Parameter(torch.tensor(10.0))
         self.bias = nn.Parameter(torch.full((len(word_ids),), -3.0))
-        self.place = nn.Linear(hidden, grid.rows + grid.columns)
+        self.place = nn.Linear(hidden, GRID.rows + GRID.columns)
         self.finding = nn.Linear(hidden, len(DIRECTIONS) + len(DISTANCES) + 2)
 
     def forward(self, vision: Tensor, rows: Tensor, dense: Tensor) -> Tensor:
@@ -55,15 +44,15 @@ class DenseHead(nn.Module):
         x = F.rms_norm(vision, (vision.shape[-1],))
         logits = F.linear(x, rows[self.ids]).float() * self.scale + self.bias
         words = F.binary_cross_entropy_with_logits(logits, dense)
-        cells = torch.arange(self.grid.tokens, device=vision.device)
+        cells = torch.arange(GRID.tokens, device=vision.device)
         places = self.place(x).float()
         row = F.cross_entropy(
-            places[..., : self.grid.rows].flatten(0, 1),
-            (cells // self.grid.columns).repeat(len(x)),
+            places[..., : GRID.rows].flatten(0, 1),
+            (cells // GRID.columns).repeat(len(x)),
         )
         column = F.cross_entropy(
-            places[..., self.grid.rows :].flatten(0, 1),
-            (cells % self.grid.columns).repeat(len(x)),
+            places[..., GRID.rows :].flatten(0, 1),
+            (cells % GRID.columns).repeat(len(x)),
         )
         return words + 0.02 * (row + column)
 
@@ -79,7 +68,6 @@ class PictureLearner(ModelLearner):
     """A model, the head that gives it dense supervision, and its teacher if it has one.
 
     Args:
-        grid: of every picture.
         teacher: model whose law of each answer token is learnt, instead of the token itself.
 
     Attributes:
@@ -91,31 +79,23 @@ class PictureLearner(ModelLearner):
         model: Qwen2VLForConditionalGeneration,
         tokenizer: PreTrainedTokenizerBase,
         recipe: Recipe,
-        grid: Grid,
-        supervision: Supervision,
+        device: torch.device,
         teacher: Qwen2VLForConditionalGeneration | None = None,
     ) -> None:
-        self.model, self.tokenizer, self.supervision = model, tokenizer, supervision
-        words = [tokenizer(f" {w}", add_special_tokens=False).input_ids for w in supervision.words]
+        self.model, self.tokenizer = model, tokenizer
+        words = [tokenizer(f" {w}", add_special_tokens=False).input_ids for w in WORDS]
         assert all(len(ids) == 1 for ids in words), "every dense word is one token"
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        mover: Any = model
-        mover.to(device)
         text: Any = model.config.text_config
-        self.head = DenseHead(text.hidden_size, [ids[0] for ids in words], grid).to(device)
-        prefix = prefix_ids(tokenizer, grid)
-        self.fast = FastForward(model, prefix, grid).to(device)
+        self.head = DenseHead(text.hidden_size, [ids[0] for ids in words]).to(device)
+        prefix = prefix_ids(tokenizer)
+        self.fast = FastForward(model, prefix).to(device)
         self.teacher = (
-            FastForward(teacher.requires_grad_(False), prefix, grid).to(device) if teacher else None
+            FastForward(teacher.requires_grad_(False), prefix).to(device) if teacher else None
         )
         # half-way: later layers can still read it
         self._name_depth = text.num_hidden_layers // 2 + 1
         both = nn.ModuleDict({"model": model, "head": self.head})
         super().__init__(both, recipe, device)
-
-    def save_model(self, folder: Path) -> None:
-        """Write the model as a float32 checkpoint."""
-        export(self.model, self.tokenizer, folder, torch.float32, self.fast.grid)
 
     def losses(  # type: ignore[override]
         self,
@@ -140,21 +120,17 @@ class PictureLearner(ModelLearner):
                 law = _answer_logits(self.teacher, said, at).softmax(-1)
             real = (labels >= 0).float()
             answer = -((law * logits.log_softmax(-1)).sum(-1) * real).sum() / real.sum()
-        result = {"loss": answer, "answer_loss": answer}
-        weights = self.supervision
-        if not weights.name_weight and not weights.dense_weight:
-            return result
         named = self.fast.read(out.vision, names, names.shape[0] // count, self._name_depth)[-1]
         named = named.flatten(0, 1)
         named = named[torch.arange(len(named), device=named.device), name_at]
-        result["dense_loss"] = self.head(out.vision, self.model.lm_head.weight, dense)
-        result["name_loss"] = self.head.name(named, found)
-        result["loss"] = (
-            answer
-            + weights.dense_weight * result["dense_loss"]
-            + weights.name_weight * result["name_loss"]
-        )
-        return result
+        dense_loss = self.head(out.vision, self.model.lm_head.weight, dense)
+        name_loss = self.head.name(named, found)
+        return {
+            "loss": answer + _DENSE_WEIGHT * dense_loss + _NAME_WEIGHT * name_loss,
+            "answer_loss": answer,
+            "dense_loss": dense_loss,
+            "name_loss": name_loss,
+        }
 
 
 def _answer_logits(fast: FastForward, out: Output, at: Tensor) -> Tensor:
@@ -163,19 +139,3 @@ def _answer_logits(fast: FastForward, out: Output, at: Tensor) -> Tensor:
     return fast.logits(
         torch.gather(hidden, 1, at[..., None].expand(-1, -1, hidden.shape[-1]))
     ).float()
-
-
-def read_with(tokenizer: PreTrainedTokenizerBase, folder: str) -> Qwen2VLForConditionalGeneration:
-    """Return the checkpoint in ``folder``.
-
-    Raises:
-        ConfigError: it was trained with another tokenizer.
-    """
-    model, own = read(folder)
-    if own.get_vocab() != tokenizer.get_vocab():
-        raise ConfigError(
-            f"{folder} has another tokenizer",
-            field="initial, teacher",
-            remedy="give a checkpoint of the same training",
-        )
-    return model

@@ -19,12 +19,14 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
 )
 
-from collab_llm_lab.training.nav.forward import GRID, MEAN, MERGE, PATCH, STD, Grid
+from collab_llm_lab.home.corpus import corpus
+from collab_llm_lab.training.nav.forward import GRID, MEAN, MERGE, PATCH, STD
 from collab_llm_lab.training.run import replacing
-from collab_llm_nodes.models.tokenizer import SPECIAL, token_id
+from collab_llm_nodes.models.tokenizer import SPECIAL, token_id, train_tokenizer
 
-MAX_TOKENS = 40
-"""Tokens of an answer of the shipped pair at most."""
+VOCABULARY = 1024
+MAX_TOKENS = 72
+"""Tokens of an answer at most."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,25 @@ class Size:
     vision_ratio: int = 4
 
 
-TARGET = Size(128, 5, 320, 4, 2, 96, 4, 3)
-DRAFT = Size(64, 2, 160, 2, 1, 48, 2, 3, 2)
-MICRO = Size(32, 2, 48, 1, 1, 16, 1, 1, 2)
-"""Size for tests."""
-SIZES = {"target": TARGET, "draft": DRAFT, "micro": MICRO}
+SIZES = {
+    "target": Size(160, 5, 432, 5, 1, 128, 5, 4),
+    "draft": Size(96, 2, 256, 3, 1, 64, 3, 2, 2),
+    "micro": Size(32, 2, 48, 1, 1, 16, 1, 1, 2),
+}
+"""``micro`` is for tests."""
+
+
+def tokenizer_in(out: Path) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of the training in ``out``, made by its first call.
+
+    Kept there because the words of requests may change: weights belong to one tokenizer.
+    """
+    folder = out / "tokenizer"
+    if not folder.exists():
+        made = train_tokenizer(corpus(), VOCABULARY)
+        with replacing(folder) as building:
+            made.save_pretrained(building)
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def build(
@@ -96,9 +112,9 @@ def build(
     return Qwen2VLForConditionalGeneration(config)
 
 
-def prefix_ids(tokenizer: PreTrainedTokenizerBase, grid: Grid = GRID) -> list[int]:
+def prefix_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the ids of the chat up to the end of the picture: equal for every question."""
-    pads = "<|image_pad|>" * grid.tokens
+    pads = "<|image_pad|>" * GRID.tokens
     text = f"<|im_start|>user\n<|vision_start|>{pads}<|vision_end|>"
     return list(tokenizer(text, add_special_tokens=False).input_ids)
 
@@ -108,10 +124,9 @@ def export(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     dtype: torch.dtype,
-    grid: Grid = GRID,
 ) -> None:
     """Write a checkpoint that ``from_pretrained`` reads: weights, tokenizer, picture size."""
-    pixels = grid.patches * PATCH**2
+    pixels = GRID.patches * PATCH**2
     processor = {
         "image_processor_type": "Qwen2VLImageProcessor",
         "do_convert_rgb": True,
@@ -148,8 +163,7 @@ def patches(pictures: np.ndarray) -> Tensor:
     """
     mean, std = torch.tensor(MEAN), torch.tensor(STD)
     x = (torch.from_numpy(np.ascontiguousarray(pictures)).float() / 255.0 - mean) / std
-    grid = Grid.of(*pictures.shape[1:3])
-    x = x.view(-1, grid.rows, MERGE, PATCH, grid.columns, MERGE, PATCH, 3)
+    x = x.view(-1, GRID.rows, MERGE, PATCH, GRID.columns, MERGE, PATCH, 3)
     x = x.permute(0, 1, 4, 2, 5, 7, 3, 6)
     x = x.reshape(-1, 3, 1, PATCH * PATCH).expand(-1, 3, 2, PATCH * PATCH)
     return x.reshape(-1, 3 * 2 * PATCH * PATCH)
@@ -165,8 +179,7 @@ def answers(
 ) -> list[str]:
     """Return greedy answers to one prompt (user text) per picture uint8 [B, height, width, 3]."""
     pad, end = (token_id(tokenizer, t) for t in ("<|endoftext|>", "<|im_end|>"))
-    grid = Grid.of(*pictures.shape[1:3])
-    prefix = prefix_ids(tokenizer, grid)
+    prefix = prefix_ids(tokenizer)
     rows = [
         prefix
         + tokenizer(f"{p}<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False).input_ids
@@ -182,7 +195,7 @@ def answers(
         attention_mask=mask.to(model.device),
         mm_token_type_ids=(ids == model.config.image_token_id).int().to(model.device),
         pixel_values=patches(pictures).to(model.device),
-        image_grid_thw=grid.thw.repeat(len(rows), 1).to(model.device),
+        image_grid_thw=GRID.thw.repeat(len(rows), 1).to(model.device),
         do_sample=False,
         max_new_tokens=max_tokens,
         eos_token_id=end,

@@ -1,298 +1,227 @@
-"""``collab-llm train nav``: target and draft with dense supervision, then early exits."""
+"""``collab-llm train nav``: the pair from seeds, stage by stage; resumable.
+
+Each stage has a folder with ``state.pt``, ``curve.json`` and, at its end, ``model``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase, Qwen2VLForConditionalGeneration
 
 from collab_llm_lab.training import loop
 from collab_llm_lab.training.curves import Axes, read_curve, write_curves
-from collab_llm_lab.training.learner import Recipe
-from collab_llm_lab.training.nav import data
-from collab_llm_lab.training.nav.adapters import AdapterConfig, train_adapters
-from collab_llm_lab.training.nav.batches import Batches
-from collab_llm_lab.training.nav.dagger import Rounds, roll_out_round
-from collab_llm_lab.training.nav.evaluate import held_out_figures
-from collab_llm_lab.training.nav.forward import GRID
-from collab_llm_lab.training.nav.learner import PictureLearner, Supervision, read_with
-from collab_llm_lab.training.nav.models import SIZES, build, export, read
-from collab_llm_lab.training.nav.wording import HELD_OUT, WORDS, corpus
+from collab_llm_lab.training.learner import ModelLearner
+from collab_llm_lab.training.nav.adapters import ExitLearner
+from collab_llm_lab.training.nav.batches import Batches, Shards
+from collab_llm_lab.training.nav.dagger import Rounds
+from collab_llm_lab.training.nav.figures import answering_figures, seeing_figures
+from collab_llm_lab.training.nav.learner import PictureLearner
+from collab_llm_lab.training.nav.making import Making
+from collab_llm_lab.training.nav.models import SIZES, build, export, read, tokenizer_in
+from collab_llm_lab.training.nav.packing import restore, weights_of
+from collab_llm_lab.training.nav.plans import Plan, Stage
+from collab_llm_lab.training.nav.questions import seeing_questions
+from collab_llm_lab.training.nav.rendering import rendering
 from collab_llm_lab.training.run import MakeStage, make_stages
-from collab_llm_nodes.errors import ConfigError
-from collab_llm_nodes.models.tokenizer import train_tokenizer
+
+EXITS = "exits"
+"""The last stage."""
+_SHOWN = ("answer_loss", "direction", "unseen", "action", "exact", "agreement")
 
 
 @dataclass(frozen=True)
-class TrainConfig:
-    """One training run; with equal values it gives equal models on one machine."""
+class Trainer:
+    """Trains the stages of a plan.
 
-    recipe: Recipe
-    role: str = "target"
-    """A key of ``models.SIZES``: target | draft | micro."""
-    initial: str = ""
-    """Folder of the checkpoint to begin with; none: fresh weights."""
-    teacher: str = ""
-    """Folder of the checkpoint whose law of each answer token is learnt; none: the expert's."""
-    run: str = "runs/nav-target"
-    data: str = "data/nav"
-    shards: int = 30
-    questions: int = 2
-    """Per picture."""
-    dense_weight: float = 4.0
-    name_weight: float = 0.3
-    reworded: float = 0.0
-    """Share of the questions asked in one of ``wording.TRAINED``, not in the plain wording."""
-    freeze_vision: bool = False
+    Attributes:
+        out: folder of the run: a folder for each stage, the tokenizer, and ``models`` at the end.
+        data: folder of the rendered shards.
+        seed: of fresh weights and of the batches.
+    """
+
+    plan: Plan
+    out: Path
+    data: Path
+    device: torch.device = torch.device("cpu")
     seed: int = 0
-    dagger_steps: tuple[int, ...] = ()
-    """Steps whose model is rolled out in fresh rooms; its visited states join the data ..."""
-    dagger_lag: int = 2_000
-    """... this many steps later (rolled out in a second process meanwhile)."""
-    dagger_rooms: int = 400
-    dagger_share: float = 0.5
-    """Share of own-trajectory pictures in a batch once there are any."""
-    held_out_rooms: int = 40
 
-    def __post_init__(self) -> None:
-        if self.role not in SIZES:
-            raise ConfigError(f"unknown {self.role!r}", field="role", remedy=" | ".join(SIZES))
-        if self.recipe.batch < 1 or self.questions < 1 or self.shards < 1:
-            raise ConfigError("must be positive", field="recipe.batch, questions, shards")
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return tokenizer_in(self.out)
 
+    def model(self, name: str) -> Qwen2VLForConditionalGeneration:
+        """Return the present model of a stage.
 
-class Learner(PictureLearner):
-    """The model of a ``TrainConfig``, and the data of its steps."""
+        Raises:
+            ConfigError: the stage has not saved anything yet.
+        """
+        model = build(SIZES[self.plan.stages[name].role], self.tokenizer, 0)
+        weights = weights_of(self.out / name)
+        own = {k.removeprefix("model."): v for k, v in weights.items() if k.startswith("model.")}
+        model.load_state_dict(own)
+        return model
 
-    def __init__(self, config: TrainConfig) -> None:
-        tokenizer = train_tokenizer(corpus())
-        model = (
-            read_with(tokenizer, config.initial)
-            if config.initial
-            else build(SIZES[config.role], tokenizer, config.seed)
+    def export(self, name: str, folder: Path) -> None:
+        """Write the present model of a stage in float16, as ``from_pretrained`` reads it.
+
+        Raises:
+            ConfigError: the stage has not saved anything yet.
+        """
+        export(self.model(name), self.tokenizer, folder, torch.float16)
+
+    def train(
+        self,
+        name: str,
+        report: loop.Progress = loop.ignore_progress,
+        stop: loop.Stop = lambda: False,
+    ) -> bool:
+        """Train one stage, from where an earlier call stopped; return True when finished."""
+        stage, tokenizer = self.plan.stages[name], self.tokenizer
+        model = build(SIZES[stage.role], tokenizer, self.seed)
+        teacher = self.model(stage.teacher) if stage.teacher else None
+        learner = PictureLearner(model, tokenizer, stage.recipe, self.device, teacher)
+        if stage.initial:
+            learner.trained.load_state_dict(weights_of(self.out / stage.initial))
+        figures = seeing_figures if stage.ask is seeing_questions else answering_figures
+        measure = partial(figures, model, tokenizer, self.data)
+        if not self._run(name, stage, learner, model, report, stop, measure):
+            return False
+        export(model, tokenizer, self.out / name / "model", torch.float32)
+        return True
+
+    def train_exits(
+        self, report: loop.Progress = loop.ignore_progress, stop: loop.Stop = lambda: False
+    ) -> bool:
+        """Write the finished pair to ``models`` in float16, with early exits of the target.
+
+        Returns:
+            True when finished.
+        """
+        for role in ("target", "draft"):
+            self.export(role, self.out / "models" / f"nav-{role}")
+        folder = self.out / "models" / "nav-target"
+        model, tokenizer = read(folder)  # as it is shipped: rounded to float16
+        learner = ExitLearner(model, tokenizer, self.plan.exits.recipe, self.device)
+        if not self._run(EXITS, self.plan.exits, learner, model, report, stop):
+            return False
+        learner.adapters.save(folder)
+        return True
+
+    def _run(
+        self,
+        name: str,
+        stage: Stage,
+        learner: ModelLearner,
+        model: Qwen2VLForConditionalGeneration,
+        report: loop.Progress,
+        stop: loop.Stop,
+        measure: Callable[[], dict[str, float]] = dict,
+    ) -> bool:
+        """Move ``learner`` by the batches of a stage, from where an earlier call stopped.
+
+        Args:
+            model: drives in the rounds of DAgger.
+        """
+        run, tokenizer = self.out / name, self.tokenizer
+        restore(learner, run)
+        make_batches = partial(Batches, tokenizer, self.seed, stage.ask, stage.lengths)
+
+        def shards(step: int) -> Shards:
+            used, own = range(stage.used(step)), rounds.shards(step)
+            kept = 1.0 - stage.dagger.share if own else 1.0
+            found: list[tuple[list[Path], int]] = [
+                ([source.folder(self.data, number) for number in used], round(kept * count))
+                for source, count in stage.pictures.items()
+            ]
+            if own:
+                found.append((own, stage.recipe.batch - sum(count for _, count in found)))
+            return found
+
+        def stopped() -> bool:
+            if renderer.wait(stage.used(learner.step + making.ahead), stop, report):
+                return True
+            while not stop():
+                if (awaited := rounds.awaited(learner.step)) is None:
+                    return False
+                report("driving", learner.step, learner.step, {})
+                awaited.join(1.0)
+            return True
+
+        making = Making(make_batches, shards, self.plan.makers)
+        rounds = Rounds(
+            run,
+            stage.dagger,
+            lambda folder: export(model, tokenizer, folder, torch.float32),
+            making.ahead,
         )
-        if config.freeze_vision:
-            model.model.visual.requires_grad_(False)
-        super().__init__(
-            model,
-            tokenizer,
-            config.recipe,
-            GRID,
-            Supervision(WORDS, config.dense_weight, config.name_weight),
-            read_with(tokenizer, config.teacher) if config.teacher else None,
-        )
-        self.batches = Batches(tokenizer, config.seed, config.reworded)
+        counts = dict.fromkeys(stage.pictures, stage.shards)
+        with rendering(self.data, counts, self.plan.renderers) as renderer:
+            try:
+                return loop.train(
+                    learner,
+                    run,
+                    lambda: learner.learn(*making.make(learner.step)),
+                    measure=measure,
+                    save_at=stage.dagger.steps,
+                    report=report,
+                    stop=stopped,
+                )
+            finally:
+                rounds.stop()
+                making.end()
 
 
 def train_nav(
-    config: TrainConfig,
-    report: loop.Progress = loop.ignore_progress,
-    stop: loop.Stop = lambda: False,
-) -> bool:
-    """Render the data, train one model, resume where an earlier call stopped; True when finished.
-
-    The run folder holds ``state.pt`` (everything), ``curve.json`` and, at the end, ``model/``
-    (float32 checkpoint in transformers' format). ``stop`` is asked before every shard and step.
-    """
-    folders = data.make_shards(
-        Path(config.data), config.shards, loop.report_counts(report, "rendering"), stop
-    )
-    if len(folders) < config.shards:
-        return False
-    run = Path(config.run)
-    learner = Learner(config)
-    loop.restore(learner, run, learner.device)
-    pictures = data.Pictures(folders)
-    rounds = Rounds(
-        run,
-        config.dagger_steps,
-        config.dagger_lag,
-        config.dagger_rooms,
-        learner.save_model,
-        roll_out_round,
-        data.Pictures,
-        2 * data.TRAIN_SEEDS,
-    )
-
-    def advance() -> dict[str, float]:
-        own = rounds.pictures(learner.step)
-        from_own = int(config.recipe.batch * config.dagger_share) if own is not None else 0
-        sources = [(pictures, config.recipe.batch - from_own)]
-        if own is not None:
-            sources.append((own, from_own))
-        return learner.learn(*learner.batches.make(sources, learner.step, config.questions))
-
-    def measure() -> dict[str, float]:
-        return _held_out(config, learner)
-
-    def stopped() -> bool:
-        while not stop():
-            if (awaited := rounds.awaited(learner.step)) is None:
-                return False
-            awaited.join(1.0)
-        return True
-
-    if config.initial and not learner.curve:
-        learner.curve.append({"step": 0, "seconds": learner.seconds, **measure()})
-    try:
-        finished = loop.train(
-            learner,
-            run,
-            advance,
-            measure=measure,
-            save_at=config.dagger_steps,
-            report=report,
-            stop=stopped,
-        )
-    finally:
-        rounds.stop()
-    if finished:
-        learner.save_model(run / "model")
-    return finished
-
-
-def _held_out(config: TrainConfig, learner: Learner) -> dict[str, float]:
-    """Return figures on held-out questions.
-
-    ``held_out_wording`` is ``action`` of questions in words never trained on.
-    """
-    measure = partial(
-        held_out_figures,
-        learner.model,
-        learner.tokenizer,
-        Path(config.data),
-        config.held_out_rooms,
-    )
-    found = measure()
-    if config.reworded:
-        found["held_out_wording"] = measure(wordings=HELD_OUT["both"])["action"]
-    return found
-
-
-_PLAIN = Recipe(
-    32,
-    1.5e-3,
-    steps=17_000,
-    warmup=300,
-    beta2=0.98,
-    compile=True,
-    bfloat16=True,
-    measure_every=1_000,
-)
-TARGET_PLAN = TrainConfig(_PLAIN, dagger_steps=(4_000, 7_000, 10_000, 13_000))
-DRAFT_PLAN = TrainConfig(replace(_PLAIN, learning_rate=2e-3, steps=2_600), role="draft")
-"""The draft sees far less than the target: it only has to guess well."""
-_WORDING = Recipe(32, 6e-4, steps=180, warmup=20, beta2=0.98, measure_every=60)
-"""Not compiled: its texts differ in length."""
-TARGET_WORDING = TrainConfig(
-    _WORDING,
-    shards=10,
-    dense_weight=0.0,
-    name_weight=0.0,
-    reworded=0.7,
-    freeze_vision=True,
-    dagger_steps=(0,),
-    dagger_lag=0,
-    dagger_rooms=150,
-    held_out_rooms=20,
-)
-"""The wording stage: the language model alone, with instructions in many words."""
-DRAFT_WORDING = replace(
-    TARGET_WORDING,
-    recipe=replace(_WORDING, learning_rate=1e-3, steps=120),
-    role="draft",
-    dagger_steps=(),
-)
-"""The wording stage of the draft, which learns the law of the target's answers."""
-
-
-def train_all(
-    out: Path,
+    trainer: Trainer,
     hours: float = 0.0,
-    seed: int = 0,
-    pair: Path | None = None,
+    only: str = "",
     stop: loop.Stop = lambda: False,
 ) -> bool:
-    """Train target, draft and early-exit adapters into ``out/models``; resumes from ``out``.
-
-    Each model learns to see and answer in the plain wording, then, in a second stage, to
-    understand other words.
+    """Train the stages that are not done, in order; return True when all of them are.
 
     Args:
-        out: runs, rendered data and results; one plan per folder.
-        hours: stop, to be resumed, after this long; 0 = when the plan is done.
-        seed: of initialisation and batches.
-        pair: folder of a trained pair; only the wording stage and the adapters are run.
+        hours: stop, to be resumed, after this long; 0: when the plan is done.
+        only: name of a stage: only this one.
         stop: asked before every step; True ends the call, to be resumed.
 
-    Returns:
-        True when every stage is done.
-
     Raises:
-        ConfigError: ``out`` belongs to another seed or pair, is in use, or cannot be written.
+        ConfigError: the folder belongs to another seed or device, is in use, or cannot be written;
+            or the stage before ``only`` has not begun.
         ModelError: the state that an earlier call saved is damaged.
     """
-    torch.set_num_threads(1)  # models this small are slower on more
-    plans = plans_of(out, seed, pair)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # models this small are hardly faster on more
+    torch.set_float32_matmul_precision("high")  # TF32 on a GPU
     stages: dict[str, MakeStage] = {
-        name: partial(_train_stage, config, result) for name, (config, result) in plans.items()
+        name: partial(trainer.train, name) for name in trainer.plan.stages
     }
-    stages["exits"] = partial(_train_exits, out, pair)
-    options = {"seed": seed, "pair": str(pair.resolve()) if pair else "no pair"}
-    shown = ("answer_loss", "in_view_direction", "not_in_view", "agreement")
-    if not make_stages(out, stages, options=options, hours=hours, shown=shown, stop=stop):
-        return False
-    _write_curves({name: config for name, (config, _) in plans.items()}, out / "curves")
-    print(f"finished: {out / 'models'}; copy its folders to models/ to ship them")
-    return True
-
-
-def plans_of(out: Path, seed: int, pair: Path | None) -> dict[str, tuple[TrainConfig, Path]]:
-    """Return the plan and the resulting checkpoint of every stage, in order."""
-    found = {}
-    for plain, wording in ((TARGET_PLAN, TARGET_WORDING), (DRAFT_PLAN, DRAFT_WORDING)):
-        model = f"nav-{plain.role}"
-        first = (pair or out / "plain") / model
-        if pair is None:
-            found[plain.role] = plain, first
-        teacher = str(out / "models" / "nav-target") if plain.role == "draft" else ""
-        wording = replace(wording, initial=str(first), teacher=teacher)
-        found[f"{plain.role}-wording"] = wording, out / "models" / model
-    return {
-        name: (replace(plan, run=str(out / name), data=str(out / "data"), seed=seed), result)
-        for name, (plan, result) in found.items()
-    }
-
-
-def _train_stage(config: TrainConfig, result: Path, report: loop.Progress, stop: loop.Stop) -> bool:
-    if not train_nav(config, report, stop):
-        return False
-    export(*read(Path(config.run) / "model"), result, torch.float16)
-    return True
-
-
-def _train_exits(out: Path, pair: Path | None, report: loop.Progress, stop: loop.Stop) -> bool:
-    own = sorted(out.glob("target*/dagger-*"))
-    config = AdapterConfig(
-        model=str(out / "models" / "nav-target"),
-        run=str(out / "exits"),
-        shards=tuple(str(shard) for shard in (*data.make_shards(out / "data", 5), *own)),
-        reworded=TARGET_WORDING.reworded,
+    stages[EXITS] = trainer.train_exits
+    finished = make_stages(
+        trainer.out,
+        {only: stages[only]} if only else stages,
+        options={"seed": trainer.seed, "device": trainer.device.type},
+        hours=hours,
+        shown=_SHOWN,
+        stop=stop,
     )
-    if pair is not None:
-        recipe = replace(config.recipe, steps=80, learning_rate=4e-4)
-        config = replace(config, initial=str(pair / "nav-target"), recipe=recipe)
-    return train_adapters(config, report, stop)
+    if finished and not only:
+        print(f"finished: {trainer.out / 'models'}; copy its folders to models/ to ship them")
+    return finished
 
 
 _AXES = Axes(
     panels={
-        "in_view_direction": "direction of things in view",
-        "not_in_view": "things not in view",
-        "held_out_wording": "wording stage: unseen words",
+        "direction": "direction of things in view",
+        "unseen": "things not in view",
+        "action": "actions",
+        "held_out": "actions, in words never trained on",
     },
     x="pictures",
     x_unit=1e3,
@@ -302,35 +231,26 @@ _AXES = Axes(
 )
 
 
-def _write_curves(plans: dict[str, TrainConfig], folder: Path) -> None:
-    """Write ``nav_training.json`` and ``.png``.
+def write_nav_curves(trainer: Trainer) -> dict[str, Any]:
+    """Write ``curves/nav_training.json`` and ``.png`` in the folder of the run; return the JSON.
 
-    Per stage the JSON holds the parameters, the plan's main figures and the curve: shares of
-    held-out questions answered right in free running, over steps, seconds and pictures seen.
+    Per stage it holds the parameters, the batch and the curve: shares of held-out questions
+    answered right, over steps, seconds and pictures seen.
     """
-    tokenizer = train_tokenizer(corpus())
     results: dict[str, Any] = {}
-    curves = {}
-    for stage, plan in plans.items():
-        recipe = plan.recipe
-        parameters = sum(p.numel() for p in build(SIZES[plan.role], tokenizer, 0).parameters())
-        curve = [
-            point | {"pictures": point["step"] * recipe.batch}
-            for point in read_curve(Path(plan.run))
-        ]
-        results[stage] = {
-            "parameters": parameters,
-            "steps": recipe.steps,
-            "batch": recipe.batch,
-            "questions": plan.questions,
-            "learning_rate": recipe.learning_rate,
-            "dagger_steps": plan.dagger_steps,
-            "curve": curve,
+    for name, stage in trainer.plan.stages.items():
+        size, batch = SIZES[stage.role], stage.recipe.batch
+        curve = read_curve(trainer.out / name)
+        results[name] = {
+            "parameters": build(size, trainer.tokenizer, 0).num_parameters(),
+            "batch": batch,
+            "learning_rate": stage.recipe.learning_rate,
+            "dagger_steps": stage.dagger.steps,
+            "curve": [point | {"pictures": point["step"] * batch} for point in curve],
         }
-        panels = ["held_out_wording"] if plan.reworded else ["in_view_direction", "not_in_view"]
-        curves[f"{stage}, {parameters / 1e6:.2f} M parameters"] = [
-            {key: point[key] for key in ("pictures", *panels)}
-            for point in curve
-            if panels[0] in point
-        ]
-    write_curves(folder / "nav_training.json", results, curves, _AXES)
+    curves = {
+        f"{name}, {result['parameters'] / 1e6:.2f} M parameters": result["curve"]
+        for name, result in results.items()
+    }
+    write_curves(trainer.out / "curves" / "nav_training.json", results, curves, _AXES)
+    return results

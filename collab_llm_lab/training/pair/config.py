@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from collab_llm_lab.training.learner import pick_device
 from collab_llm_lab.training.pair.data import Data
-from collab_llm_lab.training.text.models import pick_device
 from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.models.loading import ModelConfig
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
+from collab_llm_lab.phrases import says, words
 from collab_llm_lab.training.text import facts, skills
-from collab_llm_lab.training.text.phrases import says, words
 from collab_llm_lab.training.text.samples import Sample
 
 _NUMBERED = re.compile(r"(\d{1,2})\. (.+)")

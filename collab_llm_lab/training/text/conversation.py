@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from collab_llm_lab.training.text import names, phrasebook
-from collab_llm_lab.training.text.phrasebook import Section
-from collab_llm_lab.training.text.phrases import Grammar, Phrase, Voice, pick, say
+from collab_llm_lab import phrasebook
+from collab_llm_lab.phrasebook import Section
+from collab_llm_lab.phrases import Grammar, Phrase, Voice, pick, say
+from collab_llm_lab.training.text import names
 from collab_llm_lab.training.text.tasks import Part, Task, parts_of
 from collab_llm_lab.training.text.world import World, clock
 from collab_llm_nodes.models.turns import Turn

@@ -16,12 +16,13 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from collab_llm_lab.training.learner import pick_device
 from collab_llm_lab.training.loop import Progress, ignore_progress
 from collab_llm_lab.training.text.checker import check
 from collab_llm_lab.training.text.distillation import Question, questions
 from collab_llm_lab.training.text.forward import TextForward
 from collab_llm_lab.training.text.held_out import pad_documents, token_nats
-from collab_llm_lab.training.text.models import CONTEXT, answers, engine_of, pick_device, read
+from collab_llm_lab.training.text.models import CONTEXT, answers, engine_of, read
 from collab_llm_lab.training.text.ngram import NGram
 from collab_llm_lab.training.text.plans import MODELS
 from collab_llm_lab.training.text.rendering import Renderer, prompt_text

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from collab_llm_lab.training.text import names, phrasebook
-from collab_llm_lab.training.text.phrasebook import Section
-from collab_llm_lab.training.text.phrases import Grammar, Phrase
+from collab_llm_lab import phrasebook
+from collab_llm_lab.phrasebook import Section
+from collab_llm_lab.phrases import Grammar, Phrase
+from collab_llm_lab.training.text import names
 from collab_llm_lab.training.text.world import World
 
 Fields = dict[str, str]

@@ -16,7 +16,7 @@ from collab_llm_lab.training.run import replacing
 from collab_llm_nodes.chat.batch import Batch, BatchConfig, Job
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.engine.engine import Engine
-from collab_llm_nodes.errors import CollabError, ConfigError
+from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.models.tokenizer import token_id
 
@@ -71,20 +71,6 @@ def build(size: Size, tokenizer: PreTrainedTokenizerBase, seed: int) -> LlamaFor
     model.generation_config.eos_token_id = [end, text_end]  # of an answer, and of raw text
     model.generation_config.pad_token_id = text_end
     return model
-
-
-def pick_device(name: str) -> torch.device:
-    """Return the device called ``name``; ``auto`` is a GPU where there is one.
-
-    Raises:
-        ConfigError: there is none of this name.
-    """
-    if name not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"{name!r} is unknown", field="--device", remedy="auto, cpu or cuda")
-    there = torch.cuda.is_available()
-    if name == "cuda" and not there:
-        raise ConfigError("there is no GPU", field="--device", remedy="cpu, or auto")
-    return torch.device("cuda" if there and name != "cpu" else "cpu")
 
 
 def export(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

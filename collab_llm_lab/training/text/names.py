@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from collab_llm_lab.training.text import phrasebook
+from collab_llm_lab import phrasebook
 
 
 def is_held_out(text: str) -> bool:

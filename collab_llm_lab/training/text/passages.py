@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from collab_llm_lab.training.text import phrasebook
+from collab_llm_lab import phrasebook
+from collab_llm_lab.phrases import Voice, pick, say
 from collab_llm_lab.training.text.facts import KINDS, KINDS_BY_NAME, Fields, Kind, named
-from collab_llm_lab.training.text.phrases import Voice, pick, say
 from collab_llm_lab.training.text.world import World, clock
 
 _BOOK = phrasebook.read(Path(__file__).with_suffix(".txt"))

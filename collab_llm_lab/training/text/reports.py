@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
-from collab_llm_lab.training.text import names, phrasebook
-from collab_llm_lab.training.text.phrases import Grammar, Voice, pick, say
+from collab_llm_lab import phrasebook
+from collab_llm_lab.phrases import Grammar, Voice, pick, say
+from collab_llm_lab.training.text import names
 from collab_llm_lab.training.text.tasks import Part, Task, parts_of
 from collab_llm_lab.training.text.world import World, clock, money
 from collab_llm_nodes.models.turns import Turn

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
-from collab_llm_lab.training.text import conversation, instructions, names, phrasebook, reports
+from collab_llm_lab import phrasebook
+from collab_llm_lab.phrases import Grammar, Voice, compiled, pick, say, says
+from collab_llm_lab.training.text import conversation, instructions, names, reports
 from collab_llm_lab.training.text.facts import KINDS, Fields, Kind
 from collab_llm_lab.training.text.passages import (
     FILLERS,
@@ -17,7 +19,6 @@ from collab_llm_lab.training.text.passages import (
     Quoted,
     Writer,
 )
-from collab_llm_lab.training.text.phrases import Grammar, Voice, compiled, pick, say, says
 from collab_llm_lab.training.text.tasks import Task
 from collab_llm_lab.training.text.world import World
 from collab_llm_nodes.models.turns import Turn

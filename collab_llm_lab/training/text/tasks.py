@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from collab_llm_lab.training.text.phrasebook import Section
-from collab_llm_lab.training.text.phrases import (
+from collab_llm_lab.phrasebook import Section
+from collab_llm_lab.phrases import (
     Grammar,
     Phrase,
     Voice,

@@ -17,13 +17,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from collab_llm_lab.training import loop
 from collab_llm_lab.training.curves import Axes, Curve, read_curve, write_curves
-from collab_llm_lab.training.learner import ModelLearner
+from collab_llm_lab.training.learner import ModelLearner, pick_device
 from collab_llm_lab.training.loop import Progress, Stop, report_counts
 from collab_llm_lab.training.run import MakeStage, check_stages, is_done, make_stages
 from collab_llm_lab.training.text.distillation import Teacher
 from collab_llm_lab.training.text.held_out import HeldOut
 from collab_llm_lab.training.text.learners import GuessLearner, LanguageLearner
-from collab_llm_lab.training.text.models import Size, build, engine_of, export, pick_device, read
+from collab_llm_lab.training.text.models import Size, build, engine_of, export, read
 from collab_llm_lab.training.text.plans import PLANS, STAGES, TextPlan
 from collab_llm_lab.training.text.samples import SUB_DOMAINS, vocabulary_text
 from collab_llm_lab.training.text.shards import Corpus, Makers, Rows, is_skill_shard

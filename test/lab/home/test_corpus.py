@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from collab_llm_lab.home.answers import ACTIONS, REPLY, Decision, answer, reply
 from collab_llm_lab.home.asking import draw_for_view
 from collab_llm_lab.home.corpus import corpus
-from collab_llm_lab.home.training.models import VOCABULARY
 from collab_llm_lab.home.wording import HELD_OUT, START_WORDS, Kind
+from collab_llm_lab.training.nav.models import VOCABULARY
 from collab_llm_nodes.models.tokenizer import train_tokenizer
 from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE, user_text
 from collab_llm_nodes.robot.search import EIGHTHS, PLACES, WAYS, Report, SearchMemory

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import pytest
 from templates import sentences
 
+from collab_llm_lab.phrases import Phrase
 from collab_llm_lab.training.text import passages, skills
 from collab_llm_lab.training.text.facts import KINDS, KINDS_BY_NAME, Kind
 from collab_llm_lab.training.text.passages import Writer
-from collab_llm_lab.training.text.phrases import Phrase
 from collab_llm_lab.training.text.samples import SUB_DOMAINS, make_sample
 from collab_llm_lab.training.text.world import World
 

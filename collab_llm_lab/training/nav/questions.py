@@ -1,4 +1,4 @@
-"""Short questions of the first stage, about one picture each.
+"""Questions about a picture, with their answers: short ones, then requests.
 
 The model learns to see before it learns to act: where named things are, and how far the way is
 free. Colour and shape are words of their own, so that pairs never shown can be named too.
@@ -7,10 +7,11 @@ free. Colour and shape are words of their own, so that pairs never shown can be 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from collab_llm_lab.home.training.pictures import NAMES, Pictures
+from collab_llm_lab.training.nav.pictures import NAMES, Pictures
 from collab_llm_nodes.sim.rooms import HELD_OUT_PAIRS
 from collab_llm_nodes.sim.view import (
     DIRECTIONS,
@@ -90,3 +91,20 @@ def seeing_questions(
             name, where = draw_name(view, rng)
             asked.append((question(name), short_answer(where)))
     return asked
+
+
+@dataclass(frozen=True)
+class Answering:
+    """Draws requests at a picture, in words, with the expert's answers."""
+
+    count: int
+    """Requests drawn of each picture, which has at least as many."""
+    reworded: float
+    """Share that is not in plain words."""
+
+    def __call__(
+        self, pictures: Pictures, index: int, flip: bool, rng: np.random.Generator
+    ) -> list[tuple[str, str]]:
+        at_hand = pictures.asks[index]
+        chosen = [at_hand[int(i)] for i in rng.permutation(len(at_hand))[: self.count]]
+        return [(ask.mirror() if flip else ask).texts(rng, self.reworded) for ask in chosen]

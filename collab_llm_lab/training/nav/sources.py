@@ -6,7 +6,7 @@ expert's decisions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,14 +16,14 @@ from collab_llm_lab.home.answers import ACTIONS, GIVE_UP, REPLY, STOP, answer
 from collab_llm_lab.home.asking import draw_request
 from collab_llm_lab.home.expert import MAX_STEPS, Expert
 from collab_llm_lab.home.requests import About, Kind, Request, relations
-from collab_llm_lab.home.training.asks import Ask, ask
-from collab_llm_lab.home.training.pictures import (
+from collab_llm_lab.home.wording import PLAIN, Wordings, plain
+from collab_llm_lab.training.nav.asks import Ask, ask
+from collab_llm_lab.training.nav.pictures import (
     Snapshot,
     random_pose,
     snapshot,
     write_shard,
 )
-from collab_llm_lab.home.wording import PLAIN, Wordings, plain
 from collab_llm_nodes.robot.search import SearchMemory
 from collab_llm_nodes.sim.pose import Pose
 from collab_llm_nodes.sim.renderer import Renderer
@@ -31,7 +31,6 @@ from collab_llm_nodes.sim.robot import Base
 from collab_llm_nodes.sim.rooms import Room, Style, make_room
 from collab_llm_nodes.sim.view import View, look
 
-ROOMS_PER_SHARD = 250
 POSES_PER_ROOM = 10
 ASKS_PER_POSE = 4
 
@@ -145,6 +144,8 @@ class Source:
     """First seed of its rooms; evaluation and DAgger have others."""
     make: Callable[[Renderer, int], Asked]
     """Returns the pictures of a room."""
+    rooms: int = 250
+    """Number of rooms of a shard."""
 
     def folder(self, data: Path, number: int) -> Path:
         """Return the folder of a shard."""
@@ -152,23 +153,11 @@ class Source:
 
     def make_shard(self, data: Path, number: int, renderer: Renderer) -> None:
         """Render a shard: rooms that follow those of the one before."""
-        first = self.first_seed + number * ROOMS_PER_SHARD
-        made = [self.make(renderer, seed) for seed in range(first, first + ROOMS_PER_SHARD)]
+        first = self.first_seed + number * self.rooms
+        made = [self.make(renderer, seed) for seed in range(first, first + self.rooms)]
         pictures = [picture for of_room, _ in made for picture in of_room]
         write_shard(self.folder(data, number), pictures, [a for _, asks in made for a in asks])
 
 
 POSES = Source("poses", 1_000_000, room_poses)
 WAYS = Source("ways", 2_000_000, room_way)
-
-
-def make_shards(data: Path, counts: Mapping[Source, int]) -> None:
-    """Render the shards that are not there yet, of all sources in turn."""
-    renderer = None
-    for number in range(max(counts.values())):
-        for source, count in counts.items():
-            if number < count and not source.folder(data, number).exists():
-                renderer = renderer or Renderer()
-                source.make_shard(data, number, renderer)
-    if renderer is not None:
-        renderer.close()

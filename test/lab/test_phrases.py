@@ -7,7 +7,7 @@ import random
 import pytest
 from templates import sentences
 
-from collab_llm_lab.training.text.phrases import (
+from collab_llm_lab.phrases import (
     Grammar,
     Phrase,
     Voice,

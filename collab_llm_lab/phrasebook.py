@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collab_llm_lab.training.text.phrases import Phrase, compiled
+from collab_llm_lab.phrases import Phrase, compiled
 from collab_llm_nodes.errors import InvalidInput
 
 Compile = Callable[..., tuple[Phrase, ...]]

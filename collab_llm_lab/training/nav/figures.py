@@ -10,19 +10,18 @@ from transformers import PreTrainedTokenizerBase, Qwen2VLForConditionalGeneratio
 
 from collab_llm_lab.home.answers import Decision, answer, read
 from collab_llm_lab.home.requests import Kind
-from collab_llm_lab.home.training.asks import Ask
-from collab_llm_lab.home.training.models import MAX_TOKENS
-from collab_llm_lab.home.training.pictures import Pictures, write_shard
-from collab_llm_lab.home.training.seeing import (
+from collab_llm_lab.home.wording import HELD_OUT, PLAIN
+from collab_llm_lab.training.nav.asks import Ask
+from collab_llm_lab.training.nav.models import MAX_TOKENS, answers
+from collab_llm_lab.training.nav.pictures import Pictures, write_shard
+from collab_llm_lab.training.nav.questions import (
     WAY_QUESTION,
     draw_name,
     found,
     question,
     short_answer,
 )
-from collab_llm_lab.home.training.sources import room_poses
-from collab_llm_lab.home.wording import HELD_OUT, PLAIN
-from collab_llm_lab.training.nav.models import answers
+from collab_llm_lab.training.nav.sources import room_poses
 from collab_llm_nodes.sim.renderer import Renderer
 from collab_llm_nodes.sim.rooms import HELD_OUT_PAIRS, Style
 from collab_llm_nodes.sim.view import DIRECTIONS, way

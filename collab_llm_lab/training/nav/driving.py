@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from collab_llm_lab.home.answers import GIVE_UP, REPLY, STOP, read
-from collab_llm_lab.home.expert import MAX_STEPS, reached
+from collab_llm_lab.home.expert import reached
 from collab_llm_lab.home.requests import Request
 from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE, user_text
 from collab_llm_nodes.robot.search import SearchMemory
@@ -20,6 +20,8 @@ from collab_llm_nodes.sim.rooms import Furniture, Room, Thing
 
 Answer = Callable[[np.ndarray, Sequence[str]], list[str]]
 """Pictures uint8 [B, 112, 224, 3] and prompts to answers."""
+MAX_STEPS = 100
+"""Steps of an episode at most, as of the robot's navigator."""
 
 
 @dataclass

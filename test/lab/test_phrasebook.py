@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import collab_llm_lab
-from collab_llm_lab.training.text.phrasebook import Section, read
-from collab_llm_lab.training.text.phrases import Grammar
+from collab_llm_lab.phrasebook import Section, read
+from collab_llm_lab.phrases import Grammar
 from collab_llm_lab.training.text.tasks import parts_of
 from collab_llm_nodes.errors import InvalidInput
 

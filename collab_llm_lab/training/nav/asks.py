@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -84,7 +85,8 @@ def write_asks(folder: Path, asks: Sequence[Sequence[Ask]]) -> None:
     (folder / FILE).write_text(json.dumps(rows), encoding="utf-8")
 
 
-def read_asks(folder: Path) -> list[list[Ask]]:
+@lru_cache(maxsize=1024)  # the shards of a training are read again whenever one is added
+def read_asks(folder: Path) -> Sequence[Sequence[Ask]]:
     """Return the asks of each picture of a shard; none if it has no such file."""
     file = folder / FILE
     if not file.exists():

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from collab_llm_lab.home.training.asks import Ask, read_asks, write_asks
-from collab_llm_lab.training.nav.forward import MERGE, PATCH, Grid
+from collab_llm_lab.training.nav.asks import Ask, read_asks, write_asks
+from collab_llm_lab.training.nav.forward import GRID, MERGE, PATCH
 from collab_llm_lab.training.run import replacing
 from collab_llm_nodes.sim.footprints import distances
 from collab_llm_nodes.sim.jpeg import from_jpeg, to_jpeg
 from collab_llm_nodes.sim.pose import Pose
-from collab_llm_nodes.sim.renderer import HEIGHT_PX, WIDTH, Renderer, footprint
+from collab_llm_nodes.sim.renderer import Renderer, footprint
 from collab_llm_nodes.sim.rooms import (
     COLOURS,
     FURNITURE,
@@ -30,7 +30,6 @@ from collab_llm_nodes.sim.rooms import (
 )
 from collab_llm_nodes.sim.view import Sight, View, look
 
-GRID = Grid.of(HEIGHT_PX, WIDTH)
 NAMES = (*(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES), *FURNITURE)
 """Every name that something in a room can have, in the order of their numbers."""
 MOST_SIGHTS = 20
