@@ -45,7 +45,6 @@ ARGUMENTS = {
     "namespace": ("", "Namespace of the nodes and their topics."),
     "clock": ("/clock", "Simulated time. A relative name lies in the namespace."),
     "seed": ("", "Room of driver:=sim. Empty: as in robot_file."),
-    "world": ("", "World of driver:=sim: home. Empty: rooms with things on the floor."),
     "dashboard_port": ("", "Port of dashboard:=true. Empty: as in params_file, or 8080."),
     "bags": ("bags", "Where record:=true puts its bags, each named by date and time."),
 }
@@ -110,8 +109,6 @@ def _nodes(context: LaunchContext) -> list[Node]:
 
     config = Path(FindPackageShare("collab_llm").perform(context)) / "config"
     files = [_file(name, value(name), config) for name in ("robot_file", "params_file")]
-    if value("world"):
-        files.append(_file("world", f"{value('world')}.yaml", config))
     overrides = _overrides(value, config.parent, files)
     common: dict[str, Any] = {
         "package": "collab_llm",
@@ -206,7 +203,7 @@ def _room(value: Callable[[str], str], files: list[str]) -> str:
         for name, node in (yaml.safe_load(Path(file).read_text()) or {}).items():
             if name.rpartition("/")[2] == "sim_go2" and not seed:
                 seed = node["ros__parameters"].get("seed", "")
-    return f"{value('world') or 'room'}-{seed or 0}"
+    return f"room-{seed or 0}"
 
 
 def _overrides(value: Callable[[str], str], share: Path, files: list[str]) -> str:

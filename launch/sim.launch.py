@@ -1,9 +1,8 @@
 """Everything on one machine: the simulated Go2, the robot's nodes, and a local verifier.
 
     ros2 launch collab_llm sim.launch.py dashboard:=true
-    ros2 launch collab_llm sim.launch.py instruction:="find the red ball"
+    ros2 launch collab_llm sim.launch.py instruction:="find the blue bucket"
     ros2 launch collab_llm sim.launch.py start_verifier:=false verifier:=cloud:50551
-    ros2 launch collab_llm sim.launch.py world:=home model:=FOLDER target_model:=FOLDER
 
 The instruction must name a thing in the room: `ros2 topic echo --once /ground_truth/room`.
 
@@ -34,12 +33,6 @@ ROBOT = {
     "namespace": ("", "Namespace of the nodes and their topics, the clock among them."),
     "clock": ("clock", "Simulated time. A relative name lies in the namespace."),
     "seed": ("", "The room. Empty: as in robot_file."),
-    "world": (
-        "",
-        "home: rooms with furniture, and questions for a pair that searches (docs/world-design.md)."
-        " Empty: rooms with things on the floor.",
-        ["", "home"],
-    ),
     "driver": ("sim", "The simulator; go2.launch.py knows others.", ["sim"]),
     "log_level": (
         "info",

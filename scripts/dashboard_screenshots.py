@@ -18,13 +18,12 @@ from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.keys import Keys
 
 from collab_llm_lab.demo.memory import memory_processes
+from collab_llm_lab.demo.tasks import SHOWN, SHOWN_SEED
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.processes import free_port, run_process
 from collab_llm_nodes.protocols.edge_cloud.process import verifier_process
 from collab_llm_nodes.ros.domain import isolate_ros
-from collab_llm_nodes.sim.rooms import make_room
 
-SEED = 7
 PROCESSES = {"motion": ["--driver", "sim"], "graph": [], "dashboard": []}
 DEADLINE_S = 120.0
 
@@ -39,7 +38,8 @@ def main() -> int:
         common += ["--params-file", str(config_file(name))]
     for setting in (
         f"cloud_verifier_bridge:verifier.address:={cloud}",
-        f"sim_go2:seed:={SEED}",
+        f"sim_go2:seed:={SHOWN_SEED}",
+        f"sim_go2:thing:={SHOWN}",
         "sim_go2:real_time_factor:=1.0",
         "sim_go2:lockstep:=false",
         f"dashboard:port:={page}",
@@ -56,7 +56,7 @@ def main() -> int:
         _until(lambda: "motion allowed" in _text(browser), "motion")
         _until(lambda: "UP," in _text(browser), "the link")
         _until(lambda: "THE ROBOT'S MEMORY" in _text(browser).upper(), "the memory")
-        wish = f"find the {make_room(SEED).goal.name}"
+        wish = f"please go to the {SHOWN}"
         browser.find_element("css selector", "[data-id=instruction]").send_keys(wish + "\n")
         _until(lambda: "step 6" in _text(browser), "six steps")
         _until(lambda: browser.execute_script(_WHOLE_ANSWER), "an answer")
@@ -70,7 +70,7 @@ def main() -> int:
         browser.save_screenshot(str(folder / "dashboard_stop.png"))
         browser.set_window_size(1500, 1900)  # the whole panel is to be seen
         browser.get(f"http://127.0.0.1:{page}/")
-        question = f"Where did you last see the {make_room(SEED).goal.name}?"
+        question = f"Where did you last see the {SHOWN}?"
         _until(lambda: _remembers(browser, question), "the memory's answer")
         panel = browser.find_element("css selector", "[data-id=recall]")
         panel.screenshot(str(folder / "dashboard_memory.png"))

@@ -9,7 +9,7 @@ cd "$root"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-scripts/with-ros python -m collab_llm_nodes.cli demo --rooms 1 --seed "${SEED:-2}" \
+scripts/with-ros python -m collab_llm_nodes.cli demo --rooms 1 --no-show --seed "${SEED:-2}" \
     --config test/bags/record.yaml --record "$work/bags" --film "$work/film.gif" --json "$work/demo.json"
 
 # The name in the bag is that of its folder, so that it does not change from time to time.

@@ -30,20 +30,9 @@ def demo(
             help="ROS parameters, read after the shipped ones.", exists=True, dir_okay=False
         ),
     ] = None,
-    world: Annotated[
-        str, typer.Option(help="rooms: things on the floor; home: furniture too, and questions.")
-    ] = "rooms",
-    target: Annotated[
-        Path | None,
-        typer.Option(help="Target's folder; the shipped one for rooms.", exists=True),
-    ] = None,
-    draft: Annotated[
-        Path | None,
-        typer.Option(help="Draft's folder; the shipped one for rooms.", exists=True),
-    ] = None,
     show: Annotated[
-        bool, typer.Option("--show", help="Begin with a red mug behind a table, in the home.")
-    ] = False,
+        bool, typer.Option("--show/--no-show", help="Begin with a red mug behind a table.")
+    ] = True,
     emulated_compute_s: ComputeOption = 0.04,
     record: Annotated[
         Path | None, typer.Option(help="Record it as a bag in this folder.", file_okay=False)
@@ -52,15 +41,9 @@ def demo(
     """Drive simulated rooms through the whole system: camera, draft, verifier, motion.
 
     Starts the verifier and the ROS graph as processes of their own and exits with 0 only if at
-    least 8 of 10 rooms end as asked for: at the right thing, or in the home with a right reply, or
-    with a search given up for what is not there.
+    least 8 of 10 rooms end as asked for: at the right thing, with a right reply, or with a search
+    given up for what is not there.
     """
-    if world not in ("rooms", "home"):
-        raise typer.BadParameter("rooms or home", param_hint="--world")
-    if world == "home" and (target is None or draft is None):
-        raise typer.BadParameter("give --target and --draft: none ship yet", param_hint="--world")
-    if show and world != "home":
-        raise typer.BadParameter("only with --world home", param_hint="--show")
     from collab_llm_lab.demo.drive import run_demo
 
     results = run_demo(
@@ -71,9 +54,6 @@ def demo(
         compute_s=emulated_compute_s,
         console=console,
         record=record,
-        world=world,
-        target=str(target or "nav-target"),
-        draft=str(draft or "nav-draft"),
         show_first=show,
     )
     write_json(json_file, results)

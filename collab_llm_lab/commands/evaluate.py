@@ -23,7 +23,7 @@ def eval_nav(
     draft: Annotated[str, typer.Option(help="Folder or shipped name.")] = "nav-draft",
     json_file: JsonOption = None,
 ) -> None:
-    """Success by kind of room and wording, perception, losslessness and tau of the embedded pair."""
+    """Success in many kinds of room and words, perception, losslessness, tau of the pair."""
     from collab_llm_lab.training.loop import show_progress
     from collab_llm_lab.training.nav.gates import eval_nav as measure
 

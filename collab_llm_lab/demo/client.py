@@ -198,7 +198,7 @@ class DemoClient(GraphClient):
             with self.changed:
                 self.changed.wait(0.2)
 
-    def drive(self, task: Task, max_steps: int, deadline_s: float) -> Drive:
+    def drive(self, task: Task, deadline_s: float) -> Drive:
         """Enter the room, give the instruction, wait for the end, ``deadline_s`` at most.
 
         Raises:
@@ -209,7 +209,7 @@ class DemoClient(GraphClient):
         drive = Drive(task, [task.room.start])
         with self._recording(drive):
             started = time.monotonic()
-            goal = Navigate.Goal(instruction=task.instruction, max_steps=max_steps)
+            goal = Navigate.Goal(instruction=task.instruction)
             try:
                 result = self.carry_out(self._navigate, goal, deadline_s, "the drive's end")
             except DeadlineExceeded as error:

@@ -7,9 +7,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from collab_llm_lab.demo.film import Frame, save
-from collab_llm_lab.demo.memory import PUBLIC, PUBLIC_AT_HOME, figures_of, memory_processes, show
-from collab_llm_lab.demo.tasks import Task, tasks_at_home, tasks_in_rooms
-from collab_llm_lab.home.expert import MAX_STEPS as MAX_STEPS_AT_HOME
+from collab_llm_lab.demo.memory import figures_of, memory_processes, show
+from collab_llm_lab.demo.tasks import draw_tasks
 from collab_llm_lab.reference import generate
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.decoding.sampling import SamplingConfig
@@ -34,8 +31,6 @@ from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 from collab_llm_nodes.protocols.edge_cloud.process import verifier_process, wait_for_verifier
 from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConfig, VerifierClient
 from collab_llm_nodes.ros.domain import isolate_ros
-from collab_llm_nodes.sim import rooms as home
-from collab_llm_nodes.sim.expert import MAX_STEPS
 from collab_llm_nodes.sim.jpeg import to_jpeg
 
 if TYPE_CHECKING:
@@ -44,28 +39,9 @@ if TYPE_CHECKING:
 ROOM_DEADLINE_S = 300.0
 RECALL_DEADLINE_S = 60.0
 FILMED_ROOMS = 3
-
-
-@dataclass(frozen=True)
-class World:
-    """One world of the simulator, as the demo drives in it."""
-
-    tasks: Callable[..., Iterator[Task]]
-    """Called with the number of tasks and a seed."""
-    files: tuple[str, ...]
-    """Shipped ROS parameters."""
-    max_tokens: int
-    """``client.max_tokens`` in them."""
-    max_steps: int
-    public: Mapping[str, str]
-    """Documents of the memory's cloud."""
-
-
-_FILES = ("embedded.yaml", "sim.yaml")
-WORLDS = {
-    "rooms": World(tasks_in_rooms, _FILES, 48, MAX_STEPS, PUBLIC),
-    "home": World(tasks_at_home, (*_FILES, "home.yaml"), 72, MAX_STEPS_AT_HOME, PUBLIC_AT_HOME),
-}
+TARGET, DRAFT = ModelConfig(path="nav-target"), ModelConfig(path="nav-draft")
+MAX_TOKENS = 72
+"""``client.max_tokens`` of config/embedded.yaml."""
 
 
 def run_demo(
@@ -77,10 +53,7 @@ def run_demo(
     compute_s: float,
     console: Console,
     record: Path | None = None,
-    world: str = "rooms",
-    target: str = "nav-target",
-    draft: str = "nav-draft",
-    show_first: bool = False,
+    show_first: bool = True,
 ) -> dict[str, Any]:
     """Drive ``rooms`` rooms of seeds ``seed``, ``seed`` + 1, ...; print a table.
 
@@ -89,9 +62,7 @@ def run_demo(
         compute_s: least duration of a verification. The shipped cloud model is so small that early
             exits would hardly precede its verdicts.
         record: folder for a bag of the drives (docs/replay.md).
-        world: a key of ``WORLDS``.
-        target, draft: folder or name of each model.
-        show_first: the home begins with the room of ``tasks.SHOWN``.
+        show_first: begin with the room of ``tasks.SHOWN``.
 
     Returns:
         The figures of the JSON file: ``rooms``, ``right``, ``tau``, ``cache_hit_rate``,
@@ -105,24 +76,19 @@ def run_demo(
     from collab_llm_lab.demo.client import DemoClient  # needs rclpy
 
     isolate_ros()
-    set_threads(ModelConfig(path=draft), ModelConfig(path=target))
-    own = WORLDS[world]
-    make_tasks = partial(own.tasks, show=True) if show_first else own.tasks
-    drafts = {"draft_vlm:model.path": draft}
+    set_threads(DRAFT, TARGET)
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         address = f"127.0.0.1:{free_port()}"
-        cloud = stack.enter_context(verifier_process(address, compute_s=compute_s, model=target))
-        graph = stack.enter_context(robot_process("graph", [], address, params, drafts, world))
-        motion = stack.enter_context(
-            robot_process("motion", ["--driver", "sim"], address, params, world=world)
-        )
+        cloud = stack.enter_context(verifier_process(address, compute_s=compute_s))
+        graph = stack.enter_context(robot_process("graph", [], address, params))
+        motion = stack.enter_context(robot_process("motion", ["--driver", "sim"], address, params))
         recorder = stack.enter_context(_recorder(record)) if record else None
         link = stack.enter_context(VerifierClient(ClientLinkConfig(address=address)))
         client = stack.enter_context(DemoClient())
         with console.status("starting the verifier and the ROS graph ..."):
             wait_for_verifier(link, cloud)
-            memory = stack.enter_context(memory_processes(params, own.public))
+            memory = stack.enter_context(memory_processes(params))
 
             def check() -> None:
                 for process in (graph, motion, *memory):
@@ -143,9 +109,9 @@ def run_demo(
             )
         table = _table()
         drives = []
-        for number, task in enumerate(make_tasks(rooms, seed), start=1):
+        for number, task in enumerate(draw_tasks(rooms, seed, show=show_first), start=1):
             with console.status(f"room {number} of {rooms}: {task.instruction} ..."):
-                drive = client.drive(task, own.max_steps, ROOM_DEADLINE_S)
+                drive = client.drive(task, ROOM_DEADLINE_S)
             drives.append(drive)
             _add_row(table, drive)
             for process in (cloud, graph, motion, *memory, *([recorder] if recorder else [])):
@@ -157,8 +123,8 @@ def run_demo(
             recollection = client.recall(question, len(sought), RECALL_DEADLINE_S)
         show(recollection, console)
     with console.status("comparing every answer with the target decoding alone ..."):
-        mismatches = _mismatches(drives, target, own.max_tokens)
-    frames = [f for d in drives[:FILMED_ROOMS] for f in _frames(d, draft)]
+        mismatches = _mismatches(drives)
+    frames = [f for d in drives[:FILMED_ROOMS] for f in _frames(d)]
     if frames:
         film.parent.mkdir(parents=True, exist_ok=True)
         save(frames, film)
@@ -179,7 +145,6 @@ def robot_process(
     verifier: str,
     params: Path | None = None,
     overrides: Mapping[str, str] | None = None,
-    world: str = "rooms",
 ) -> contextlib.AbstractContextManager[Process]:
     """Run one of the robot's two processes with the simulator, as ``launch/sim.launch.py`` does.
 
@@ -189,10 +154,9 @@ def robot_process(
         verifier: address.
         params: ROS parameters read after the shipped ones.
         overrides: ``node:name`` to value, on top of them.
-        world: a key of ``WORLDS``.
     """
     command = [sys.executable, "-m", f"collab_llm_nodes.nodes.{name}", *arguments, "--ros-args"]
-    shipped = [config_file(name) for name in WORLDS[world].files]
+    shipped = [config_file(name) for name in ("embedded.yaml", "sim.yaml")]
     for file in (*shipped, *([params] if params else [])):
         command += ["--params-file", str(file)]
     command += ["-p", f"cloud_verifier_bridge:verifier.address:={verifier}"]
@@ -206,17 +170,17 @@ def _recorder(folder: Path) -> contextlib.AbstractContextManager[Process]:
     return run_process("recorder", [*command, "--sim-time"])
 
 
-def _mismatches(drives: Sequence[Drive], model: str, max_tokens: int) -> int:
+def _mismatches(drives: Sequence[Drive]) -> int:
     """Return how many answers differ from the target's own; there must be none.
 
     Of an answer that was cut off (a deadline, a cancellation), the part that exists is compared.
     """
-    target = Engine(load(ModelConfig(path=model)))
+    target = Engine(load(TARGET))
     sampling, count = SamplingConfig(), 0
     for drive in drives:
         for answer in drive.answers:
             prompt = encode(Prompt(answer.prompt, (answer.picture,)), target.loaded)
-            limit = max_tokens if answer.complete else len(answer.tokens)
+            limit = MAX_TOKENS if answer.complete else len(answer.tokens)
             alone = generate(target.loaded, prompt, sampling, limit, target.eos) if limit else []
             count += tuple(alone) != answer.tokens
     return count
@@ -298,16 +262,13 @@ def _result(drive: Drive) -> Text:
     return result if distance is None else result.append(f" {distance:.2f} m", "default")
 
 
-def _frames(drive: Drive, model: str) -> Iterator[Frame]:
+def _frames(drive: Drive) -> Iterator[Frame]:
     """Yield a frame per answer, with a large picture rendered from the simulator's true pose."""
-    from collab_llm_nodes.sim import renderer as home_renderer
-    from collab_llm_nodes.sim import renderer as rooms_renderer
+    from collab_llm_nodes.sim.renderer import Renderer  # needs EGL
 
-    room = drive.task.room
-    at_home = isinstance(room, home.Room)
-    renderer = (home_renderer if at_home else rooms_renderer).Renderer()
-    renderer.enter(room)
-    draft = Engine(load(ModelConfig(path=model)))
+    renderer = Renderer()
+    renderer.enter(drive.task.room)
+    draft = Engine(load(DRAFT))
     for number, answer in enumerate(drive.answers):
         path = drive.path[: max(1, answer.travelled)]
         words = [

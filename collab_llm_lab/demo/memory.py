@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,19 +25,15 @@ from collab_llm_nodes.knowledge.store import Store
 from collab_llm_nodes.processes import Process, free_port, run_process
 from collab_llm_nodes.protocols.base import Source
 from collab_llm_nodes.protocols.dragon.process import cloud_process
-from collab_llm_nodes.sim import rooms as home
+from collab_llm_nodes.sim.rooms import COLOURS, SHAPES
 
 PUBLIC = {
-    "things": "The rooms hold boxes, balls, cones and bottles.",
-    "colours": "A thing is red, green, blue or yellow.",
+    "things": f"The rooms hold {', '.join(SHAPES)} and furniture.",
+    "colours": f"A thing is {', '.join(COLOURS)}.",
     "robot": "The robot turns in place and drives ahead, one step at a time.",
     "places": "A place is told by two numbers, the metres along x and along y.",
 }
-"""Documents of the cloud, for rooms with things on the floor."""
-PUBLIC_AT_HOME = PUBLIC | {
-    "things": f"The rooms hold {', '.join(home.SHAPES)} and furniture.",
-    "colours": f"A thing is {', '.join(home.COLOURS)}.",
-}
+"""Documents of the cloud."""
 _STYLES = {
     Source.ACCEPTED: ("green", "both sides"),
     Source.DEVICE: ("magenta", "the robot"),
@@ -77,14 +73,10 @@ class Recollection:
 
 
 @contextlib.contextmanager
-def memory_processes(
-    params: Path | None, public: Mapping[str, str] = PUBLIC
-) -> Iterator[tuple[Process, Process]]:
+def memory_processes(params: Path | None) -> Iterator[tuple[Process, Process]]:
     """Run the cloud's side and the robot's, in a store that is deleted at the end.
 
-    Args:
-        params: ROS parameters read after the shipped ones.
-        public: name and text of the cloud's documents.
+    ``params`` are ROS parameters read after the shipped ones.
     """
     with (
         tempfile.TemporaryDirectory(prefix="collab_llm_memory_") as folder,
@@ -92,7 +84,7 @@ def memory_processes(
     ):
         root, address = Path(folder), f"127.0.0.1:{free_port()}"
         with Store(root / "public") as store:
-            for name, text in public.items():
+            for name, text in PUBLIC.items():
                 document = Document(name, text)
                 store.add(document, chunks(document, ChunkPlan(by="sentence", characters=240)))
         settings = yaml.safe_load(config_file("dragon_cloud.yaml").read_text(encoding="utf-8"))

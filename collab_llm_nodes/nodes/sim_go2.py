@@ -1,11 +1,11 @@
-"""The simulated Go2: a room, a base and a camera with the topics of a real robot.
+"""The simulated Go2: a room of a home, a base and a camera with the topics of a real robot.
 
 Publishes ``/clock``, ``odom``, ``image`` and ``image/compressed``; obeys ``cmd_vel`` until it is
 silent for ``watchdog``. ``ground_truth/...`` is for evaluations. Setting the parameter ``seed`` or
 ``thing`` enters another room; the service ``reset`` restarts the same one.
 
-The parameter ``world`` chooses the kind of rooms: ``rooms`` with things on the floor, or ``home``
-with furniture too (docs/world-design.md), whose camera sways with each departure and may be late.
+The camera sways anew with each departure; in some rooms its picture is one motion old
+(docs/home.md).
 
 Time is the simulator's own and never goes back. It runs ``real_time_factor`` times as fast as the
 machine's. With ``lockstep`` it advances by one step per command while the robot moves, so that the
@@ -30,7 +30,7 @@ from std_srvs.srv import Trigger
 
 from collab_llm.msg import Room as RoomMsg
 from collab_llm.msg import RoomThing
-from collab_llm_nodes.config import check_ranges, fixed, setting
+from collab_llm_nodes.config import check_ranges, setting
 from collab_llm_nodes.errors import ConfigError, InvalidInput, quoted
 from collab_llm_nodes.ros.clock import STEADY, set_period, wall
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
@@ -38,32 +38,26 @@ from collab_llm_nodes.ros.motion_inputs import quaternion_of, twist_of
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import COMMAND, REQUESTS, STATE
 from collab_llm_nodes.ros.strangers import MOTION_TOPICS, Strangers
-from collab_llm_nodes.sim import renderer, rooms
-from collab_llm_nodes.sim import renderer as home_renderer
-from collab_llm_nodes.sim import rooms as home
 from collab_llm_nodes.sim.jpeg import to_jpeg
 from collab_llm_nodes.sim.pose import Pose
+from collab_llm_nodes.sim.renderer import Renderer
 from collab_llm_nodes.sim.robot import Base
+from collab_llm_nodes.sim.rooms import NAMES, Room, Style, make_room
 
 LOCKSTEP_S = 1.0
 """Without a command for this long the simulator steps even in lockstep, machine's time [s]: else a
 navigator that has ended would stop time for all."""
 
 
-Room = rooms.Room | home.Room
-Renderer = renderer.Renderer | home_renderer.Renderer
-
-
 @dataclass(frozen=True)
 class SimConfig:
     """Parameters of the node."""
 
-    world: str = fixed("rooms", "Kind of rooms: rooms or home.", choices=("rooms", "home"))
     seed: int = setting(
         0, "The room; setting it enters that room, once the simulator is active.", low=0
     )
     thing: str = setting(
-        "", "A thing to be in each room of the home, such as 'red mug'; empty: drawn like the rest."
+        "", "A thing to be in each room, such as 'red mug'; empty: drawn like the rest."
     )
     rate: float = setting(
         20.0,
@@ -82,18 +76,16 @@ class SimConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.thing and (self.world != "home" or self.thing not in home.NAMES):
+        if self.thing and self.thing not in NAMES:
             raise ConfigError(
-                f"{quoted(self.thing)} cannot be placed in a room of the world {self.world}",
+                f"{quoted(self.thing)} cannot be placed in a room",
                 field="thing",
-                remedy=f"world home, and a colour and shape such as {home.NAMES[0]}",
+                remedy=f"give a colour and a shape such as {NAMES[0]}",
             )
 
     def room(self) -> Room:
-        """Return the room that ``world``, ``seed`` and ``thing`` name."""
-        if self.world == "rooms":
-            return rooms.make_room(self.seed)
-        return home.make_room(self.seed, home.Style(first=self.thing))
+        """Return the room that ``seed`` and ``thing`` name."""
+        return make_room(self.seed, Style(first=self.thing))
 
 
 class SimGo2(ManagedNode[SimConfig]):
@@ -202,7 +194,7 @@ class SimGo2(ManagedNode[SimConfig]):
         self._seen = None
         self._frame_due = self.time
         if self._renderer is not None:
-            self._renderer.enter(room)  # type: ignore[arg-type] # of the same world
+            self._renderer.enter(room)
         target = PoseStamped()
         target.header.frame_id, target.header.stamp = "room", self._stamp()
         target.pose.position.x, target.pose.position.y = room.goal.x, room.goal.y
@@ -310,9 +302,8 @@ class SimGo2(ManagedNode[SimConfig]):
     def _render(self) -> None:
         """Render what the camera shows now; a late one shows the place before the last motion."""
         if self._renderer is None:  # in this thread, whose graphics context it becomes
-            module = renderer if self.config.world == "rooms" else home_renderer
-            self._renderer = module.Renderer()
-            self._renderer.enter(self._room)  # type: ignore[arg-type] # of the same world
+            self._renderer = Renderer()
+            self._renderer.enter(self._room)
         camera = self._room.camera
         viewpoint = self._departed if camera.late else self._base.pose
         self._rgb = self._renderer.picture(viewpoint, self._departures)

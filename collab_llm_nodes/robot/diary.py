@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import timezone, tzinfo
 
 from collab_llm_nodes.knowledge.documents import Document
+from collab_llm_nodes.robot.asked_thing import things_in_view
 from collab_llm_nodes.robot.episodes import EpisodeConfig, EpisodeLog
 from collab_llm_nodes.robot.executor import Pose2D
 from collab_llm_nodes.robot.grammar import Code, Kind, ParsedAction
@@ -15,51 +16,21 @@ from collab_llm_nodes.robot.grammar import Code, Kind, ParsedAction
 _MOVED_M = 0.02
 _TURNED = math.radians(2.0)
 """The robot has not moved if it is nearer than this to where it was [m], [rad]."""
-_WORD = re.compile(r"\w+")
-_I_SEE = re.compile(r"i see\s+", re.IGNORECASE)
-_WORD_OR_MARK = re.compile(r"\w+|[^\w\s]")
-_ARTICLES = frozenset({"a", "an", "the", "that", "this"})
-# fmt: off
-_ENDS_A_NAME = frozenset({
-    "and", "at", "behind", "beside", "but", "by", "for", "from", "here", "if", "immediately", "in",
-    "is", "it", "me", "near", "next", "now", "of", "on", "or", "over", "please", "quickly", "so",
-    "thank", "thanks", "then", "there", "to", "under", "where", "which", "will", "with", "would",
-    "you",
-})
-# fmt: on
-_DIRECTIONS = frozenset({"ahead", "back", "front", "left", "middle", "right", "side", "straight"})
-_MOST_WORDS = 100  # of an instruction
+_I_SEE = re.compile(r"\bi see\s+", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"(?<=[.!;])\s+|\n")
 _DENIAL = re.compile(r"\b(?:no|not|nothing|cannot)\b|n['\N{RIGHT SINGLE QUOTATION MARK}]t\b", re.I)
 
 
 def sighting(action: ParsedAction) -> str:
     """Return what the answer of ``action`` sees, in its words.
 
-    Empty if it sees nothing, or says that a thing is not there: a question about a thing must not
+    Sentences that say that a thing is not there are left out: a question about a thing must not
     find the places where it was not. A reply may say anything, so it is no sighting.
     """
-    observes = action.kind.moves or action.kind is Kind.STOP
-    return action.words if observes and not _DENIAL.search(action.words) else ""
-
-
-def thing_of(instruction: str, said: str) -> str:
-    """Return the thing that an instruction and a sighting both name, without article, or "".
-
-    A name is the whole phrase after an article in the instruction: "the red ball" is not named by
-    "the blue ball". Without an article it is the end of a phrase. The longest name counts.
-    """
-    names = list[str]()
-    phrase, whole = list[str](), False
-    for word in [*_WORD_OR_MARK.findall(instruction.lower())[:_MOST_WORDS], "."]:
-        if word in _ARTICLES or word in _ENDS_A_NAME or not _WORD.fullmatch(word):
-            begins = range(min(len(phrase), 1)) if whole else range(len(phrase))
-            names += [" ".join(phrase[begin:]) for begin in begins]
-            phrase, whole = [], word in _ARTICLES
-        else:
-            phrase.append(word)
-    words = f" {' '.join(_WORD.findall(said.lower()))} "
-    named = [n for n in names if f" {n} " in words and not _DIRECTIONS.issuperset(n.split())]
-    return max(named, key=len, default="")
+    if not (action.kind.moves or action.kind is Kind.STOP):
+        return ""
+    sentences = _SENTENCE_END.split(action.words)
+    return " ".join(said for said in sentences if not _DENIAL.search(said))
 
 
 @dataclass(frozen=True)
@@ -108,9 +79,10 @@ class Diary:
         seen = _I_SEE.sub("", sighting(action))
         if seen:
             self._log.said(seen, self._pose, now)
-            if thing := thing_of(self._instruction, seen):
-                found = self._log.last_sighting(thing, seen, self._pose, now)
-                self._sightings[found.name] = found
+            for sentence in _SENTENCE_END.split(seen):
+                for thing in things_in_view(sentence, self._instruction):
+                    found = self._log.last_sighting(thing, sentence, self._pose, now)
+                    self._sightings[found.name] = found
         self._step = _Step(session, action, self._pose)
 
     def on_instruction(self, instruction: str, now: float) -> None:

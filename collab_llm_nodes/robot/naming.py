@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
+from collab_llm_nodes.robot.words import POSSESSIVE, plain_words, singular
+
 _WORD_OR_MARK = re.compile(r"\w+(?:[-:.'\N{RIGHT SINGLE QUOTATION MARK}]\w+)*|[^\w\s]")
 _APOSTROPHE = re.compile(r"['\N{RIGHT SINGLE QUOTATION MARK}]")
-_POSSESSIVE = re.compile(rf"{_APOSTROPHE.pattern}s$")
 # fmt: off
 _INTRODUCES_A_NAME = frozenset({
     "a", "an", "the", "this", "that", "these", "those", "my", "your", "our", "his", "her",
@@ -33,7 +34,8 @@ _SMALL_WORDS = frozenset({
     "thank", "thanks", "ok", "okay", "yes", "hello", "hi", "hey", "kindly", "dear", "good",
     "don", "didn", "isn", "wasn", "haven", "hasn", "ahead", "far", "close", "somebody",
     "someone", "everybody", "anyone", "something", "anything", "everything", "nothing",
-    "somewhere", "anywhere", "everywhere", "elsewhere", "nowhere",
+    "somewhere", "anywhere", "everywhere", "elsewhere", "nowhere", "but", "asap", "sir", "mate",
+    "dude", "bro", "pls", "plz", "thx", "soon", "possible",
 })
 _TIMES = frozenset({
     "now", "again", "already", "ago", "ever", "never", "still", "yet", "today", "yesterday",
@@ -91,8 +93,12 @@ class Named:
 
 
 def thing_of(instruction: str) -> str:
-    """Return what an instruction names, such as "the red ball"; all of it without a name."""
-    names = [" ".join(name) for thing in Named(instruction).things for name in thing]
+    """Return what an instruction names, such as "the red ball"; all of it without a name.
+
+    It has plain words, as answers and memories of them do: "the red mug" for "the crimson cup".
+    """
+    things = Named(plain_words(instruction)).things
+    names = [" ".join(name) for thing in things for name in thing]
     return ", ".join(f"the {name}" for name in names) or instruction
 
 
@@ -111,7 +117,7 @@ def _things(words: list[str], *, anywhere: bool) -> tuple[tuple[Name, ...], ...]
     awaited = anywhere
     for word, following in pairwise([*words, ".", "."]):
         joins = word in _JOINS
-        awaited = awaited or bool(_POSSESSIVE.search(word))
+        awaited = awaited or bool(POSSESSIVE.search(word))
         if awaited and not _ends_a_name(following if joins else word) and (name or not joins):
             name.append(word)
             continue
@@ -141,15 +147,3 @@ def _ends_a_name(word: str) -> bool:
 
 def _is_mark(word: str) -> bool:
     return not (word[0].isalnum() or word[0] == "_")
-
-
-def singular(word: str) -> str:
-    """Return what a word in lower case, its regular plural and their possessives have in common."""
-    word = _POSSESSIVE.sub("", word)
-    if len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")):
-        word = word[:-1]
-    if len(word) > 3 and word.endswith("ie"):  # cookies, berries
-        return f"{word[:-2]}y"
-    if len(word) > 3 and word.endswith(("che", "she", "se", "xe", "ze", "oe")):
-        return word[:-1]  # of headaches as of benches, of houses as of buses
-    return word

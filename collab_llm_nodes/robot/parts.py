@@ -14,14 +14,15 @@ from __future__ import annotations
 import re
 from collections.abc import Set
 
-from collab_llm_nodes.robot.naming import Named, singular
+from collab_llm_nodes.robot.naming import Named
+from collab_llm_nodes.robot.words import singular
 
 _WORD_OR_MARK = re.compile(r"\w+(?:['-]\w+)*|[^\w\s]")
 # fmt: off
 _NEUTRAL = (
     "none other than", "nothing but", "no one but", "not only", "in mind", "no problem",
     "no matter",
-    "do not mind", "do not hesitate", "do not forget", "do not miss", "do not ignore",
+    "i leave", "do not mind", "do not hesitate", "do not forget", "do not miss", "do not ignore",
     "do not skip", "do not avoid", "do not leave", "do not worry", "do not you", "why do not",
     "why not", "can not you", "could not you", "will not you", "would not you", "without delay",
     "without fail", "without hesitation", "without stopping", "watch for", "leave for", "leave to",
@@ -32,7 +33,12 @@ _NEUTRAL = (
     *(f"{what} of" for what in ("pair", "couple", "bunch", "group", "row", "kind", "sort")),
 )
 """Phrases that exclude nothing, though their words do in others."""
-_NOT = ("not", "no", "never", "nor", "neither", "none", "nothing", "nobody")
+_NOT = (
+    "not", "no", "never", "nor", "neither", "none", "nothing", "nobody", "forbid", "refuse to",
+    "under no circumstances", *(f"{be}not {may} to" for be in ("", "is ", "are ") for may in (
+        "allowed", "permitted",
+    )),
+)
 _WITHOUT = (
     "avoid", "avoiding", "ignore", "ignoring", "skip", "skipping", "shun", "shunning", "dodge",
     "dodging", "evade", "evading", "bypass", "bypassing", "circumvent", "disregard", "disregarding",
@@ -73,7 +79,7 @@ _BESIDE = (
     "underneath", "beneath", "below", "above", "over", "on", "atop", "upon", "with", "at", "before",
     "after", "touching", "facing", "holding", "carrying", "wearing", "containing", "surrounding",
     "surrounded by", "nearest", "nearest to", "closest to", "in", "inside", "within", "that the",
-    "that a", "which the", "which a",
+    "that a", "which the", "which a", "who", "whose", "whom",
 )
 """Phrases before the place of a thing; after a verb alone, before the thing: "go near the cone"."""
 _PAST = (
@@ -105,6 +111,8 @@ _HOW = frozenset({"left", "right", "straight", "forward", "forwards", "keep", "a
 _GOES_ON = ("to", "until")
 """Words after which a place may still be where to go: "drive until you are near the ball"."""
 _CLAUSE_ENDS = frozenset({"but", "then", "until", "instead", "so"})
+_TWO_VERBS = re.compile(rf"\b(?:{'|'.join(_ASKS)}) and (?=(?:{'|'.join(_ASKS)})\b)")
+"""The first verb of "go and find", which asks for nothing of its own."""
 _EVERY = re.compile(r"\b((?:any|every|all|each)\w*(?:\s+(?!and\b)\w+){0,3}?)\s+but\b")
 _POSSESSIVE = re.compile(
     r"\b(?:the|an?|my|your|this)\s+(?:[\w-]+\s+){0,3}?"
@@ -146,7 +154,7 @@ def parts_of(instruction: str, known: Set[str]) -> tuple[str, str]:
             if _is_thing(words, position + phrase, known) and role not in _EXCLUDES:
                 role = "referred"
         elif kind == "beside":
-            if named or not (verb or role in _EXCLUDES):
+            if role not in _EXCLUDES and (named or not verb):
                 role = "referred"
         elif kind == "neutral":
             pass
@@ -176,7 +184,7 @@ def _words(instruction: str) -> list[str]:
     text = re.sub(r"\b(?:won't|wont)\b", "will not", text)
     text = re.sub(r"\b(do|does|did|is|are|was|were|should|must|could|would)n'?t\b", r"\1 not", text)
     text = re.sub(r"\bnon-(\w+)\s+(\w+)", r"\2 that is not \1 ,", text)
-    text = _EVERY.sub(r"\1 except", text)
+    text = _EVERY.sub(r"\1 except", _TWO_VERBS.sub("", text))
     return _WORD_OR_MARK.findall(_POSSESSIVE.sub("the ", text))
 
 

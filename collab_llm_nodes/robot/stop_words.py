@@ -96,7 +96,7 @@ _BESIDE_IT = """
     please now immediately instantly at once right away quickly already completely robot hey ok okay
     no and or else here there it that thats this the an a its is everything all
     thanks thank you your very much lot could can would will just must should have to i id me want
-    need like said say so told do we lets us until time oh dead whatever current
+    need like said say so told beg do we lets us until time oh dead whatever current
     what where are youre doing
     forward forwards back backward backwards left around about any
     mission task goal job trip navigation motion movement position place motor

@@ -1,1 +1,1 @@
-"""A simulated home: rooms with furniture, what the camera sees there, and a Go2 that walks in it."""
+"""A simulated home: rooms with furniture, the camera, and the Go2 that walks there."""

@@ -26,7 +26,8 @@ from collab_llm_nodes.nodes.cloud_verifier_bridge import CloudVerifierBridge
 from collab_llm_nodes.nodes.draft_vlm import DraftVlm
 from collab_llm_nodes.protocols.edge_cloud.runner import InProcessRunner
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
-from collab_llm_nodes.robot.prompt import user_text
+from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE, user_text
+from collab_llm_nodes.robot.search import SearchMemory
 from collab_llm_nodes.ros.qos import RESULT
 
 __all__ = ["expected", "graph", "target"]  # fixtures
@@ -154,8 +155,9 @@ def pair() -> tuple[Engine, Engine]:
 def scene(pair: tuple[Engine, Engine]) -> Prompt:
     """One in which draft and target agree, at the first step, on driving ahead."""
     for prompt in scene_prompts(20, seed=3):
-        first = Prompt(user_text(instruction_of(prompt), []), prompt.images)
-        said = {InProcessRunner(pair[0], m).generate(first, max_tokens=48).text for m in pair}
+        asked = user_text(instruction_of(prompt), [], SEARCH_TEMPLATE, search=SearchMemory().text)
+        first = Prompt(asked, prompt.images)
+        said = {InProcessRunner(pair[0], m).generate(first, max_tokens=72).text for m in pair}
         if len(said) == 1 and "move forward" in said.pop():
             return first
     pytest.fail("no such scene")
@@ -183,6 +185,7 @@ def robot_that_loses_its_link(
         graph,
         [],
         reading={"unverified": unverified},
+        answer__prompt=SEARCH_TEMPLATE,
         mission__max_steps=1,
         mission__outage_timeout=2.0,
         mission__unverified__speed_share=0.25,

@@ -19,7 +19,8 @@ from collab_llm.msg import Status
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.loading import ModelConfig, load
 from collab_llm_nodes.protocols.edge_cloud.service import VerifierConfig, start_server
-from collab_llm_nodes.robot.prompt import user_text
+from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE, user_text
+from collab_llm_nodes.robot.search import SearchMemory
 
 pytestmark = pytest.mark.ros
 ASKS = 4
@@ -66,9 +67,9 @@ def drive(edge: Edge, number: int) -> tuple[tuple[int, ...], int, int]:
     """Ask as the navigator does; return the answer, its rounds, and those of others meanwhile."""
     asked_at = len(edge.verdicts)
     result = edge.generate(
-        prompt=user_text("find the blue cone", ()),
+        prompt=user_text("find the blue cone", (), SEARCH_TEMPLATE, search=SearchMemory().text),
         images=[CompressedImage(format="jpeg", data=scene(number))],
-        max_tokens=48,
+        max_tokens=72,
         for_motion=True,
     )
     assert result.status.code == Status.OK, result.status.message

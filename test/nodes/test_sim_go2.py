@@ -1,4 +1,4 @@
-"""The node ``sim_go2``, and the navigator in its room."""
+"""The node ``sim_go2``, and the navigator in its rooms with the expert in place of a model."""
 
 from __future__ import annotations
 
@@ -18,11 +18,28 @@ from simulated_robot import SimulatedRobot, SimulatedRoom
 from std_srvs.srv import Trigger
 
 from collab_llm.msg import Status
+from collab_llm_lab.home import expert
+from collab_llm_lab.home.answers import answer
+from collab_llm_lab.home.expert import Expert, reached
+from collab_llm_lab.home.requests import About, Kind, Request
+from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.nodes import sim_go2
+from collab_llm_nodes.nodes.sim_go2 import SimConfig
+from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE, user_text
+from collab_llm_nodes.robot.search import SearchMemory
 from collab_llm_nodes.ros.qos import COMMAND
+from collab_llm_nodes.sim.jpeg import from_jpeg, to_jpeg
+from collab_llm_nodes.sim.renderer import Renderer
+from collab_llm_nodes.sim.rooms import NAMES, make_room
+from collab_llm_nodes.sim.view import look
 
 pytestmark = pytest.mark.ros
 __all__ = ["graph"]  # fixture
+
+LATE = 39
+"""Seed of a room with a late camera."""
+BLOCKED = 31
+"""Seed of a room where furniture stands between the robot and the first thing, a blue box."""
 
 
 def test_velocities_of_a_stranger_move_nothing(graph: Any) -> None:
@@ -50,7 +67,7 @@ def test_simulator_moves_obeys_its_watchdog_and_resets(graph: Any) -> None:
     graph.wait_for(lambda: room.odometry and room.frames and room.info)
     assert room.info[-1].seed == 3
     with Pil.open(io.BytesIO(bytes(room.frames[0].data))) as picture:
-        assert picture.size == (168, 84)
+        assert picture.size == (224, 112)
     start_yaw = room.truth[0].pose.orientation.z
     twist = Twist()
     twist.angular.z = 0.5
@@ -98,18 +115,97 @@ def test_simulator_in_lockstep_advances_with_the_commands(
     assert room.node._base.turn > 0.0
 
 
-def test_the_navigator_reaches_the_target_in_the_simulated_room(graph: Any) -> None:
-    """The whole robot side in simulated time, with the geometric expert in place of the model."""
-    from collab_llm_nodes.sim.expert import decide, look, reached
+class Answering:
+    """The expert in place of a model; it checks each prompt against its own memory."""
 
-    def answer(prompt: str) -> str:
-        told = prompt.split("history: ")[1].rstrip(".")
-        history = [] if told == "none" else told.split(", ")
-        base, world = robot.node._base, robot.node._room
-        action = decide(look(world, base.pose)[world.target], history)
-        return f"i see a wall. the next action is {action}."
+    def __init__(self, request: Request, robot: SimulatedRobot | None = None) -> None:
+        self.request, self.robot = request, robot
+        self._expert: Expert | None = None
+        self._states = [(SearchMemory(), list[str]())]
+        """Memory and history if the last action was executed, and if the guard stopped it."""
 
-    robot = SimulatedRobot(graph, answer, seed=4)
-    result = robot.navigate(f"find the {robot.node._room.goal.name}")
+    def __call__(self, prompt: str) -> str:
+        assert self.robot is not None
+        room, pose = self.robot.node._room, self.robot.node._base.pose
+        self._expert = self._expert or Expert(room, self.request)
+        prompts = [
+            user_text(self.request.text, history, SEARCH_TEMPLATE, search=memory.text)
+            for memory, history in self._states
+        ]
+        assert prompt in prompts
+        memory, history = self._states[prompts.index(prompt)]
+        decision = self._expert.decide(look(room, pose), pose, history, memory)
+        said = answer(decision)
+        after = memory.after(decision.action, said), [*history, decision.action]
+        self._states = [after, (memory, history)]
+        return said
+
+
+def drive(graph: Any, request: Request, **parameters: Any) -> tuple[Any, SimulatedRobot]:
+    """Return the result of a request and the robot that carried it out."""
+    answering = Answering(request)
+    robot = SimulatedRobot(graph, answering, **parameters)
+    answering.robot = robot
+    return robot.navigate(request.text), robot
+
+
+def test_the_navigator_goes_around_furniture_to_what_is_asked_for(graph: Any) -> None:
+    request = Request(Kind.GO, "please go to the blue box", About("blue box"))
+    result, robot = drive(graph, request, seed=BLOCKED)
     assert (result.status.code, result.status.message) == (Status.OK, "")
-    assert reached(robot.node._room, robot.node._base.pose)
+    assert reached(robot.node._room, 0, robot.node._base.pose)
+    assert result.steps > 5
+    assert "blue box" in result.text
+
+
+def test_a_question_is_replied_to_and_a_search_in_vain_given_up(
+    graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expert, "PLACES_TO_LOOK_ROUND", 1)
+    question = Request(Kind.IS_THERE, "is there a blue box?", About("blue box"))
+    result, robot = drive(graph, question, seed=BLOCKED)
+    assert result.status.code == Status.ANSWERED
+    assert "yes, a blue box is" in result.text
+    assert result.distance_travelled == 0.0
+
+    there = {thing.name for thing in robot.node._room.things}
+    absent = next(name for name in NAMES if name not in there)
+    robot.answer = Answering(Request(Kind.GO, f"find the {absent}", About(absent)), robot)
+    result = robot.navigate(f"find the {absent}")
+    assert result.status.code == Status.NOT_FOUND
+    assert absent in result.text
+    assert result.steps >= 7
+
+
+def test_the_camera_sways_with_each_motion_and_may_be_one_late(graph: Any) -> None:
+    sim = SimulatedRoom(graph, seed=LATE, real_time_factor=5.0)
+    room, renderer = make_room(LATE), Renderer()
+    renderer.enter(room)
+    places = [room.start, room.start]
+    for number in range(3):
+        shown = to_jpeg(renderer.picture(places[-2], number), room.camera.jpeg_quality)
+        graph.wait_for(lambda: sim.frames and bytes(sim.frames[-1].data) == shown)  # noqa: B023
+        twist = Twist()
+        twist.angular.z = 0.8
+        sim.commands.publish(twist)
+        graph.wait_for(lambda: sim.node._base.turn)
+        graph.wait_for(lambda: not sim.node._base.turn)  # the watchdog
+        places.append(sim.node._base.pose)
+    assert from_jpeg(bytes(sim.frames[-1].data)).shape == (112, 224, 3)
+    renderer.close()
+
+
+def test_a_room_names_its_parts_and_holds_the_thing_wanted(graph: Any) -> None:
+    sim = SimulatedRoom(graph, seed=BLOCKED)
+    room = make_room(BLOCKED)
+    graph.wait_for(lambda: sim.info)
+    assert [thing.name for thing in sim.info[-1].things] == [part.name for part in room.parts]
+    assert {thing.colour for thing in sim.info[-1].things[len(room.things) :]} == {""}
+    sim.node.post(sim.node.set_parameters, [Parameter("thing", value="red mug")])
+    graph.wait_for(lambda: sim.info[-1].things[0].name == "red mug")
+    assert (sim.info[-1].things[0].colour, sim.info[-1].things[0].shape) == ("red", "mug")
+
+
+def test_a_thing_that_cannot_be_placed_is_refused() -> None:
+    with pytest.raises(ConfigError, match="thing"):
+        SimConfig(thing="red chair")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,30 +10,18 @@ import pytest
 
 from collab_llm_nodes.errors import CollabError
 from collab_llm_nodes.sim.footprints import Footprint, distances
-from collab_llm_nodes.sim.pose import Pose
-from collab_llm_nodes.sim.robot import Base
 from collab_llm_nodes.sim.rooms import (
     COLOURS,
     HELD_OUT_PAIRS,
     ROBOT_RADIUS,
     SHAPES,
     SUCCESS_DISTANCE,
-    Camera,
-    Furniture,
     Room,
     Style,
-    Thing,
     make_room,
 )
 
 SEEDS = range(60)
-MIDDLE = Pose(2.0, 2.0, 0.0)
-
-
-def empty(*parts: Thing | Furniture, start: Pose = MIDDLE) -> Room:
-    things = tuple(p for p in parts if isinstance(p, Thing))
-    furniture = tuple(p for p in parts if isinstance(p, Furniture))
-    return Room(1, 6.0, 5.0, None, things, furniture, Camera(), start)
 
 
 def reachable(room: Room) -> np.ndarray:
@@ -160,27 +147,3 @@ def test_pushing_out_leaves_the_margin() -> None:
     for x, y in rng.uniform(-1.0, 4.0, (200, 2)):
         pushed = part.push_out(x, y, 0.3)
         assert part.distance(*pushed) == pytest.approx(max(0.3, part.distance(x, y)), abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("part", "stop"),
-    [
-        (Thing("ball", "red", 4.0, 2.0), 4.0 - 0.2 - 0.3),
-        (Furniture("sofa", 4.0, 2.0, math.pi / 2, 1.7, 0.8, 0.75), 4.0 - 0.4 - 0.3),
-        (Thing("ball", "red", 2.0, 4.0), 6.0 - 0.3),
-    ],
-)
-def test_things_furniture_and_walls_stop_the_base(part: Thing | Furniture, stop: float) -> None:
-    base = Base(empty(part))
-    for _ in range(140):
-        base.step(0.8, 0.0, 0.05)
-    assert base.pose.x == pytest.approx(stop, abs=1e-6)
-    assert base.pose.y == pytest.approx(2.0, abs=1e-6)
-
-
-def test_the_corner_that_is_missing_stops_the_base() -> None:
-    room = replace(empty(Thing("ball", "red", 1.0, 1.0)), notch=(3.0, 2.5))
-    base = Base(replace(room, start=Pose(1.0, 3.5, 0.0)))
-    for _ in range(100):
-        base.step(0.8, 0.0, 0.05)
-    assert base.pose.x == pytest.approx(3.0 - 0.3, abs=1e-6)

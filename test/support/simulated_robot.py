@@ -20,6 +20,7 @@ from collab_llm_nodes.nodes.camera_ingest import CameraIngest
 from collab_llm_nodes.nodes.motion_guard import MotionGuard
 from collab_llm_nodes.nodes.navigation_action_parser import NavigationActionParser
 from collab_llm_nodes.nodes.navigator import Navigator
+from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE
 from collab_llm_nodes.ros.qos import COMMAND, RESULT, STATE
 
 
@@ -52,17 +53,14 @@ class SimulatedRoom:
 class SimulatedRobot(SimulatedRoom):
     """The whole robot side in simulated time; ``answer`` makes a text of a prompt."""
 
-    def __init__(
-        self, graph: Any, answer: Callable[[str], str], prompt: str = "", **parameters: Any
-    ) -> None:
+    def __init__(self, graph: Any, answer: Callable[[str], str], **parameters: Any) -> None:
         parameters = {"lockstep": True, "real_time_factor": 1.0, "camera_rate": 4.0} | parameters
         super().__init__(graph, **parameters)
         self.answer = answer
         graph.do(self.user.destroy_publisher, self.commands)  # cmd_vel is the guard's alone
         start(graph, CameraIngest, source="compressed", use_sim_time=True)
         start(graph, NavigationActionParser, use_sim_time=True)
-        asked = {"answer__prompt": prompt} if prompt else {}
-        start(graph, Navigator, use_sim_time=True, **asked)
+        start(graph, Navigator, use_sim_time=True, answer__prompt=SEARCH_TEMPLATE)
         start(
             graph,
             MotionGuard,

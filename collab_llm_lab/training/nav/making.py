@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
-import signal
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing.pool import AsyncResult
 
 import numpy as np
 import torch
 
 from collab_llm_lab.training.nav.batches import Batch, Batches, Shards
+from collab_llm_lab.training.stopping import processes_ignoring_sigint
 
 _LONGEST_S = 300.0
 """Time that a batch may take; the first one of a process reads its shards."""
@@ -33,10 +33,11 @@ class Making:
     ) -> None:
         self.ahead = 2 * processes
         self._shards = shards
-        self._coming: dict[int, Future[list[np.ndarray]]] = {}
+        self._coming: dict[int, AsyncResult[list[np.ndarray]]] = {}
         if processes:
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(processes, context, _begin, (make_batches,))
+            with processes_ignoring_sigint():
+                self._pool = context.Pool(processes, _begin, (make_batches,))
         else:
             self._here = make_batches()
 
@@ -44,20 +45,21 @@ class Making:
         """Return the batch of a step, and have those of the next ones made.
 
         Raises:
-            TimeoutError: it takes too long.
+            multiprocessing.TimeoutError: it takes too long.
         """
         if not self.ahead:
             return self._here.make(self._shards(step), step)
         for number in range(step, step + self.ahead + 1):
             if number not in self._coming:
-                self._coming[number] = self._pool.submit(_make, self._shards(number), number)
-        made = self._coming.pop(step).result(timeout=_LONGEST_S)
+                self._coming[number] = self._pool.apply_async(_make, (self._shards(number), number))
+        made = self._coming.pop(step).get(_LONGEST_S)
         return Batch(*map(torch.from_numpy, made))
 
     def end(self) -> None:
-        """End the processes, each after the batch that it is making."""
+        """End the processes."""
         if self.ahead:
-            self._pool.shutdown(cancel_futures=True)
+            self._pool.terminate()
+            self._pool.join()
 
 
 _batches: Batches
@@ -66,7 +68,6 @@ _batches: Batches
 
 def _begin(make_batches: Callable[[], Batches]) -> None:
     global _batches
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training ends its processes itself
     torch.set_num_threads(1)
     _batches = make_batches()
 

@@ -1,82 +1,127 @@
-"""Training in the home: pictures and requests from seeds, batches, stages that resume, driving."""
+"""Training of the pair: pictures and requests from seeds, batches, stages that resume."""
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Sequence
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2VLForConditionalGeneration
 
-from collab_llm_lab.home.answers import ACTIONS, answer
-from collab_llm_lab.home.expert import Expert
-from collab_llm_lab.home.requests import About, Kind, Request
-from collab_llm_lab.home.wording import plain
+from collab_llm_lab.home.answers import ACTIONS
+from collab_llm_lab.training import loop
 from collab_llm_lab.training.learner import Recipe
-from collab_llm_lab.training.nav import plan, sources
-from collab_llm_lab.training.nav.batches import WORDS, Batches, Lengths, dense_words
-from collab_llm_lab.training.nav.driving import Episode, begin, drive, take_picture
-from collab_llm_lab.training.nav.learner import PictureLearner, Supervision
-from collab_llm_lab.training.nav.models import SIZES, build, read, tokenizer_in
-from collab_llm_lab.training.nav.packing import WEIGHTS, pack, restore
-from collab_llm_lab.training.nav.pictures import GRID, NAMES, Pictures, write_shard
-from collab_llm_lab.training.nav.plan import STAGES, Dagger, Stage, export_stage, train_stage
+from collab_llm_lab.training.nav import trainer
+from collab_llm_lab.training.nav.adapters import ExitLearner, exit_hidden
+from collab_llm_lab.training.nav.batches import WORDS, Batch, Batches, Lengths, Shards, dense_words
+from collab_llm_lab.training.nav.dagger import Dagger
+from collab_llm_lab.training.nav.forward import GRID, FastForward
+from collab_llm_lab.training.nav.learner import PictureLearner
+from collab_llm_lab.training.nav.models import SIZES, build, prefix_ids, read
+from collab_llm_lab.training.nav.packing import PACKED, WEIGHTS, pack, restore
+from collab_llm_lab.training.nav.pictures import NAMES, Pictures
+from collab_llm_lab.training.nav.plans import CPU, PLANS, Plan, Stage
 from collab_llm_lab.training.nav.questions import Answering, draw_name, found, seeing_questions
-from collab_llm_lab.training.nav.sources import POSES, WAYS, Source, room_poses, room_way
+from collab_llm_lab.training.nav.sources import POSES, WAYS, Source
+from collab_llm_lab.training.nav.trainer import Trainer, train_nav, write_nav_curves
 from collab_llm_lab.training.run import is_done
 from collab_llm_nodes.errors import ConfigError, ModelError
+from collab_llm_nodes.models.adapters import ExitAdapters
+from collab_llm_nodes.models.architectures import decoder_parts
+from collab_llm_nodes.sim.pose import Pose
 from collab_llm_nodes.sim.renderer import Renderer
 from collab_llm_nodes.sim.rooms import HELD_OUT_PAIRS, make_room
 from collab_llm_nodes.sim.view import look
 
-MICRO = Stage(Recipe(4, 2e-3, steps=100, warmup=2, beta2=0.98), "micro", {POSES: 4})
+RECIPE = Recipe(2, 2e-3, steps=3, warmup=2, beta2=0.98)
+SMALL_POSES, SMALL_WAYS = (replace(source, rooms=1) for source in (POSES, WAYS))
+SEEING = Stage(RECIPE, "micro", {SMALL_POSES: 2}, shards=2, first_shards=1, steps_per_shard=2)
+TARGET = replace(
+    SEEING,
+    pictures={SMALL_POSES: 1, SMALL_WAYS: 1},
+    initial="seeing",
+    ask=Answering(2, reworded=0.5),
+    lengths=CPU.stages["target"].lengths,
+)
+MICRO = Plan(
+    {"seeing": SEEING, "target": TARGET, "draft": replace(TARGET, teacher="target")},
+    replace(TARGET, recipe=replace(RECIPE, learning_rate=1e-2, steps=12, warmup=0)),
+)
+CPU_DEVICE = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> dict[Source, Path]:
-    """A small shard of each source."""
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two shards of each source, of one room each."""
     folder = tmp_path_factory.mktemp("data")
     renderer = Renderer()
-    for name, make in (("poses", room_poses), ("ways", room_way)):
-        made = [make(renderer, seed) for seed in (1, 2)]
-        write_shard(
-            folder / name,
-            [picture for pictures, _ in made for picture in pictures],
-            [at_hand for _, asks in made for at_hand in asks],
-        )
+    for source in (SMALL_POSES, SMALL_WAYS):
+        for number in range(2):
+            source.make_shard(folder, number, renderer)
     renderer.close()
-    return {POSES: folder / "poses", WAYS: folder / "ways"}
+    return folder
+
+
+def folders(data: Path, *sources: Source) -> list[Path]:
+    return [source.folder(data, number) for source in sources for number in range(2)]
 
 
 @pytest.fixture(scope="module")
-def pictures(shards: dict[Source, Path]) -> Pictures:
-    return Pictures(list(shards.values()))
+def pictures(data: Path) -> Pictures:
+    return Pictures(folders(data, SMALL_POSES, SMALL_WAYS))
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
-    return tokenizer_in(tmp_path_factory.mktemp("run"))
+def tokenizer() -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(PACKED / "tokenizer")
 
 
-def test_pictures_and_requests_follow_from_the_seed(shards: dict[Source, Path]) -> None:
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A run with the tokenizer of the shipped pair; to train one takes seconds."""
+    shutil.copytree(PACKED / "tokenizer", tmp_path / "run" / "tokenizer")
+    return tmp_path / "run"
+
+
+@pytest.fixture(autouse=True)
+def _no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "seeing_figures", lambda *_: {"direction": 0.5})
+    monkeypatch.setattr(trainer, "answering_figures", lambda *_: {"action": 0.5})
+
+
+def batch_of(
+    tokenizer: PreTrainedTokenizerBase, data: Path, stage: Stage, count: int = 2, step: int = 0
+) -> Batch:
+    shards: Shards = [(folders(data, *stage.pictures), count)]
+    return Batches(tokenizer, 0, stage.ask, stage.lengths).make(shards, step)
+
+
+def micro(tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> Qwen2VLForConditionalGeneration:
+    return build(SIZES["micro"], tokenizer, seed)
+
+
+@pytest.mark.parametrize("source", [SMALL_POSES, SMALL_WAYS], ids=["poses", "ways"])
+def test_pictures_and_requests_follow_from_the_seed(source: Source, data: Path) -> None:
     renderer = Renderer()
-    for source, make in ((POSES, room_poses), (WAYS, room_way)):
-        made, asks = make(renderer, 1)
-        stored = Pictures([shards[source]])
-        assert asks == stored.asks[: len(asks)]
-        for index, picture in enumerate(made):
-            np.testing.assert_array_equal(picture.shows, stored.shows[index])
-            assert look(make_room(1), sources.Pose(*picture.pose)) == stored.view(index) or (
-                np.allclose(picture.bearing, stored.bearing[index])
-            )
-        again, _ = make(renderer, 1)
-        assert [p.jpeg for p in again] == [p.jpeg for p in made]
-        assert stored.image(0).shape == (112, 224, 3)
+    made, asks = source.make(renderer, source.first_seed + 1)
     renderer.close()
+    stored = Pictures([source.folder(data, 1)])
+    assert list(stored.asks) == asks
+    shard = (source.folder(data, 1) / "jpeg.npy").read_bytes()
+    assert shard.endswith(b"".join(picture.jpeg for picture in made))
+    assert stored.image(0).shape == (112, 224, 3)
+    for index, picture in enumerate(made):
+        np.testing.assert_array_equal(picture.shows, stored.shows[index])
+        view = look(make_room(picture.seed), Pose(*picture.pose))
+        again = stored.view(index)
+        for seen, kept in zip(view.things, again.things, strict=True):
+            assert seen.name == kept.name
+            assert seen.bearing == pytest.approx(kept.bearing, abs=1e-6)
 
 
 def test_dense_words_are_those_of_what_a_token_shows(pictures: Pictures) -> None:
@@ -130,189 +175,240 @@ def test_a_mirrored_request_has_the_mirrored_decision(pictures: Pictures) -> Non
     assert turned > 10
 
 
-def test_questions_fit_into_their_rows(
-    pictures: Pictures, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_questions_fit_into_their_rows(data: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """Too long ones are drawn again, so the limits must leave nearly all of them."""
-    for ask, lengths in (
-        (seeing_questions, STAGES["seeing"].lengths),
-        (Answering(2, reworded=0.5), STAGES["target"].lengths),
-    ):
-        drawn = 0
+    for name in ("seeing", "target"):
+        stage, drawn = CPU.stages[name], 0
 
-        def counted(*arguments: object, ask=ask) -> list[tuple[str, str]]:  # type: ignore[no-untyped-def]
+        def counted(*arguments: Any, ask: Any = stage.ask) -> list[tuple[str, str]]:
             nonlocal drawn
             drawn += 1
-            return ask(*arguments)  # type: ignore[no-any-return]
+            asked: list[tuple[str, str]] = ask(*arguments)
+            return asked
 
-        batches = Batches(tokenizer, 0, counted, lengths)
-        made = [batches.make([(pictures, 16)], step) for step in range(10)]
+        shards: Shards = [(folders(data, SMALL_POSES, SMALL_WAYS), 16)]
+        batches = Batches(tokenizer, 0, counted, stage.lengths)
+        made = [batches.make(shards, step) for step in range(10)]
         assert drawn <= 1.02 * 160
-        assert {batch.texts.shape[1] for batch in made} == {lengths.text}
-        again = Batches(tokenizer, 0, ask, lengths).make([(pictures, 16)], 3)
+        assert {batch.texts.shape[1] for batch in made} == {stage.lengths.text}
+        again = Batches(tokenizer, 0, stage.ask, stage.lengths).make(shards, 3)
         assert all(torch.equal(a, b) for a, b in zip(made[3], again, strict=True))
     for word in WORDS:
         assert len(tokenizer(f" {word}").input_ids) == 1
     with pytest.raises(ConfigError, match="lengths"):
-        Batches(tokenizer, 0, seeing_questions, Lengths(4, 2)).make([(pictures, 1)], 0)
+        Batches(tokenizer, 0, seeing_questions, Lengths(4, 2)).make(shards, 0)
 
 
-def test_training_learns(pictures: Pictures, tokenizer: PreTrainedTokenizerBase) -> None:
-    learner = PictureLearner(
-        build(SIZES["micro"], tokenizer, 0),
-        tokenizer,
-        MICRO.recipe,
-        GRID,
-        Supervision(WORDS, 4.0, 0.5),
-    )
-    for ask, lengths in (
-        (seeing_questions, Lengths(18, 8)),
-        (Answering(2, reworded=0.3), STAGES["target"].lengths),
-    ):
-        batch = Batches(tokenizer, 0, ask, lengths).make([(pictures, 4)], 0)
-        first = learner.learn(*batch)
-        for _ in range(25):
-            last = learner.learn(*batch)
-        assert last["loss"] < 0.75 * first["loss"]
+@pytest.mark.parametrize("stage", [SEEING, TARGET], ids=["seeing", "target"])
+def test_training_learns(stage: Stage, data: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    recipe = replace(RECIPE, steps=100)
+    learner = PictureLearner(micro(tokenizer), tokenizer, recipe, CPU_DEVICE)
+    batch = batch_of(tokenizer, data, stage)
+    first = learner.learn(*batch)
+    for _ in range(20):
+        last = learner.learn(*batch)
+    assert all(last[key] < 0.85 * first[key] for key in first)
+
+
+def test_dense_words_reach_the_vision_tower(data: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    learner = PictureLearner(micro(tokenizer), tokenizer, RECIPE, CPU_DEVICE)
+    batch = batch_of(tokenizer, data, SEEING)
+    vision = learner.fast.see(batch.pictures)
+    learner.head(vision, learner.model.lm_head.weight, batch.dense).backward()
+    assert learner.model.model.visual.patch_embed.proj.weight.grad is not None
+    rows = learner.model.lm_head.weight.grad
+    assert rows is not None
+    assert set(rows.abs().sum(1).nonzero().flatten().tolist()) == set(learner.head.ids.tolist())
+
+
+def test_its_own_teacher_has_nothing_to_teach(
+    data: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    batch, moved = batch_of(tokenizer, data, TARGET), {}
+    for taught in (False, True):
+        model = micro(tokenizer)
+        teacher = micro(tokenizer) if taught else None
+        learner = PictureLearner(model, tokenizer, RECIPE, CPU_DEVICE, teacher)
+        learner.losses(*batch)["answer_loss"].backward()
+        moved[taught] = sum(float(p.grad.norm()) for p in model.parameters() if p.grad is not None)
+    assert moved[True] < 1e-3 * moved[False]
+
+
+def test_a_step_is_made_on_the_device_alone(data: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """On the device without memory, where operations with tensors of the CPU fail as on a GPU."""
+    device = torch.device("meta")
+    batch = [part.to(device) for part in batch_of(tokenizer, data, TARGET)]
+    model, teacher = micro(tokenizer), micro(tokenizer, 1)
+    learner = PictureLearner(model, tokenizer, RECIPE, device, teacher)
+    learner.losses(*batch)["loss"].backward()
+    assert {p.device.type for p in learner.trained.parameters()} == {"meta"}
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        learner.losses(*batch_of(tokenizer, data, TARGET))
 
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_a_stopped_stage_goes_on_as_if_never_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Through ``train_stage`` itself: shards, a DAgger round in a second process, export."""
-    monkeypatch.setattr(sources, "ROOMS_PER_SHARD", 1)
-    monkeypatch.setattr(plan, "seeing_figures", lambda *_: {"direction": 0.5})
-    monkeypatch.setattr(plan, "answering_figures", lambda *_: {"action": 0.5})
-    torch.set_num_threads(1)
-    renderer = Renderer()
-    for number in range(2):  # the second process would render whole shards
-        for source in (POSES, WAYS):
-            source.make_shard(tmp_path / "data", number, renderer)
-    renderer.close()
-    short = replace(MICRO.recipe, steps=5, measure_every=5)
-    stages = {
-        "seeing": replace(MICRO, recipe=short, shards=2, first_shards=1, steps_per_shard=2),
-        "target": replace(
-            MICRO,
-            recipe=short,
-            pictures={POSES: 2, WAYS: 2},
-            shards=1,
-            initial="seeing",
-            ask=Answering(2, reworded=0.5),
-            lengths=STAGES["target"].lengths,
-            dagger=Dagger((1,), lag=2, rooms=1),
-        ),
-    }
-    for name in stages:
-        ends = []
-        for run, stops in (("straight", [9]), ("stopped", [2, 9])):
-            for most in stops:
-                steps = [0]
-                finished = train_stage(
-                    name,
-                    tmp_path / run,
-                    tmp_path / "data",
-                    lambda activity, done, *_, steps=steps: steps.append(done),  # type: ignore[misc]
-                    lambda most=most, steps=steps: steps[-1] >= most,  # type: ignore[misc]
-                    stages,
-                )
-                assert finished == (most == 9)
-                assert not multiprocessing.active_children()
-            ends.append(torch.load(tmp_path / run / name / "state.pt", weights_only=True)["model"])
-        for key, value in ends[0].items():
-            torch.testing.assert_close(ends[1][key], value, atol=0, rtol=0)
-    assert (tmp_path / "straight" / "target" / "dagger-0" / "asks.json").exists()
+@pytest.mark.timeout(300)
+def test_a_stopped_stage_goes_on_as_if_never_stopped(data: Path, out: Path) -> None:
+    """With a round of DAgger in a second process, and the export."""
+    target = replace(
+        TARGET,
+        recipe=replace(RECIPE, steps=5, measure_every=5),
+        shards=1,
+        dagger=Dagger((1,), lag=2, rooms=1),
+    )
+    plan = replace(MICRO, stages={"seeing": SEEING, "target": target})
+    assert Trainer(plan, out, data).train("seeing")
+    ends = []
+    for run, stops in ((out, [9]), (shutil.copytree(out, out.with_name("stopped")), [2, 9])):
+        for most in stops:
+            steps = [0]
+            finished = Trainer(plan, run, data).train(
+                "target",
+                lambda activity, done, *_, steps=steps: steps.append(done),  # type: ignore[misc]
+                lambda most=most, steps=steps: steps[-1] >= most,  # type: ignore[misc]
+            )
+            assert finished == (most == 9)
+            assert not multiprocessing.active_children()
+        ends.append(torch.load(run / "target" / "state.pt", weights_only=True)["model"])
+        assert (run / "target" / "dagger-0" / "asks.json").exists()
+        assert (run / "target" / "model" / "config.json").exists()
+    for key, value in ends[0].items():
+        torch.testing.assert_close(ends[1][key], value, atol=0, rtol=0)
 
 
-def test_the_present_model_of_a_stage_is_exported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # four processes import torch
+def test_other_processes_render_and_make_batches(data: Path, out: Path, tmp_path: Path) -> None:
+    """The plan of a GPU, but for the GPU, gives what one process gives."""
+    runs = (
+        (out, data, MICRO),
+        (tmp_path / "other", tmp_path / "data", replace(MICRO, renderers=2, makers=2)),
+    )
+    shutil.copytree(out / "tokenizer", tmp_path / "other" / "tokenizer")
+    ends = []
+    for run, own_data, plan in runs:
+        assert Trainer(plan, run, own_data).train("seeing")
+        ends.append(torch.load(run / "seeing" / "state.pt", weights_only=True)["model"])
+        assert not multiprocessing.active_children()
+    for key, value in ends[0].items():
+        torch.testing.assert_close(ends[1][key], value, atol=0, rtol=0)
+    rendered = {folder.name for folder in (tmp_path / "data").iterdir()}
+    assert rendered == {folder.name for folder in folders(data, SMALL_POSES)}
+
+
+def test_both_plans_make_the_same_models() -> None:
+    gpu = PLANS["cuda"]
+    assert list(gpu.stages) == list(CPU.stages)
+    for name, stage in CPU.stages.items():
+        other = gpu.stages[name]
+        assert (other.role, other.initial, other.teacher) == (
+            stage.role,
+            stage.initial,
+            stage.teacher,
+        )
+        for one in (stage, other):
+            assert sum(one.pictures.values()) == one.recipe.batch
+            assert all(due <= one.recipe.steps or one.recipe.minutes for due in one.dagger.steps)
+
+
+def test_the_whole_plan_makes_a_pair_with_exits(
+    data: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(STAGES, "seeing", MICRO)
+    training = Trainer(MICRO, out, data)
     with pytest.raises(ConfigError, match="--stage"):
-        export_stage("seeing", tmp_path, tmp_path / "model")
-    tokenizer = tokenizer_in(tmp_path)
-    model = build(SIZES["micro"], tokenizer, 3)
-    learner = PictureLearner(model, tokenizer, MICRO.recipe, GRID, Supervision(WORDS, 4.0, 0.5))
-    plan.loop.save(learner, tmp_path / "seeing")
-    export_stage("seeing", tmp_path, tmp_path / "model")
-    exported, own = read(tmp_path / "model")
-    assert own.get_vocab() == tokenizer.get_vocab()
+        train_nav(training, only="target")
+    assert not train_nav(training, stop=lambda: True)
+    assert "stopped in stage seeing; the same command goes on" in capsys.readouterr().out
+    assert train_nav(training)
+    pair = [read(out / "models" / f"nav-{role}")[0] for role in ("target", "draft")]
+    adapters = ExitAdapters.load(out / "models" / "nav-target", decoder_parts(pair[0]))
+    assert adapters.layers == (1,)
+    assert list(write_nav_curves(training)) == list(MICRO.stages)
+    assert (out / "curves" / "nav_training.json").exists()
+    with pytest.raises(ConfigError, match="--seed: .*begun with 0, not 5"):
+        train_nav(replace(training, seed=5))
+
+
+def test_adapters_approach_the_last_layer(data: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    model = micro(tokenizer)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    recipe = replace(RECIPE, learning_rate=1e-2, steps=60, warmup=0)
+    learner = ExitLearner(model, tokenizer, recipe, CPU_DEVICE)
+    for step in range(60):
+        learner.learn(*batch_of(tokenizer, data, TARGET, step=step))
+    fast, batch = (
+        FastForward(model, prefix_ids(tokenizer)),
+        batch_of(tokenizer, data, TARGET, step=99),
+    )
+    with torch.no_grad():
+        hidden = exit_hidden(fast, batch)
+        wanted = fast.logits(hidden[-1]).log_softmax(-1)
+        distance = [
+            torch.nn.functional.kl_div(
+                fast.logits(adapters(1, hidden[0])).log_softmax(-1),
+                wanted,
+                reduction="batchmean",
+                log_target=True,
+            )
+            for adapters in (ExitAdapters(SIZES["micro"].hidden, (1,)), learner.adapters)
+        ]
+    assert distance[1] < 0.8 * distance[0]
+
+
+def test_the_present_model_of_a_stage_is_exported(out: Path) -> None:
+    training = Trainer(MICRO, out, out / "data")
+    with pytest.raises(ConfigError, match="--stage"):
+        training.export("seeing", out / "model")
+    model = micro(training.tokenizer, 3)
+    loop.save(PictureLearner(model, training.tokenizer, RECIPE, CPU_DEVICE), out / "seeing")
+    training.export("seeing", out / "model")
+    exported, own = read(out / "model")
+    assert own.get_vocab() == training.tokenizer.get_vocab()
     torch.testing.assert_close(exported.lm_head.weight, model.lm_head.weight.half().float())
 
 
-def test_another_machine_goes_on_from_packed_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(STAGES, "seeing", MICRO)
+def test_another_machine_goes_on_from_packed_weights(out: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "packed"
     with pytest.raises(ConfigError, match="--out"):
-        pack(tmp_path / "run", tmp_path / "packed", STAGES)
-    tokenizer = tokenizer_in(tmp_path / "run")
+        pack(out, packed, MICRO.stages)
+    training = Trainer(MICRO, out, out / "data")
 
     def learner(seed: int) -> PictureLearner:
-        model = build(SIZES["micro"], tokenizer, seed)
-        return PictureLearner(model, tokenizer, MICRO.recipe, GRID, Supervision(WORDS, 4.0, 0.5))
+        model = micro(training.tokenizer, seed)
+        return PictureLearner(model, training.tokenizer, RECIPE, CPU_DEVICE)
 
     before, after = learner(3), learner(4)
     before.step, before.curve = 17, [{"step": 10, "seconds": 2.5}]
-    plan.loop.save(before, tmp_path / "run" / "seeing")
-    (tmp_path / "run" / "seeing" / "done").touch()
-    pack(tmp_path / "run", tmp_path / "packed", STAGES)
-    restore(after, tmp_path / "packed" / "seeing")
+    loop.save(before, out / "seeing")
+    (out / "seeing" / "done").touch()
+    pack(out, packed, MICRO.stages)
+    restore(after, packed / "seeing")
     assert (after.step, after.curve, after.seconds) == (17, before.curve, 2.5)
-    assert is_done(tmp_path / "packed", "seeing")
+    assert is_done(packed, "seeing")
     for key, value in before.trained.state_dict().items():
         torch.testing.assert_close(after.trained.state_dict()[key], value.half().float())
-    assert tokenizer_in(tmp_path / "packed").get_vocab() == tokenizer.get_vocab()
-    export_stage("seeing", tmp_path / "packed", tmp_path / "model")
+    goes_on = replace(training, out=packed)
+    assert goes_on.tokenizer.get_vocab() == training.tokenizer.get_vocab()
+    goes_on.export("seeing", tmp_path / "model")
     exported = read(tmp_path / "model")[0].lm_head.weight
     torch.testing.assert_close(exported, before.model.lm_head.weight.half().float())
-    weights = tmp_path / "packed" / "seeing" / WEIGHTS
+    weights = packed / "seeing" / WEIGHTS
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(ModelError, match="packed folder"):
-        restore(after, tmp_path / "packed" / "seeing")
+        restore(after, packed / "seeing")
 
 
-def test_episodes_driven_with_the_experts_answers_succeed() -> None:
-    said: list[str] = []
-    experts: dict[int, Expert] = {}
-
-    def visit(episode: Episode, renderer: Renderer) -> bytes:
-        room, pose = episode.room, episode.base.pose
-        expert = experts.setdefault(room.seed, Expert(room, episode.request))
-        decision = expert.decide(look(room, pose), pose, episode.history, episode.memory)
-        said.append(answer(decision))
-        return take_picture(episode, renderer)
-
-    def oracle(images: np.ndarray, prompts: Sequence[str]) -> list[str]:
-        assert images.shape == (len(prompts), 112, 224, 3)
-        texts, said[:] = list(said), []
-        return texts
-
-    def going(seed: int) -> Episode:
-        room = make_room(seed)
-        about = About(room.things[0].name)
-        return begin(room, Request(Kind.GO, plain(Kind.GO, about), about))
-
-    done = drive(oracle, [going(seed) for seed in range(6)], visit, together=3)
-    assert [episode.outcome for episode in done] == ["reached"] * 6
-    assert all(". search: " in prompt for episode in done for prompt, _ in episode.asked)
-
-
-def test_episodes_end_for_the_right_reasons() -> None:
-    def outcome(*answers: str) -> str:
-        room = make_room(11)
-        about = About(room.things[0].name)
-        episode = begin(room, Request(Kind.GO, "find it", about))
-        for text in answers:
-            episode.advance(text)
-        return episode.outcome
-
-    ahead = "the ball is straight ahead and near. the next action is {}."
-    assert outcome("blah") == "invalid"
-    assert outcome(ahead.format("stop")) == "wrong place"
-    assert outcome("the ball is not here. the next action is give up.") == "given up"
-    assert outcome("yes. the next action is reply.") == "replied"
-    assert outcome(*[ahead.format("turn left 45 degree")] * 99) == ""
-    assert outcome(*[ahead.format("turn left 45 degree")] * 100) == "step limit"
+def test_the_shipped_weights_go_on(tmp_path: Path) -> None:
+    for name in (stage for stage in CPU.stages if (PACKED / stage).exists()):
+        training = Trainer(CPU, PACKED, tmp_path)
+        stage, tokenizer = CPU.stages[name], training.tokenizer
+        recipe = replace(stage.recipe, compile=False)
+        model = build(SIZES[stage.role], tokenizer, 0)
+        learner = PictureLearner(model, tokenizer, recipe, CPU_DEVICE)
+        restore(learner, PACKED / name)
+        assert learner.step > 0
+        torch.testing.assert_close(training.model(name).state_dict(), model.state_dict())

@@ -17,7 +17,7 @@ from signals import ignores
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from collab_llm_lab.training import loop
-from collab_llm_lab.training.learner import Recipe
+from collab_llm_lab.training.learner import Recipe, pick_device
 from collab_llm_lab.training.text import trainer
 from collab_llm_lab.training.text.distillation import Teacher, questions
 from collab_llm_lab.training.text.forward import TextForward
@@ -28,7 +28,6 @@ from collab_llm_lab.training.text.models import (
     build,
     engine_of,
     export,
-    pick_device,
 )
 from collab_llm_lab.training.text.plans import MODELS, STAGES, TINY_PLAN
 from collab_llm_lab.training.text.rendering import (
