@@ -105,7 +105,8 @@ def test_simulator_in_lockstep_advances_with_the_commands(
     twist = Twist()
     twist.angular.z = 0.5
     room.commands.publish(twist)
-    graph.wait_for(lambda: room.node._base.turn)  # from now on it moves
+    # Its message ends the first step; in the middle of one the time is still that before it.
+    graph.wait_for(lambda: room.odometry[-1].twist.twist.angular.z)
     for _ in range(3):  # each command is one step of 0.05 s
         before = room.node.time
         room.commands.publish(twist)
