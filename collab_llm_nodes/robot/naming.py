@@ -57,8 +57,8 @@ _VERBS = frozenset({
     "bring", "lead", "guide", "go", "goes", "went", "going", "gone", "walk", "walked", "drive",
     "drove", "move", "moved", "run", "travel", "proceed", "navigate", "head", "step", "roll",
     "steer", "aim", "wander", "march", "stroll", "return", "advance", "crawl", "park", "arrive",
-    "hurry", "journey", "sprint", "trot", "dash", "hike", "race", "stop", "turn", "ask", "asked",
-    "called",
+    "hurry", "journey", "sprint", "trot", "dash", "hike", "race", "hop", "zoom", "stop",
+    "turn", "ask", "asked", "called",
 })
 """Verbs of seeing, being, moving and telling."""
 _NEVER_IN_A_NAME = _SMALL_WORDS | _TIMES | _VERBS

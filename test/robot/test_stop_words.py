@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import timeit
+from itertools import product
 
+import numpy as np
 import pytest
 
-from collab_llm_lab.training.nav.wording import HELD_OUT, TRAINED
+from collab_llm_lab.home.requests import About, Kind
+from collab_llm_lab.home.wording import HELD_OUT, TRAINED
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
 
@@ -226,10 +229,23 @@ def test_a_phrase_that_would_never_be_found_is_refused() -> None:
         check_stop_words(["stop " * 20])
 
 
-def test_no_wish_of_the_training_asks_to_stop() -> None:
+def test_every_wording_of_a_stop_asks_to_stop() -> None:
+    frames = {*TRAINED.frames[Kind.STOP], *HELD_OUT["frame"].frames[Kind.STOP]}
+    stops = (*TRAINED.stops, *HELD_OUT["frame"].stops)
+    for number, (frame, phrase) in enumerate(product(sorted(frames), stops)):
+        said = frame.format(stop=phrase) + ("", "?", ".", "!")[number % 4]
+        assert asks_to_stop(said), said
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind not in (Kind.STOP, Kind.DO_NOT)])
+def test_no_other_request_of_the_training_asks_to_stop(kind: Kind) -> None:
+    rng = np.random.default_rng(1)
     for wordings in (TRAINED, *HELD_OUT.values()):
-        said = (wording.text("red ball") for wording in wordings.every())
-        assert not [text for text in said if asks_to_stop(text)]
+        for name in ("red ball", "mug", "sofa", "purple stool") * 50:
+            noun = str(rng.choice(wordings.nouns)) if kind is Kind.UNKNOWN else name
+            subject = About("mug") if kind is Kind.HOW_MANY else About(noun)
+            said = wordings.draw(rng, kind, subject)
+            assert not asks_to_stop(said), said
 
 
 def test_other_words_may_be_given() -> None:

@@ -15,13 +15,15 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import Console
 
 from collab_llm_lab.bench.safety.rig import REAL_TIME, SHIPPED, Rig, run_apart, run_rig
 from collab_llm_lab.bench.safety.trials import CONTROL_PERIOD_S
 from collab_llm_lab.bench.safety.usage import Usage, growth, rss_mb
 from collab_llm_lab.bench.safety.watch import MotionWatch
-from collab_llm_lab.training.nav.wording import VERBS, instruction
+from collab_llm_lab.home.requests import About, Kind
+from collab_llm_lab.home.wording import TRAINED
 from collab_llm_nodes.errors import CollabError, DeadlineExceeded
 from collab_llm_nodes.processes import START_DEADLINE_S
 from collab_llm_nodes.sim.rooms import make_room
@@ -30,7 +32,13 @@ if TYPE_CHECKING:
     from collab_llm_lab.bench.safety.client import SafetyClient
 
 _GOAL_S = 90.0
-"""An instruction that has not ended by then hangs; each of its waits is shorter."""
+"""An instruction that has not ended by then hangs."""
+_DEADLINE_S = 75.0
+"""Time for an instruction: a search through a home may take minutes."""
+_LIMITS = {
+    "navigator:mission.deadline": str(_DEADLINE_S),
+    "navigator:mission.outage_timeout": "60.0",
+}
 _STEP_S = 0.1
 _SAMPLE_S = 10.0
 
@@ -85,7 +93,7 @@ def run_soak(minutes: float, seed: int, console: Console) -> dict[str, Any]:
 
     watch = MotionWatch(CONTROL_PERIOD_S)
     with (
-        run_rig(SHIPPED, {**REAL_TIME, "navigator:mission.outage_timeout": "60.0"}) as rig,
+        run_rig(SHIPPED, {**REAL_TIME, **_LIMITS}) as rig,
         SafetyClient(watch, scripted=False) as client,
         console.status("") as status,
     ):
@@ -297,7 +305,9 @@ class _Soak:
 def _next_room(client: SafetyClient, chance: random.Random, deadline_s: float) -> None:
     room = make_room(chance.randrange(1_000_000))
     client.enter(room.seed)
-    client.instruct(instruction(room.goal.name, room.seed % len(VERBS)), deadline_s)
+    thing = chance.choice(room.things).name
+    request = TRAINED.draw(np.random.default_rng(room.seed), Kind.GO, About(thing))
+    client.instruct(request, deadline_s)
 
 
 def _spread(values: Any) -> dict[str, float]:
