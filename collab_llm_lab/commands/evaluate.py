@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -25,41 +24,19 @@ def eval_nav(
 ) -> None:
     """Success in many kinds of room and words, perception, losslessness, tau of the pair."""
     from collab_llm_lab.training.loop import show_progress
-    from collab_llm_lab.training.nav.gates import eval_nav as measure
+    from collab_llm_lab.training.nav import gates
 
     with show_progress(()) as show:
-        found = measure(rooms, seed, show("evaluation"), target=target, draft=draft)
-    table = Table("figure", "measured", "goal")
-    for name, value in _flat(found):
+        found = gates.eval_nav(rooms, seed, show("evaluation"), target=target, draft=draft)
+    table = Table("figure", "measured", "goal", "reached")
+    for name, value in gates.measured(found).items():
         shown = f"{value:.3f}" if isinstance(value, float) else str(value)
-        table.add_row(name, shown, _GOALS.get(name, ""))
+        goal = gates.GOALS.get(name)
+        wanted = "" if goal is None else f"{goal[0]} {goal[1]}"
+        reached = "" if goal is None else "yes" if gates.reached(goal, value) else "NO"
+        table.add_row(name, shown, wanted, reached)
     console.print(table)
     write_json(json_file, found)
-
-
-_GOALS = {
-    "wording.trained": ">= 0.90",
-    "wording.held_out": ">= 0.85",
-    "held_out_pairs": ">= 0.75",
-    "blocked": ">= 0.75",
-    "large": ">= 0.85",
-    "absent.not_found": ">= 0.90",
-    "absent.false_arrival": "<= 0.02",
-    "unknown_false_arrival": "<= 0.10",
-    "questions": ">= 0.90",
-    "stop_words": "1.0",
-    "invalid_actions": "0",
-    "action_mismatches": "0",
-}
-
-
-def _flat(figures: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the figures with their keys joined by dots."""
-    for key, value in figures.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{key}.")
-        else:
-            yield before + key, value
 
 
 @app.command("text")

@@ -260,7 +260,7 @@ PLAIN = Wordings(
 )
 """One wording for each request."""
 TRAINED = Wordings(_VERBS, _FRAMES, _STOPS, NOUNS)
-"""Wordings of the wording stage."""
+"""What a training says, besides the plain words."""
 HELD_OUT = {
     "verb": Wordings(
         _HELD_OUT_VERBS,

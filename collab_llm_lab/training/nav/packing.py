@@ -23,8 +23,6 @@ from collab_llm_lab.training.run import DONE, is_done
 from collab_llm_nodes.errors import ConfigError, ModelError
 
 WEIGHTS = "weights.safetensors"
-PACKED = Path(__file__).parent / "weights"
-"""Packed weights of the shipped pair's training."""
 
 
 def pack(out: Path, folder: Path, stages: Iterable[str]) -> None:

@@ -117,7 +117,9 @@ def _on_gpu(stage: Stage, minutes: float) -> Stage:
         measure_every=2_000,
     )
     pictures = {source: 4 * count for source, count in stage.pictures.items()}
-    return replace(stage, recipe=recipe, pictures=pictures, shards=96, first_shards=8)
+    return replace(
+        stage, recipe=recipe, pictures=pictures, shards=32, first_shards=8, steps_per_shard=200
+    )
 
 
 _ROUNDS = tuple(step for step in (2_000, 4_000, 6_000) for _ in range(8))

@@ -131,6 +131,7 @@ class Trainer:
         """
         run, tokenizer = self.out / name, self.tokenizer
         restore(learner, run)
+        begun = learner.step
         make_batches = partial(Batches, tokenizer, self.seed, stage.ask, stage.lengths)
 
         def shards(step: int) -> Shards:
@@ -143,6 +144,11 @@ class Trainer:
             if own:
                 found.append((own, stage.recipe.batch - sum(count for _, count in found)))
             return found
+
+        def advance() -> dict[str, float]:
+            if stage.recipe.compile and learner.step == begun:
+                report("compiling", 0, 1, {})
+            return learner.learn(*making.make(learner.step))
 
         def stopped() -> bool:
             if renderer.wait(stage.used(learner.step + making.ahead), stop, report):
@@ -162,14 +168,12 @@ class Trainer:
             making.ahead,
         )
         counts = dict.fromkeys(stage.pictures, stage.shards)
-        if stage.recipe.compile:
-            report("compiling the first step", 0, 1, {})
         with rendering(self.data, counts, self.plan.renderers) as renderer:
             try:
                 return loop.train(
                     learner,
                     run,
-                    lambda: learner.learn(*making.make(learner.step)),
+                    advance,
                     measure=measure,
                     save_at=stage.dagger.steps,
                     report=report,

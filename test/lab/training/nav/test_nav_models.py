@@ -16,12 +16,13 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
 )
 
+from collab_llm_lab.training.nav import models
 from collab_llm_lab.training.nav.encoding import Encoder
 from collab_llm_lab.training.nav.forward import GRID, LONGEST_TEXT, FastForward
 from collab_llm_lab.training.nav.models import SIZES, answers, build, export, patches, prefix_ids
-from collab_llm_lab.training.nav.packing import PACKED
 from collab_llm_lab.training.nav.plans import CPU
 
+PACKED = Path(models.__file__).parent / "weights"
 PROMPTS = ("find the red ball. history: none. search: place 1, turned 0.", "stop", "is there a mug")
 
 

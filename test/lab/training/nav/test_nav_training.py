@@ -23,7 +23,7 @@ from collab_llm_lab.training.nav.dagger import Dagger
 from collab_llm_lab.training.nav.forward import GRID, FastForward
 from collab_llm_lab.training.nav.learner import PictureLearner
 from collab_llm_lab.training.nav.models import SIZES, build, prefix_ids, read
-from collab_llm_lab.training.nav.packing import PACKED, WEIGHTS, pack, restore
+from collab_llm_lab.training.nav.packing import WEIGHTS, pack, restore
 from collab_llm_lab.training.nav.pictures import NAMES, Pictures
 from collab_llm_lab.training.nav.plans import CPU, PLANS, Plan, Stage
 from collab_llm_lab.training.nav.questions import Answering, draw_name, found, seeing_questions
@@ -38,6 +38,7 @@ from collab_llm_nodes.sim.renderer import Renderer
 from collab_llm_nodes.sim.rooms import HELD_OUT_PAIRS, make_room
 from collab_llm_nodes.sim.view import look
 
+PACKED = Path(trainer.__file__).parent / "weights"
 RECIPE = Recipe(2, 2e-3, steps=3, warmup=2, beta2=0.98)
 SMALL_POSES, SMALL_WAYS = (replace(source, rooms=1) for source in (POSES, WAYS))
 SEEING = Stage(RECIPE, "micro", {SMALL_POSES: 2}, shards=2, first_shards=1, steps_per_shard=2)
