@@ -13,6 +13,8 @@ from rich.console import Console
 
 from collab_llm_lab.bench.rendering import show_rows
 from collab_llm_lab.bench.scenes import scene_prompts
+from collab_llm_lab.home.answers import ACTIONS as ACTIONS_SAID
+from collab_llm_lab.home.answers import MARKER
 from collab_llm_lab.training.pair.speculation import plain_runner
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.guide import Guide
@@ -27,11 +29,7 @@ MAX_TOKENS = 64
 WARM_UP = 2
 """Answers of each row that are not measured."""
 ACTIONS = Guide("regex", actions_pattern())
-SENTENCES = Guide(
-    "regex",
-    r"[a-z ,]{3,80}\. the next action is"
-    r" (move forward (25|50|75) cm|turn (left|right) (15|30|45) degree|stop)\.",
-)
+SENTENCES = Guide("regex", rf"([a-z ,]{{3,120}}\. ){{1,2}}{MARKER} ({'|'.join(ACTIONS_SAID)})\.")
 """The form that the embedded pair is trained for."""
 GUIDES: Mapping[str, Guide | None] = {"free": None, "actions": ACTIONS, "sentences": SENTENCES}
 _PLACES = ("far left", "left", "ahead", "right", "far right", "not in view")

@@ -52,7 +52,7 @@ NODES = (
     "generate_router",
 )
 GAMMA = 4
-MAX_TOKENS = 48
+MAX_TOKENS = 64
 SHORT_ANSWER = 12  # tokens: many answers, because what leaks often leaks once per answer
 WARM_UP = 3
 SAMPLES = 40

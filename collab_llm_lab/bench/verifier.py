@@ -60,7 +60,7 @@ from collab_llm_nodes.protocols.edge_cloud.verifier_client import ClientLinkConf
 T = TypeVar("T")
 
 GAMMA = 4
-MAX_TOKENS = 48
+MAX_TOKENS = 64
 PROMPTS = 32
 SESSIONS = 4
 """Opened by each robot before the clock of a wave runs."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from collab_llm_lab.demo.floor_plan import GOAL, WAY, draw_plan
+from collab_llm_lab.demo.floor_plan import GOAL, WAY, code_of, draw_plan
 from collab_llm_lab.demo.tasks import Task
 from collab_llm_nodes.protocols.edge_cloud.client import Source
 from collab_llm_nodes.sim.pose import Pose
@@ -73,13 +73,12 @@ def save(frames: Sequence[Frame], file: Path) -> None:
     # The palette must hold every colour that has a meaning, whichever frame it is in.
     strip = Image.new("RGB", (WIDTH, HEIGHT + 40 * len(images)))
     pen = ImageDraw.Draw(strip)
-    things = [tuple(round(255 * part) for part in colour) for colour in RGB.values()]
-    colours = [*things, *COLOUR_OF_SOURCE.values(), GOAL, WAY, "black", "white"]
+    colours = [*map(code_of, RGB.values()), *COLOUR_OF_SOURCE.values(), GOAL, WAY, "black", "white"]
     for number, colour in enumerate(colours):
         pen.rectangle((0, 40 * number, WIDTH, 40 * number + 40), fill=colour)
     for number, image in enumerate(images):
         strip.paste(image.resize((WIDTH, 40)), (0, HEIGHT + 40 * number))
-    palette = strip.quantize(200, dither=Image.Dither.NONE)
+    palette = strip.quantize(256, dither=Image.Dither.NONE)
     pictures = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
     ends = [a.task is not b.task for a, b in pairwise(frames)] + [True]
     pictures[0].save(

@@ -20,8 +20,8 @@ _SHARPER = 3
 """Times that the plan is drawn larger than it is shown, for smooth edges."""
 _WALL = 0.12
 """Thickness of walls as drawn [m]."""
-_EYE_LEVEL = 1.7
-"""Boxes that end above it are walls, windows, pictures and the ceiling [m]."""
+_TALLEST = 1.8
+"""Height of furniture at most [m]; what is higher are walls, windows and the ceiling."""
 _SIGHT = 2.5
 """Length of the view as drawn [m]."""
 _SMALLEST = 5.0
@@ -35,7 +35,7 @@ def draw_plan(task: Task, path: Sequence[Pose], size: tuple[int, int]) -> Image.
         path: the robot's true poses so far, the newest last.
     """
     plan, room, robot = _Plan(task.room, size), task.room, path[-1]
-    furniture = [box for box in boxes(room) if box.z + box.half_z < _EYE_LEVEL]
+    furniture = [box for box in boxes(room) if box.z + box.half_z < _TALLEST]
     for box in sorted(furniture, key=lambda box: box.z + box.half_z):
         corners = Footprint(box.x, box.y, box.yaw, box.half_x, box.half_y, 0.0).inflated(0.0, 1)
         plan.polygon(corners, fill=_rgba(box))
@@ -100,7 +100,7 @@ class _Plan:
 
     def thing(self, thing: Thing) -> None:
         """Draw a shape by its rim, and by what is seen inside it."""
-        fill, inner = _hex(RGB[thing.colour]), _hex(RGB[thing.colour], 0.5)
+        fill, inner = code_of(RGB[thing.colour]), code_of(RGB[thing.colour], 0.5)
         x, y = self._at(thing.x, thing.y)
         r = max(thing.radius * self._scale, _SMALLEST * _SHARPER)
         if thing.shape == "box":
@@ -159,8 +159,9 @@ def _rounded(piece: Furniture) -> Iterable[Sequence[float]]:
 
 
 def _rgba(box: Box) -> str:
-    return f"{_hex(box.colour)}{round(255 * box.alpha):02x}"
+    return f"{code_of(box.colour)}{round(255 * box.alpha):02x}"
 
 
-def _hex(colour: Colour, share: float = 1.0) -> str:
+def code_of(colour: Colour, share: float = 1.0) -> str:
+    """Return ``colour`` as "#rrggbb"; a ``share`` below 1 makes it darker."""
     return "#" + "".join(f"{round(255 * share * part):02x}" for part in colour)

@@ -1,1 +1,1 @@
-"""Language and expert of the simulated home, and the training of the pair that lives in it."""
+"""Language and expert of the simulated home, which the embedded pair lives in."""

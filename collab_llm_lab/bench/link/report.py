@@ -54,7 +54,7 @@ from collab_llm_nodes.transport.settings import BACKOFF_S
 from collab_llm_nodes.transport.wire import Failure
 
 DELAY_S = 0.02
-MAX_TOKENS = 48
+MAX_TOKENS = 64
 DEADLINE_S = 20.0
 """Deadline of one answer; an answer that is not over a second later hangs."""
 _PASSES = 4

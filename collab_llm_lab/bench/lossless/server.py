@@ -29,7 +29,7 @@ from collab_llm_nodes.protocols.edge_cloud.stock.http import StockHttp, ignore_b
 from collab_llm_nodes.protocols.edge_cloud.stock.server import context_of, data_url
 from collab_llm_nodes.protocols.edge_cloud.stock.settings import TargetLinkConfig
 
-MAX_TOKENS = 48
+MAX_TOKENS = 64
 DEADLINE_S = 300.0
 CHAT = "/v1/chat/completions"
 METHODS = {"vllm": ("probes", "one_request"), "sglang": ("auto",)}

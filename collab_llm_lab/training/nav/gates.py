@@ -290,29 +290,17 @@ def _perception(
     ``in_view_direction``: of what is in view beyond doubt; ``not_in_view``: said not to be, of
     what is not; ``borderline``: direction or not in view, of what is between the two.
     """
-    renderer = Renderer()
     right: dict[str, list[bool]]
     right = {"in_view_direction": [], "not_in_view": [], "borderline": []}
     answered: list[str] = []
-    for number, seed in enumerate(seeds, start=1):
-        room, rng = make_room(seed, Style(late=0.0)), np.random.default_rng([seed, 0x9E2])
-        renderer.enter(room)
-        images, names, sights = [], [], list[Sight | None]()
-        for n in range(_PICTURES_PER_ROOM):
-            pose = random_pose(room, rng)
-            picture = to_jpeg(renderer.picture(pose, n), room.camera.jpeg_quality)
-            images.append(from_jpeg(picture))
-            view = look(room, pose)
-            known = [s for s in (*view.things, *view.furniture) if s.name in KNOWN]
-            single = [s for s in known if sum(t.name == s.name for t in known) == 1]
-            sights.append(single[int(rng.integers(len(single)))] if single else None)
-            names.append(sights[-1].name if sights[-1] else str(rng.choice(KNOWN)))
-        prompts = [
-            user_text(f"find the {name}", (), SEARCH_TEMPLATE, search=SearchMemory().text)
-            for name in names
-        ]
-        said = answer_all(np.stack(images), prompts)
-        for sight, text in zip(sights, said, strict=True):
+    renderer = Renderer()
+    views = [view for seed in seeds for view in _views(seed, renderer)]
+    renderer.close()
+    for first in range(0, len(views), _BATCH):
+        part = views[first : first + _BATCH]
+        images = np.stack([from_jpeg(jpeg) for jpeg, *_ in part])
+        said = answer_all(images, [_plain_prompt(name) for _, name, _ in part])
+        for (_, _, sight), text in zip(part, said, strict=True):
             where = direction(sight.bearing) if sight is not None and sight.in_view else ""
             key = "in_view_direction" if where else "not_in_view"
             if sight is not None and sight.borderline:
@@ -321,9 +309,33 @@ def _perception(
             seen = decision.report.direction if decision and decision.report.in_view else ""
             right[key].append(decision is not None and seen == where)
         answered += said
-        report(number, len(seeds))
-    renderer.close()
+        report(len(answered), len(views))
     return {key: share(values) for key, values in right.items()}, answered
+
+
+def _views(seed: int, renderer: Renderer) -> list[tuple[bytes, str, Sight | None]]:
+    """Return pictures from random places in a room, and what to ask for at each.
+
+    That is something in the room of which there is one, with its sight; else something it lacks.
+    """
+    room, rng = make_room(seed, Style(late=0.0)), np.random.default_rng([seed, 0x9E2])
+    views: list[tuple[bytes, str, Sight | None]] = []
+    renderer.enter(room)
+    for n in range(_PICTURES_PER_ROOM):
+        pose = random_pose(room, rng)
+        jpeg = to_jpeg(renderer.picture(pose, n), room.camera.jpeg_quality)
+        view = look(room, pose)
+        sights = [s for s in (*view.things, *view.furniture) if s.name in KNOWN]
+        names = [sight.name for sight in sights]
+        single = [sight for sight in sights if names.count(sight.name) == 1]
+        sight = single[int(rng.integers(len(single)))] if single else None
+        lacking = [name for name in KNOWN if name not in names]
+        views.append((jpeg, sight.name if sight else str(rng.choice(lacking)), sight))
+    return views
+
+
+def _plain_prompt(name: str) -> str:
+    return user_text(f"find the {name}", (), SEARCH_TEMPLATE, search=SearchMemory().text)
 
 
 def _steps(

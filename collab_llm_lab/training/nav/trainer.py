@@ -162,6 +162,8 @@ class Trainer:
             making.ahead,
         )
         counts = dict.fromkeys(stage.pictures, stage.shards)
+        if stage.recipe.compile:
+            report("compiling the first step", 0, 1, {})
         with rendering(self.data, counts, self.plan.renderers) as renderer:
             try:
                 return loop.train(

@@ -11,10 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from collab_llm_lab.home.answers import ACTIONS, REPLY, Decision, answer, reply
 from collab_llm_lab.home.asking import draw_for_view
-from collab_llm_lab.home.corpus import corpus
 from collab_llm_lab.home.wording import HELD_OUT, START_WORDS, Kind
-from collab_llm_lab.training.nav.models import VOCABULARY
-from collab_llm_nodes.models.tokenizer import train_tokenizer
+from collab_llm_lab.training.nav.models import tokenizer_in
 from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE, user_text
 from collab_llm_nodes.robot.search import EIGHTHS, PLACES, WAYS, Report, SearchMemory
 from collab_llm_nodes.sim.rooms import COLOURS, FURNITURE, SHAPES, make_room
@@ -22,8 +20,11 @@ from collab_llm_nodes.sim.view import DIRECTIONS, DISTANCES, look
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
-    return train_tokenizer(corpus(), VOCABULARY)
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
+    out = tmp_path_factory.mktemp("run")
+    made = tokenizer_in(out)
+    assert tokenizer_in(out).get_vocab() == made.get_vocab()  # kept there
+    return made
 
 
 def tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:

@@ -14,10 +14,12 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
+from collab_llm_lab.home.corpus import corpus
+from collab_llm_lab.home.requests import About, Kind
+from collab_llm_lab.home.wording import HELD_OUT, PLAIN, TRAINED
 from collab_llm_lab.training.minions.chats import planner_group, worker_group
 from collab_llm_lab.training.minions.logs import LogWriter
 from collab_llm_lab.training.minions.questions import CLASSES, draw
-from collab_llm_lab.training.nav.wording import HELD_OUT, TRAINED, corpus
 from collab_llm_lab.training.text.checker import lexicon
 from collab_llm_lab.training.text.samples import SKILLS, make_sample
 
@@ -51,10 +53,9 @@ def minions() -> Iterator[object]:
 
 def nav() -> Iterator[object]:
     yield corpus()
-    for wordings in (TRAINED, *HELD_OUT.values()):
+    for wordings in (PLAIN, TRAINED, *HELD_OUT.values()):
         rng = np.random.default_rng(7)
-        yield [wordings.draw(rng).text("red ball") for _ in range(400)]
-        yield [wording.text("red ball") for wording in wordings.every()]
+        yield [wordings.draw(rng, Kind.GO, About("red ball")) for _ in range(400)]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def nav() -> Iterator[object]:
         pytest.param(lambda: text("instructions"), "dbcf93c57174c0b8", id="instructions"),
         pytest.param(lambda: text("reports"), "9948999bf93f06d8", id="reports"),
         pytest.param(minions, "00e5ba2d8d8e75ca", id="minions"),
-        pytest.param(nav, "d3616b4900229f44", id="nav"),
+        pytest.param(nav, "09046d2802e9b927", id="nav"),
     ],
 )
 def test_a_seed_gives_the_corpus_it_always_gave(
