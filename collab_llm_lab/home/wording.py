@@ -16,6 +16,7 @@ import numpy as np
 from collab_llm_lab import phrasebook
 from collab_llm_lab.home.requests import NOTHING, QUESTIONS, SIDES, About, Kind
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop
+from collab_llm_nodes.robot.words import misspellings
 from collab_llm_nodes.sim.rooms import COLOURS, NAMED_FURNITURE, SHAPES
 
 _BOOK = phrasebook.read(Path(__file__).with_suffix(".txt"))
@@ -53,20 +54,6 @@ _WITHOUT_NAME = (Kind.STOP, Kind.WHAT_DO_YOU_SEE)
 def _number(text: str) -> int:
     """Return a number of ``text`` by which a share of all texts is held out."""
     return crc32(text.encode())
-
-
-def misspellings(word: str) -> Iterator[str]:
-    """Yield ``word`` with one letter dropped, doubled, or swapped with the next.
-
-    The first letter stays; a word of three letters or less loses none.
-    """
-    for i in range(1, len(word)):
-        before, letter, after = word[:i], word[i], word[i + 1 :]
-        yield before + letter + letter + after
-        if len(word) > 3:
-            yield before + after
-        if after and letter != after[0]:
-            yield before + after[0] + letter + after[1:]
 
 
 def _slips() -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:

@@ -18,6 +18,8 @@ _TURNED = math.radians(2.0)
 """The robot has not moved if it is nearer than this to where it was [m], [rad]."""
 _I_SEE = re.compile(r"\bi see\s+", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"(?<=[.!;])\s+|\n")
+# A question for one thing must not find another one named beside it.
+_NEXT_THING = re.compile(rf"{_SENTENCE_END.pattern}|\s+and\s+(?=an?\s)")
 _DENIAL = re.compile(r"\b(?:no|not|nothing|cannot)\b|n['\N{RIGHT SINGLE QUOTATION MARK}]t\b", re.I)
 
 
@@ -79,7 +81,7 @@ class Diary:
         seen = _I_SEE.sub("", sighting(action))
         if seen:
             self._log.said(seen, self._pose, now)
-            for sentence in _SENTENCE_END.split(seen):
+            for sentence in _NEXT_THING.split(seen):
                 for thing in things_in_view(sentence, self._instruction):
                     found = self._log.last_sighting(thing, sentence, self._pose, now)
                     self._sightings[found.name] = found

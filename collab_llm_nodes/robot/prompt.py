@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 
 DEFAULT_TEMPLATE = "{instruction}. history: {history}."
-"""Template that the embedded pair was trained on. Other models need one that names the answers."""
+"""Template without the search. Models that are not trained on it need to be told the answers."""
 
 SEARCH_TEMPLATE = "{instruction}. history: {history}. search: {search}."
-"""Template for a model that searches with the robot's help."""
+"""Template that the embedded pair is trained on: it searches with the robot's help."""
 
 MEMORY = "{memory}"
 """Placeholder in a template for the robot's memory about the instruction."""

@@ -5,16 +5,21 @@ from __future__ import annotations
 import yaml
 from folders import ROOT
 
-from collab_llm_nodes.robot.prompt import user_text
+from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE, user_text
 
 CONFIG = ROOT / "config"
 
 
-def test_the_text_the_embedded_pair_was_trained_on() -> None:
+def test_the_text_has_instruction_and_history() -> None:
     assert user_text("  Find the RED\tball!", []) == "find the red ball. history: none."
     history = ["stop", "turn left 45 degree", "move forward 75 cm"]
     told = "find the red ball. history: turn left 45 degree, move forward 75 cm."
     assert user_text("find the red ball.", history) == told
+
+
+def test_the_embedded_pair_is_asked_as_it_was_trained() -> None:
+    parameters = yaml.safe_load((CONFIG / "embedded.yaml").read_text(encoding="utf-8"))
+    assert parameters["/**/navigator"]["ros__parameters"]["answer"]["prompt"] == SEARCH_TEMPLATE
 
 
 def test_a_template_is_filled_and_a_stranger_s_braces_are_not() -> None:

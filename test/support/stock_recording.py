@@ -107,13 +107,16 @@ class Played:
     top: Mapping[str, Sequence[Row]]
 
 
-async def play(http: Any, model: str, picture: bytes | None, *, generates: bool) -> Played:
+async def play(
+    http: Any, model: str, picture: bytes | None, *, generates: bool, tokenizer: str = ""
+) -> Played:
     """Ask a vLLM everything that its sessions ask.
 
     Args:
         generates: use ``/inference/v1/generate`` where the server has it.
+        tokenizer: folder of the model that the server served; that of ``model`` if empty.
     """
-    reference = Reference.load(model)
+    reference = Reference.load(tokenizer or model)
     server = VllmServer(http, model, reference, MethodChoice("auto"))
     facts = await server.check()
     server.generates = server.generates and generates

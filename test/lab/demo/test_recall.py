@@ -41,18 +41,20 @@ QUESTIONS = (
 )
 
 
-def drive(seed: int, diary: Diary, thing: str, now: float) -> str:
-    """Look for a thing as the expert does; return where it was last seen from."""
+def drive(seed: int, diary: Diary, thing: str, now: float) -> dict[str, str]:
+    """Look for a thing as the expert does; return where each thing was last seen from."""
     room = make_room(seed, Style(first=thing))
     request = Request(Kind.GO, plain(Kind.GO, About(thing)), About(thing))
-    last = ""
+    last = dict[str, str]()
     diary.on_instruction(request.text, now)
     for number, step in enumerate(expert.drive(room, request).steps):
         pose = step.pose
         diary.on_pose(Pose2D(pose.x, pose.y, pose.yaw))
         diary.on_action(f"{now} {number}", parse(step.answer), now + number)
+        seen = [name for name, _ in step.decision.scene]
         if look(room, pose).things[0].in_view:
-            last = f"({pose.x:.1f}, {pose.y:.1f})"
+            seen.append(thing)
+        last |= dict.fromkeys(seen, f"({pose.x:.1f}, {pose.y:.1f})")
     diary.on_instruction("", now + 100)
     return last
 
@@ -104,14 +106,14 @@ def test_the_answer_is_the_last_place_of_each_thing(
     engine: Engine, cloud: ModelSide, tmp_path: Path, seed: int
 ) -> None:
     config = side_config("dragon.yaml", DragonConfig)
-    diary, last, written = Diary(EpisodeConfig()), {}, ""
+    diary, last, written = Diary(EpisodeConfig()), dict[str, str](), ""
     things = random.Random(seed).sample(NAMES, 4)
     with Store(tmp_path / "private") as store:
         device = ModelSide(engine, store, config)
         index = Index(store, device.layout, device.encoder, config)
         for number, thing in enumerate([*things, things[0]]):  # one is looked for twice
             now = NOON + 200.0 * number
-            last[thing] = drive(10 * seed + number, diary, thing, now)
+            last |= drive(10 * seed + number, diary, thing, now)
             episode = diary.take(now + 150.0)
             for document in (*diary.take_sightings(), episode):
                 assert document is not None

@@ -20,11 +20,11 @@ from collab_llm_lab.home.wording import (
     SYNONYMS,
     TRAINED,
     Wordings,
-    misspellings,
     plain,
 )
 from collab_llm_nodes.robot.prompt import user_text
 from collab_llm_nodes.robot.stop_words import asks_to_stop
+from collab_llm_nodes.robot.words import misspellings
 from collab_llm_nodes.sim.rooms import COLOURS, NAMED_FURNITURE, SHAPES
 
 NAMED = [

@@ -38,6 +38,7 @@ from collab_llm_nodes.protocols.edge_cloud.verifier_client import VerifierClient
 from collab_llm_nodes.protocols.means import Mean
 
 serve, connect = verifier_bed.serve, verifier_bed.connect  # fixtures
+ASKED = "find the red mug. history: none. search: place 1, turned 0."
 SENDING = SamplingConfig(1.0, seed=4)  # the rejection law
 LAWS = (GREEDY, SamplingConfig(1.0, law="coupled", seed=4))
 
@@ -102,7 +103,7 @@ def test_the_shipped_pair_with_a_picture(connect: Connect, sampling: SamplingCon
     models = VerifierConfig(
         address="127.0.0.1:0", model=TargetConfig("nav-target"), draft=ModelConfig("nav-draft")
     )
-    robot, prompt = Engine(load(ModelConfig("nav-draft"))), Prompt("find the red ball", (scene(3),))
+    robot, prompt = Engine(load(ModelConfig("nav-draft"))), Prompt(ASKED, (scene(3),))
     server = start_server(models)
     try:
         client = connect(server.port)

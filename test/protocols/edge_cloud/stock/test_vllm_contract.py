@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from stock_recording import TOP, WAYS, Played, Player, play
 
-RECORDED = Path(__file__).parent / "vllm_0_32.json"
+RECORDED = Path(__file__).with_name("vllm_0_32.json")
+SERVED = RECORDED.with_name("vllm_0_32_model")
+"""Tokenizer and settings of the model that was served then."""
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +24,10 @@ def recorded() -> Any:
 def played(recorded: Any, request: pytest.FixtureRequest) -> Played:
     name, shown, generates = request.param
     picture = b"any" if shown else None
-    return asyncio.run(play(Player(recorded[name]), "nav-target", picture, generates=generates))
+    http = Player(recorded[name])
+    return asyncio.run(
+        play(http, "nav-target", picture, generates=generates, tokenizer=str(SERVED))
+    )
 
 
 def test_every_method_finds_the_tokens_that_the_server_decodes_alone(played: Played) -> None:
