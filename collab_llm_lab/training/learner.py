@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -132,13 +133,17 @@ class ModelLearner(ABC):
             optimizer.load_state_dict(saved)
 
 
+_INNER = re.compile(r"\.(layers|blocks)\.")
+"""In the names of parameters within a layer of a decoder, or a block of a vision tower."""
+
+
 def _optimizers(trained: nn.Module, recipe: Recipe) -> list[tuple[torch.optim.Optimizer, float]]:
     """Return the optimisers of ``trained`` and their peak learning rates.
 
     With ``recipe.muon``, Muon moves the matrices between the layers' states; AdamW moves the rest.
     """
     moved = [(name, p) for name, p in trained.named_parameters() if p.requires_grad]
-    inner = [p for name, p in moved if recipe.muon and p.ndim == 2 and ".layers." in name]
+    inner = [p for name, p in moved if recipe.muon and p.ndim == 2 and _INNER.search(name)]
     taken = {id(p) for p in inner}
     others = [p for _, p in moved if id(p) not in taken]
     adam = torch.optim.AdamW(

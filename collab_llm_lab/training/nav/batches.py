@@ -69,11 +69,11 @@ class Batches:
     """Makes batch ``step`` from pictures; equal seeds and pictures give equal batches.
 
     Args:
-        ask: gives each picture the same number of questions.
+        ask: gives each picture the same number of questions; None: there are no texts at all.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, seed: int, ask: Ask, lengths: Lengths
+        self, tokenizer: PreTrainedTokenizerBase, seed: int, ask: Ask | None, lengths: Lengths
     ) -> None:
         self._encoder = Encoder(tokenizer)
         self._seed, self._ask, self._lengths = seed, ask, lengths
@@ -90,8 +90,9 @@ class Batches:
             for _ in range(count):
                 index, flip, questions = self._drawn(pictures, rng)
                 view = pictures.view(index, flip)
-                asked += questions
-                named += [draw_name(view, rng) for _ in range(NAMES_PER_PICTURE)]
+                if questions:
+                    asked += questions
+                    named += [draw_name(view, rng) for _ in range(NAMES_PER_PICTURE)]
                 dense.append(dense_words(pictures, index, flip))
                 image = pictures.image(index)
                 images.append(image[:, ::-1] if flip else image)
@@ -105,7 +106,7 @@ class Batches:
             torch.from_numpy(np.stack(dense)),
             names,
             name_at,
-            torch.tensor([where for _, where in named]),
+            torch.tensor([where for _, where in named], dtype=torch.int64).reshape(-1, 2),
         )
 
     def _drawn(
@@ -117,7 +118,7 @@ class Batches:
         """
         for _ in range(_MOST_DRAWS):
             index, flip = int(rng.integers(len(pictures))), bool(rng.random() < 0.5)
-            asked = self._ask(pictures, index, flip, rng)
+            asked = self._ask(pictures, index, flip, rng) if self._ask else []
             lengths = [(self._encoder.question_ids(p), self._encoder.ids(a)) for p, a in asked]
             if all(
                 len(a) < self._lengths.answer and len(p) + len(a) <= self._lengths.text

@@ -42,7 +42,7 @@ class Encoder:
             int64 [N, L], [N, answer_length] and [N, answer_length]; see ``batches.Batch``.
         """
         rows = [(self.question_ids(p), (*self.ids(answer), self._end)) for p, answer in asked]
-        longest = max(len(prompt) + len(said) - 1 for prompt, said in rows)
+        longest = max((len(prompt) + len(said) - 1 for prompt, said in rows), default=0)
         texts = np.full((len(asked), max(longest, text_length)), self._pad, np.int64)
         at = np.zeros((len(asked), answer_length), np.int64)
         labels = np.full((len(asked), answer_length), -100, np.int64)
@@ -59,4 +59,5 @@ class Encoder:
         names = np.full((len(rows), length), self._pad, np.int64)
         for row, ids in enumerate(rows):
             names[row, : len(ids)] = ids
-        return torch.from_numpy(names), torch.tensor([len(ids) - 1 for ids in rows])
+        ends = torch.tensor([len(ids) - 1 for ids in rows], dtype=torch.int64)
+        return torch.from_numpy(names), ends

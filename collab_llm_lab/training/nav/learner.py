@@ -2,7 +2,8 @@
 
 Cross-entropy on the answers alone yields a blind model, since the template gives most tokens away.
 So each image token also learns to predict, through the language model's own embedding rows, the
-words for the thing it shows (colour, shape, direction, distance), and its row and column. Without
+words for the thing it shows (colour, shape, direction, distance), and its row and column; where it
+shows things of one colour and one shape, it has to tell them from the other seven of each. Without
 help the language model also ignores for long which thing is asked for. So, half-way through the
 layers, the token that ends the question's name learns to predict where that thing is.
 """
@@ -18,12 +19,26 @@ from transformers import PreTrainedTokenizerBase, Qwen2VLForConditionalGeneratio
 
 from collab_llm_lab.training.learner import ModelLearner, Recipe
 from collab_llm_lab.training.nav.batches import WORDS
-from collab_llm_lab.training.nav.forward import GRID, FastForward, Output
+from collab_llm_lab.training.nav.forward import GRID, FastForward
 from collab_llm_lab.training.nav.models import prefix_ids
+from collab_llm_nodes.sim.rooms import COLOURS, SHAPES
 from collab_llm_nodes.sim.view import DIRECTIONS, DISTANCES
 
-_DENSE_WEIGHT, _NAME_WEIGHT = 4.0, 0.5
-"""Weights of the losses beside that of the answers."""
+_WEIGHTS = {
+    "answer_loss": 1.0,
+    "dense_loss": 4.0,
+    "colour_loss": 0.2,
+    "shape_loss": 0.5,
+    "name_loss": 0.5,
+}
+"""Weights of the losses.
+
+Among all dense words the shapes are learnt last: after 18,000 steps without a loss of their own,
+the image tokens had colours right in 0.98 and shapes in 0.62; five minutes with it made that 0.79.
+"""
+_COLOUR_WORDS, _SHAPE_WORDS = (
+    slice(WORDS.index(words[0]), WORDS.index(words[-1]) + 1) for words in (COLOURS, SHAPES)
+)
 
 
 class DenseHead(nn.Module):
@@ -39,8 +54,8 @@ class DenseHead(nn.Module):
         self.place = nn.Linear(hidden, GRID.rows + GRID.columns)
         self.finding = nn.Linear(hidden, len(DIRECTIONS) + len(DISTANCES) + 2)
 
-    def forward(self, vision: Tensor, rows: Tensor, dense: Tensor) -> Tensor:
-        """Return the loss of image tokens [B, T, D] against multi-hot words [B, T, W]."""
+    def forward(self, vision: Tensor, rows: Tensor, dense: Tensor) -> dict[str, Tensor]:
+        """Return the losses of image tokens [B, T, D] against multi-hot words [B, T, W]."""
         x = F.rms_norm(vision, (vision.shape[-1],))
         logits = F.linear(x, rows[self.ids]).float() * self.scale + self.bias
         words = F.binary_cross_entropy_with_logits(logits, dense)
@@ -54,7 +69,11 @@ class DenseHead(nn.Module):
             places[..., GRID.rows :].flatten(0, 1),
             (cells % GRID.columns).repeat(len(x)),
         )
-        return words + 0.02 * (row + column)
+        return {
+            "dense_loss": words + 0.02 * (row + column),
+            "colour_loss": _only_one(logits[..., _COLOUR_WORDS], dense[..., _COLOUR_WORDS]),
+            "shape_loss": _only_one(logits[..., _SHAPE_WORDS], dense[..., _SHAPE_WORDS]),
+        }
 
     def name(self, hidden: Tensor, found: Tensor) -> Tensor:
         """Return the loss of the name's token [N, D]: where the thing is, or that it is unseen."""
@@ -108,34 +127,44 @@ class PictureLearner(ModelLearner):
         name_at: Tensor,
         found: Tensor,
     ) -> dict[str, Tensor]:
-        """Return the losses of a ``Batch``: of the answer in nats per token, dense, of the name."""
-        count = pictures.shape[0]
-        out = self.fast(pictures, texts, texts.shape[0] // count)
-        logits = _answer_logits(self.fast, out, at)
+        """Return the losses of a ``Batch``: of the answer in nats per token, of what is seen."""
+        vision = self.fast.see(pictures)
+        losses = self.head(vision, self.model.lm_head.weight, dense)
+        if len(texts):
+            losses["answer_loss"] = self._answer_loss(pictures, vision, texts, at, labels)
+            losses["name_loss"] = self._name_loss(vision, names, name_at, found)
+        return {"loss": sum(_WEIGHTS[key] * loss for key, loss in losses.items()), **losses}
+
+    def _answer_loss(
+        self, pictures: Tensor, vision: Tensor, texts: Tensor, at: Tensor, labels: Tensor
+    ) -> Tensor:
+        """Return the cross-entropy to the answers, or to the teacher's law of their tokens."""
+        count = len(texts) // len(pictures)
+        logits = _answer_logits(self.fast, self.fast.read(vision, texts, count), at)
         if self.teacher is None:
-            answer = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
-        else:
-            with torch.no_grad():
-                said = self.teacher(pictures, texts, texts.shape[0] // count)
-                law = _answer_logits(self.teacher, said, at).softmax(-1)
-            real = (labels >= 0).float()
-            answer = -((law * logits.log_softmax(-1)).sum(-1) * real).sum() / real.sum()
-        named = self.fast.read(out.vision, names, names.shape[0] // count, self._name_depth)[-1]
+            return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+        with torch.no_grad():
+            said = self.teacher(pictures, texts, count)
+            law = _answer_logits(self.teacher, said.layers, at).softmax(-1)
+        real = (labels >= 0).float()
+        return -((law * logits.log_softmax(-1)).sum(-1) * real).sum() / real.sum()
+
+    def _name_loss(self, vision: Tensor, names: Tensor, name_at: Tensor, found: Tensor) -> Tensor:
+        """Return the loss of the names' last tokens, half-way through the layers."""
+        named = self.fast.read(vision, names, len(names) // len(vision), self._name_depth)[-1]
         named = named.flatten(0, 1)
-        named = named[torch.arange(len(named), device=named.device), name_at]
-        dense_loss = self.head(out.vision, self.model.lm_head.weight, dense)
-        name_loss = self.head.name(named, found)
-        return {
-            "loss": answer + _DENSE_WEIGHT * dense_loss + _NAME_WEIGHT * name_loss,
-            "answer_loss": answer,
-            "dense_loss": dense_loss,
-            "name_loss": name_loss,
-        }
+        return self.head.name(named[torch.arange(len(named), device=named.device), name_at], found)
 
 
-def _answer_logits(fast: FastForward, out: Output, at: Tensor) -> Tensor:
+def _only_one(logits: Tensor, words: Tensor) -> Tensor:
+    """Return the cross-entropy to the word of tokens [..., W] of which just one is true."""
+    only = (words.sum(-1) == 1).float()
+    return -((logits.log_softmax(-1) * words).sum(-1) * only).sum() / only.sum().clamp(min=1.0)
+
+
+def _answer_logits(fast: FastForward, layers: list[Tensor], at: Tensor) -> Tensor:
     """Return float32 [B K, A, V]: logits at the answer positions ``at`` [B K, A]."""
-    hidden = out.layers[-1].flatten(0, 1)
+    hidden = layers[-1].flatten(0, 1)
     return fast.logits(
         torch.gather(hidden, 1, at[..., None].expand(-1, -1, hidden.shape[-1]))
     ).float()

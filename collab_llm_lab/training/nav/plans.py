@@ -36,7 +36,8 @@ class Stage:
     """Stage whose model this one begins with; none: fresh weights."""
     teacher: str = ""
     """Stage whose model's law of each answer token is learnt; none: the expert's answers."""
-    ask: Ask = seeing_questions
+    ask: Ask | None = seeing_questions
+    """None: vision alone is trained, by the words of image tokens."""
     lengths: Lengths = Lengths(text=18, answer=8)
     dagger: Dagger = field(default_factory=Dagger)
 
