@@ -1,17 +1,20 @@
-"""Figures of the home's pair on rooms that training never shows."""
+"""Figures of the pair on rooms that training never shows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase, Qwen2VLForConditionalGeneration
 
 from collab_llm_lab.home.answers import Decision, answer, read
 from collab_llm_lab.home.requests import Kind
 from collab_llm_lab.home.wording import HELD_OUT, PLAIN
 from collab_llm_lab.training.nav.asks import Ask
+from collab_llm_lab.training.nav.batches import WORDS, dense_words
 from collab_llm_lab.training.nav.models import MAX_TOKENS, answers
 from collab_llm_lab.training.nav.pictures import Pictures, write_shard
 from collab_llm_lab.training.nav.questions import (
@@ -23,7 +26,7 @@ from collab_llm_lab.training.nav.questions import (
 )
 from collab_llm_lab.training.nav.sources import room_poses
 from collab_llm_nodes.sim.renderer import Renderer
-from collab_llm_nodes.sim.rooms import HELD_OUT_PAIRS, Style
+from collab_llm_nodes.sim.rooms import COLOURS, HELD_OUT_PAIRS, SHAPES, Style
 from collab_llm_nodes.sim.view import DIRECTIONS, way
 
 HELD_OUT_SEEDS = 500_000
@@ -44,6 +47,28 @@ def held_out_pictures(data: Path, name: str, rooms: int, style: Style) -> Pictur
         write_shard(shard, pictures, [a for _, asks in made for a in asks])
         renderer.close()
     return Pictures([shard])
+
+
+def sight_figures(words: Callable[[Tensor], Tensor], data: Path) -> dict[str, float]:
+    """Return ``colour`` and ``shape``: shares of image tokens that name those of what they show.
+
+    Tokens count that show things of one colour, or of one shape, in held-out pictures.
+
+    Args:
+        words: returns the logits of ``WORDS`` [B, T, W] of uint8 pictures.
+    """
+    pictures = held_out_pictures(data, "trained", _ROOMS, Style())
+    right: dict[str, list[bool]] = {"colour": [], "shape": []}
+    for first in range(0, len(pictures), 64):
+        part = range(first, min(first + 64, len(pictures)))
+        logits = words(torch.from_numpy(np.stack([pictures.image(i) for i in part]))).numpy()
+        true = np.stack([dense_words(pictures, i, flip=False) for i in part])
+        for kind, names in (("colour", COLOURS), ("shape", SHAPES)):
+            at = slice(WORDS.index(names[0]), WORDS.index(names[-1]) + 1)
+            only = true[..., at].sum(-1) == 1
+            agree = logits[..., at].argmax(-1) == true[..., at].argmax(-1)
+            right[kind] += agree[only].tolist()
+    return {kind: share(values) for kind, values in right.items()}
 
 
 def seeing_figures(

@@ -54,20 +54,27 @@ class DenseHead(nn.Module):
         self.place = nn.Linear(hidden, GRID.rows + GRID.columns)
         self.finding = nn.Linear(hidden, len(DIRECTIONS) + len(DISTANCES) + 2)
 
+    def words(self, vision: Tensor, rows: Tensor) -> Tensor:
+        """Return the logits [B, T, W] of the words of image tokens [B, T, D].
+
+        Args:
+            rows: of the embedding [V, D].
+        """
+        return F.linear(_normed(vision), rows[self.ids]).float() * self.scale + self.bias
+
     def forward(self, vision: Tensor, rows: Tensor, dense: Tensor) -> dict[str, Tensor]:
         """Return the losses of image tokens [B, T, D] against multi-hot words [B, T, W]."""
-        x = F.rms_norm(vision, (vision.shape[-1],))
-        logits = F.linear(x, rows[self.ids]).float() * self.scale + self.bias
+        logits = self.words(vision, rows)
         words = F.binary_cross_entropy_with_logits(logits, dense)
         cells = torch.arange(GRID.tokens, device=vision.device)
-        places = self.place(x).float()
+        places = self.place(_normed(vision)).float()
         row = F.cross_entropy(
             places[..., : GRID.rows].flatten(0, 1),
-            (cells // GRID.columns).repeat(len(x)),
+            (cells // GRID.columns).repeat(len(vision)),
         )
         column = F.cross_entropy(
             places[..., GRID.rows :].flatten(0, 1),
-            (cells % GRID.columns).repeat(len(x)),
+            (cells % GRID.columns).repeat(len(vision)),
         )
         return {
             "dense_loss": words + 0.02 * (row + column),
@@ -77,7 +84,7 @@ class DenseHead(nn.Module):
 
     def name(self, hidden: Tensor, found: Tensor) -> Tensor:
         """Return the loss of the name's token [N, D]: where the thing is, or that it is unseen."""
-        guess = self.finding(F.rms_norm(hidden, (hidden.shape[-1],))).float()
+        guess = self.finding(_normed(hidden)).float()
         split = len(DIRECTIONS) + 1
         where = F.cross_entropy(guess[:, :split], found[:, 0])
         return where + F.cross_entropy(guess[:, split:], found[:, 1])
@@ -115,6 +122,11 @@ class PictureLearner(ModelLearner):
         self._name_depth = text.num_hidden_layers // 2 + 1
         both = nn.ModuleDict({"model": model, "head": self.head})
         super().__init__(both, recipe, device)
+
+    @torch.no_grad()
+    def words(self, pictures: Tensor) -> Tensor:
+        """Return the logits [B, T, W] of the words of what uint8 pictures show."""
+        return self.head.words(self.fast.see(pictures), self.model.lm_head.weight)
 
     def losses(  # type: ignore[override]
         self,
@@ -154,6 +166,10 @@ class PictureLearner(ModelLearner):
         named = self.fast.read(vision, names, len(names) // len(vision), self._name_depth)[-1]
         named = named.flatten(0, 1)
         return self.head.name(named[torch.arange(len(named), device=named.device), name_at], found)
+
+
+def _normed(hidden: Tensor) -> Tensor:
+    return F.rms_norm(hidden, (hidden.shape[-1],))
 
 
 def _only_one(logits: Tensor, words: Tensor) -> Tensor:

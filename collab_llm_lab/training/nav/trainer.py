@@ -21,7 +21,11 @@ from collab_llm_lab.training.learner import ModelLearner
 from collab_llm_lab.training.nav.adapters import ExitLearner
 from collab_llm_lab.training.nav.batches import Batches, Shards
 from collab_llm_lab.training.nav.dagger import Rounds
-from collab_llm_lab.training.nav.figures import answering_figures, seeing_figures
+from collab_llm_lab.training.nav.figures import (
+    answering_figures,
+    seeing_figures,
+    sight_figures,
+)
 from collab_llm_lab.training.nav.learner import PictureLearner
 from collab_llm_lab.training.nav.making import Making
 from collab_llm_lab.training.nav.models import SIZES, build, export, read, tokenizer_in
@@ -33,7 +37,7 @@ from collab_llm_lab.training.run import MakeStage, make_stages
 
 EXITS = "exits"
 """The last stage."""
-_SHOWN = ("answer_loss", "direction", "unseen", "action", "exact", "agreement")
+_SHOWN = ("shape", "answer_loss", "direction", "unseen", "action", "exact", "agreement")
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,11 @@ class Trainer:
         learner = PictureLearner(model, tokenizer, stage.recipe, self.device, teacher)
         if stage.initial:
             learner.trained.load_state_dict(weights_of(self.out / stage.initial))
-        figures = seeing_figures if stage.ask is seeing_questions else answering_figures
-        measure = partial(figures, model, tokenizer, self.data)
+        if stage.ask is None:
+            measure = partial(sight_figures, learner.words, self.data)
+        else:
+            figures = seeing_figures if stage.ask is seeing_questions else answering_figures
+            measure = partial(figures, model, tokenizer, self.data)
         if not self._run(name, stage, learner, model, report, stop, measure):
             return False
         export(model, tokenizer, self.out / name / "model", torch.float32)
