@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2VLForCondi
 from collab_llm_lab.home.answers import ACTIONS
 from collab_llm_lab.training import loop
 from collab_llm_lab.training.learner import Recipe
-from collab_llm_lab.training.nav import trainer
+from collab_llm_lab.training.nav import figures, trainer
 from collab_llm_lab.training.nav.adapters import ExitLearner, exit_hidden
 from collab_llm_lab.training.nav.batches import WORDS, Batch, Batches, Lengths, Shards, dense_words
 from collab_llm_lab.training.nav.dagger import Dagger
@@ -35,13 +35,14 @@ from collab_llm_nodes.models.adapters import ExitAdapters
 from collab_llm_nodes.models.architectures import decoder_parts
 from collab_llm_nodes.sim.pose import Pose
 from collab_llm_nodes.sim.renderer import Renderer
-from collab_llm_nodes.sim.rooms import HELD_OUT_PAIRS, make_room
+from collab_llm_nodes.sim.rooms import HELD_OUT_PAIRS, SHAPES, make_room
 from collab_llm_nodes.sim.view import look
 
 PACKED = Path(trainer.__file__).parent / "weights"
 RECIPE = Recipe(2, 2e-3, steps=3, warmup=2, beta2=0.98)
 SMALL_POSES, SMALL_WAYS = (replace(source, rooms=1) for source in (POSES, WAYS))
 SEEING = Stage(RECIPE, "micro", {SMALL_POSES: 2}, shards=2, first_shards=1, steps_per_shard=2)
+SIGHT = replace(SEEING, ask=None)
 TARGET = replace(
     SEEING,
     pictures={SMALL_POSES: 1, SMALL_WAYS: 1},
@@ -50,7 +51,12 @@ TARGET = replace(
     lengths=CPU.stages["target"].lengths,
 )
 MICRO = Plan(
-    {"seeing": SEEING, "target": TARGET, "draft": replace(TARGET, teacher="target")},
+    {
+        "sight": SIGHT,
+        "seeing": SEEING,
+        "target": TARGET,
+        "draft": replace(TARGET, teacher="target"),
+    },
     replace(TARGET, recipe=replace(RECIPE, learning_rate=1e-2, steps=12, warmup=0)),
 )
 CPU_DEVICE = torch.device("cpu")
@@ -91,6 +97,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "sight_figures", lambda *_: {"shape": 0.5})
     monkeypatch.setattr(trainer, "seeing_figures", lambda *_: {"direction": 0.5})
     monkeypatch.setattr(trainer, "answering_figures", lambda *_: {"action": 0.5})
 
@@ -200,7 +207,7 @@ def test_questions_fit_into_their_rows(data: Path, tokenizer: PreTrainedTokenize
         Batches(tokenizer, 0, seeing_questions, Lengths(4, 2)).make(shards, 0)
 
 
-@pytest.mark.parametrize("stage", [SEEING, TARGET], ids=["seeing", "target"])
+@pytest.mark.parametrize("stage", [SIGHT, SEEING, TARGET], ids=["sight", "seeing", "target"])
 def test_training_learns(stage: Stage, data: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     recipe = replace(RECIPE, steps=100)
     learner = PictureLearner(micro(tokenizer), tokenizer, recipe, CPU_DEVICE)
@@ -215,11 +222,39 @@ def test_dense_words_reach_the_vision_tower(data: Path, tokenizer: PreTrainedTok
     learner = PictureLearner(micro(tokenizer), tokenizer, RECIPE, CPU_DEVICE)
     batch = batch_of(tokenizer, data, SEEING)
     vision = learner.fast.see(batch.pictures)
-    learner.head(vision, learner.model.lm_head.weight, batch.dense).backward()
+    sum(learner.head(vision, learner.model.lm_head.weight, batch.dense).values()).backward()
     assert learner.model.model.visual.patch_embed.proj.weight.grad is not None
     rows = learner.model.lm_head.weight.grad
     assert rows is not None
     assert set(rows.abs().sum(1).nonzero().flatten().tolist()) == set(learner.head.ids.tolist())
+
+
+def test_a_token_of_one_shape_must_tell_it_from_the_others(
+    data: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    learner = PictureLearner(micro(tokenizer), tokenizer, RECIPE, CPU_DEVICE)
+    batch = batch_of(tokenizer, data, SIGHT)
+    shapes = slice(WORDS.index(SHAPES[0]), WORDS.index(SHAPES[-1]) + 1)
+    logits = learner.words(batch.pictures)[..., shapes].flatten(0, 1)
+    true = batch.dense[..., shapes].flatten(0, 1)
+    only = true.sum(-1) == 1
+    assert only.any()
+    expected = torch.nn.functional.cross_entropy(logits[only], true[only].argmax(-1))
+    torch.testing.assert_close(learner.losses(*batch)["shape_loss"], expected)
+
+
+def test_colours_and_shapes_of_held_out_pictures_are_counted(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = Pictures(folders(data, SMALL_POSES))
+    monkeypatch.setattr(figures, "held_out_pictures", lambda *_: shown)
+    true = torch.stack(
+        [torch.from_numpy(dense_words(shown, i, flip=False)) for i in range(len(shown))]
+    )
+    assert len(shown) <= 64
+    assert figures.sight_figures(lambda _: true, data) == {"colour": 1.0, "shape": 1.0}
+    wrong = figures.sight_figures(lambda _: true.roll(1, -1), data)
+    assert max(wrong.values()) < 0.2
 
 
 def test_its_own_teacher_has_nothing_to_teach(
@@ -320,7 +355,7 @@ def test_the_whole_plan_makes_a_pair_with_exits(
     with pytest.raises(ConfigError, match="--stage"):
         train_nav(training, only="target")
     assert not train_nav(training, stop=lambda: True)
-    assert "stopped in stage seeing; the same command goes on" in capsys.readouterr().out
+    assert "stopped in stage sight; the same command goes on" in capsys.readouterr().out
     assert train_nav(training)
     pair = [read(out / "models" / f"nav-{role}")[0] for role in ("target", "draft")]
     adapters = ExitAdapters.load(out / "models" / "nav-target", decoder_parts(pair[0]))
