@@ -20,6 +20,9 @@ from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.knowledge.documents import PAGE_BREAK, Document
 from collab_llm_nodes.knowledge.unwrapping import tidy, unwrapped
 
+LEAST_CHARACTERS = 16
+"""Smallest value of ``ChunkPlan.characters``."""
+
 _PAGE_CHARACTERS = 3000
 """A page of a text that has no page breaks."""
 _MAX_TITLE = 200
@@ -54,7 +57,7 @@ class ChunkPlan:
         choices=("window", "page", "section", "paragraph", "sentence", "code"),
     )
     characters: int = setting(
-        1000, "A chunk holds at most so many characters.", low=16, high=10_000_000
+        1000, "A chunk holds at most so many characters.", low=LEAST_CHARACTERS, high=10_000_000
     )
     overlap: int = setting(
         0,

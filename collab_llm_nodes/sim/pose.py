@@ -1,4 +1,4 @@
-"""Where something stands in a room."""
+"""The pose of a robot or a thing in a room."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ end with the last channel, in whichever thread collects that as garbage.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Awaitable
 from typing import TypeVar
@@ -16,6 +17,7 @@ from typing import TypeVar
 from grpc.aio import init_grpc_aio
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
@@ -29,9 +31,19 @@ def background_loop() -> asyncio.AbstractEventLoop:
         if _loop is None:
             _loop = asyncio.new_event_loop()
             _loop.call_soon(init_grpc_aio)  # counts uses; ours never ends
-            _thread = threading.Thread(target=_loop.run_forever, name="grpc-loop", daemon=True)
+            _thread = threading.Thread(target=_run, args=(_loop,), name="grpc-loop", daemon=True)
             _thread.start()
         return _loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop for ever: a job that asks the process to exit must not end all the others."""
+    while True:
+        try:
+            loop.run_forever()
+            return
+        except (SystemExit, KeyboardInterrupt):  # asyncio hands on these two only
+            _log.exception("a job of the background loop asked to exit")
 
 
 def in_background_thread() -> bool:

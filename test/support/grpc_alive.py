@@ -12,6 +12,7 @@ import asyncio
 import concurrent.futures
 import faulthandler
 import os
+import threading
 
 import grpc
 import pytest
@@ -46,5 +47,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.failed and not hasattr(report, "node") and not grpc_works():
         os.write(_stderr, f"\n{report.nodeid} ({report.when}) left gRPC dead:\n".encode())
         os.write(_stderr, f"{report.longreprtext}\n".encode())
+        alive = sorted(thread.name for thread in threading.enumerate())
+        os.write(_stderr, f"threads: {', '.join(alive)}\n".encode())
         faulthandler.dump_traceback(file=_stderr, all_threads=True)
         pytest.exit(f"gRPC no longer works in this process since {report.nodeid}", returncode=1)

@@ -21,7 +21,7 @@ from torch import Tensor
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.errors import Cancelled, InvalidInput, ProtocolError
-from collab_llm_nodes.knowledge.chunking import Chunk
+from collab_llm_nodes.knowledge.chunking import LEAST_CHARACTERS, Chunk
 from collab_llm_nodes.knowledge.cross_encoder import CrossEncoder
 from collab_llm_nodes.knowledge.encoders import Encoder, WordHashes
 from collab_llm_nodes.knowledge.evidence import load_calibration
@@ -44,9 +44,6 @@ from collab_llm_nodes.protocols.dragon.side import SideInfo
 from collab_llm_nodes.protocols.dragon.side_settings import QUOTE, SideConfig
 
 log = logging.getLogger(__name__)
-
-_LEAST_CHARACTERS = 16
-"""Limits of a chunk's length, as `ChunkPlan.characters` may be set."""
 
 
 class DocumentsDecoder:
@@ -367,7 +364,7 @@ class ModelSide:
                 " side.document_tokens",
                 cut.name,
                 self._config.document_tokens,
-                max(_LEAST_CHARACTERS, len(text) // (1 + len(self.layout.pieces(text)))),
+                max(LEAST_CHARACTERS, len(text) // (1 + len(self.layout.pieces(text)))),
             )
 
     def continuation(self, ids: Sequence[int]) -> DocumentsDecoder:
