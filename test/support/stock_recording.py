@@ -25,7 +25,7 @@ from collab_llm_nodes.protocols.edge_cloud.stock.session import Score
 from collab_llm_nodes.protocols.edge_cloud.stock.settings import TargetLinkConfig
 from collab_llm_nodes.protocols.edge_cloud.stock.vllm import VllmServer
 
-TEXT = "find the red mug. history: none. search: place 1, turned 0."
+TEXT = "find the red ball. history: none."
 TOP = 5
 GENERATED = 8
 
