@@ -1,6 +1,6 @@
 """Two simulated robots on one machine, each in a room of its own, and one verifier for both.
 
-    ros2 launch collab_llm two_robots.launch.py instruction1:="find the blue mug" dashboard:=true
+    ros2 launch collab_llm two_robots.launch.py instruction1:="find the yellow mug" dashboard:=true
 
 Their namespaces are robot1 and robot2. Each has its own clock (`/robot1/clock`), so their simulated
 times run apart. Start `ros2` tools that use simulated time with `-r /clock:=/robot1/clock`.

@@ -14,7 +14,7 @@ from rich.console import Console
 from collab_llm_lab.bench.rendering import show_rows
 from collab_llm_lab.bench.scenes import scene_prompts
 from collab_llm_lab.home.answers import ACTIONS as ACTIONS_SAID
-from collab_llm_lab.home.answers import MARKER
+from collab_llm_lab.home.answers import MAX_TOKENS
 from collab_llm_lab.training.pair.speculation import plain_runner
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.models.guide import Guide
@@ -24,8 +24,8 @@ from collab_llm_nodes.models.threads import set_threads
 from collab_llm_nodes.protocols.edge_cloud.metrics import EdgeCloudMetrics
 from collab_llm_nodes.protocols.edge_cloud.runner import Generation
 from collab_llm_nodes.robot.grammar import Code, actions_pattern, parse
+from collab_llm_nodes.robot.search import MARKER
 
-MAX_TOKENS = 64
 WARM_UP = 2
 """Answers of each row that are not measured."""
 ACTIONS = Guide("regex", actions_pattern())

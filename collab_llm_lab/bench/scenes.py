@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from collab_llm_lab.home.answers import ACTIONS, GIVE_UP, REPLY, STOP, answer
+from collab_llm_lab.home.answers import ENDS, MOVES, answer
 from collab_llm_lab.home.expert import Expert
 from collab_llm_lab.home.wording import TRAINED
 from collab_llm_lab.training.nav.driving import begin, take_picture
@@ -15,8 +15,6 @@ from collab_llm_nodes.models.prompt import Prompt
 from collab_llm_nodes.sim.renderer import Renderer
 from collab_llm_nodes.sim.view import look
 
-_ENDS = (STOP, GIVE_UP, REPLY)
-_MOVES = [action for action in ACTIONS if action not in _ENDS]
 _NOISE = 0.1
 """Share of the actions that are random."""
 _STEPS = 20
@@ -36,10 +34,10 @@ def scene_prompts(count: int, seed: int) -> list[Prompt]:
         for _ in range(int(rng.integers(_STEPS))):
             pose = episode.base.pose
             decision = expert.decide(look(room, pose), pose, episode.history, episode.memory)
-            if decision.action in _ENDS:
+            if decision.action in ENDS:
                 break
             if rng.random() < _NOISE:
-                decision = replace(decision, action=_MOVES[int(rng.integers(len(_MOVES)))])
+                decision = replace(decision, action=MOVES[int(rng.integers(len(MOVES)))])
             episode.advance(answer(decision))
         renderer.enter(room)
         prompts.append(Prompt(episode.prompt, (take_picture(episode, renderer),)))

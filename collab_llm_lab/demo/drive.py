@@ -18,6 +18,7 @@ from rich.text import Text
 from collab_llm_lab.demo.film import Frame, save
 from collab_llm_lab.demo.memory import figures_of, memory_processes, show
 from collab_llm_lab.demo.tasks import draw_tasks
+from collab_llm_lab.home.answers import MAX_TOKENS
 from collab_llm_lab.reference import generate
 from collab_llm_nodes.assets import config_file
 from collab_llm_nodes.decoding.sampling import SamplingConfig
@@ -40,7 +41,6 @@ ROOM_DEADLINE_S = 300.0
 RECALL_DEADLINE_S = 60.0
 FILMED_ROOMS = 3
 TARGET, DRAFT = ModelConfig(path="nav-target"), ModelConfig(path="nav-draft")
-MAX_TOKENS = 72
 """``client.max_tokens`` of config/embedded.yaml."""
 
 
@@ -124,7 +124,8 @@ def run_demo(
         show(recollection, console)
     with console.status("comparing every answer with the target decoding alone ..."):
         mismatches = _mismatches(drives)
-    frames = [f for d in drives[:FILMED_ROOMS] for f in _frames(d)]
+    draft = Engine(load(DRAFT))
+    frames = [f for d in drives[:FILMED_ROOMS] for f in _frames(d, draft)]
     if frames:
         film.parent.mkdir(parents=True, exist_ok=True)
         save(frames, film)
@@ -262,13 +263,12 @@ def _result(drive: Drive) -> Text:
     return result if distance is None else result.append(f" {distance:.2f} m", "default")
 
 
-def _frames(drive: Drive) -> Iterator[Frame]:
+def _frames(drive: Drive, draft: Engine) -> Iterator[Frame]:
     """Yield a frame per answer, with a large picture rendered from the simulator's true pose."""
     from collab_llm_nodes.sim.renderer import Renderer  # needs EGL
 
     renderer = Renderer()
     renderer.enter(drive.task.room)
-    draft = Engine(load(DRAFT))
     for number, answer in enumerate(drive.answers):
         path = drive.path[: max(1, answer.travelled)]
         words = [

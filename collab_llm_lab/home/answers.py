@@ -15,13 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from collab_llm_lab.home.requests import Kind, Request, resolve
-from collab_llm_nodes.robot.search import EIGHTHS, PLACES, WAYS, Report, read_report
+from collab_llm_nodes.robot.search import EIGHTHS, MARKER, PLACES, WAYS, Report, read_report
 from collab_llm_nodes.sim.rooms import SHAPES
 from collab_llm_nodes.sim.view import DIRECTIONS, DISTANCES, Sight, View, direction, distance
 
-STOP, GIVE_UP, REPLY = "stop", "give up", "reply"
-ACTIONS = (
-    STOP,
+STOP, GIVE_UP, REPLY = ENDS = "stop", "give up", "reply"
+MOVES = (
     "move forward 25 cm",
     "move forward 50 cm",
     "move forward 75 cm",
@@ -31,10 +30,10 @@ ACTIONS = (
     "turn right 15 degree",
     "turn right 30 degree",
     "turn right 45 degree",
-    GIVE_UP,
-    REPLY,
 )
-MARKER = "the next action is"
+ACTIONS = (STOP, *MOVES, GIVE_UP, REPLY)
+MAX_TOKENS = 72
+"""Tokens of an answer at most."""
 MOST_SCENE = 2
 """Other things in an answer at most."""
 MOST_SEEN = 3

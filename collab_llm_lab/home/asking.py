@@ -18,7 +18,7 @@ from collab_llm_nodes.sim.rooms import (
 )
 from collab_llm_nodes.sim.view import Sight, View, look
 
-_PAIRS = tuple(
+TRAINED_PAIRS = tuple(
     f"{colour} {shape}" for colour, shape in KINDS if (colour, shape) not in HELD_OUT_PAIRS
 )
 _SHARES = {Kind.GO: 0.65, Kind.STOP: 0.05, Kind.DO_NOT: 0.07, Kind.UNKNOWN: 0.1}
@@ -66,7 +66,7 @@ def draw_for_view(
 def _is_there(room: Room, view: View, rng: np.random.Generator) -> About | None:
     """Return something that is certainly in view, or as often something that is not."""
     sights = (*view.things, *view.furniture)
-    names = dict.fromkeys((*_PAIRS, *_names(room), *SHAPES, *NAMED_FURNITURE))
+    names = dict.fromkeys((*TRAINED_PAIRS, *_names(room), *SHAPES, *NAMED_FURNITURE))
     certain = {
         name: found for name in names if (found := _certain(About(name), sights)) is not None
     }
@@ -125,7 +125,7 @@ def _there(rng: np.random.Generator, room: Room) -> About:
 
 def _absent(rng: np.random.Generator, room: Room) -> About:
     """Return something that ``room`` lacks."""
-    names, there = (*_PAIRS, *SHAPES, *NAMED_FURNITURE), _names(room)
+    names, there = (*TRAINED_PAIRS, *SHAPES, *NAMED_FURNITURE), _names(room)
     lacking = [name for name in names if not any(map(About(name).matches, there))]
     return _name(rng, lacking) or NOTHING
 

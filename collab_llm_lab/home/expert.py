@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from collab_llm_lab.home import planner
-from collab_llm_lab.home.answers import GIVE_UP, REPLY, STOP, Decision, answer, reply, scene
+from collab_llm_lab.home.answers import ENDS, GIVE_UP, REPLY, STOP, Decision, answer, reply, scene
 from collab_llm_lab.home.requests import Kind, Request, resolve
 from collab_llm_nodes.robot.search import FULL_TURN, Report, SearchMemory, eighth
 from collab_llm_nodes.sim.footprints import Footprint, distances
@@ -235,7 +235,7 @@ def drive(room: Room, request: Request, seed: int = 0) -> Episode:
         decision = expert.decide(look(room, base.pose), base.pose, history, memory)
         said = answer(decision)
         episode.steps.append(Step(base.pose, memory.text, said, decision))
-        if decision.action in (STOP, GIVE_UP, REPLY):
+        if decision.action in ENDS:
             episode.outcome = _outcome(expert, base.pose, decision.action)
             break
         base.execute(decision.action)

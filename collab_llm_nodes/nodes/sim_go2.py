@@ -104,7 +104,7 @@ class SimGo2(ManagedNode[SimConfig]):
         self._frame_due = 0.0
         self._departed = Pose(0.0, 0.0, 0.0)  # where the robot stood before its last motion
         self._departures = 0  # since it entered the room
-        self._seen: Pose | None = None  # pose of the cached frame
+        self._seen: tuple[Pose, int] | None = None  # what the cached frame shows
         self._rgb = np.zeros((0, 0, 3), np.uint8)
         self._jpeg = b""
         owners = {"cmd_vel": MOTION_TOPICS["cmd_vel"]}
@@ -200,7 +200,7 @@ class SimGo2(ManagedNode[SimConfig]):
         target.pose.position.x, target.pose.position.y = room.goal.x, room.goal.y
         self._goal.publish(target)
         info = RoomMsg(header=target.header, seed=room.seed)
-        info.target = [part.name for part in room.parts].index(room.goal.name)
+        info.target = 0  # the goal is the first thing
         info.width, info.depth = room.width, room.depth
         for part in room.parts:
             *colour, shape = part.name.split()
@@ -286,9 +286,11 @@ class SimGo2(ManagedNode[SimConfig]):
         raw = self._images.get_subscription_count() > 0
         if not raw and self._compressed.get_subscription_count() == 0:
             return
-        if self._base.pose != self._seen:
-            self._seen = self._base.pose
-            self._render()
+        # A late picture shows the place before the last motion.
+        viewpoint = self._departed if self._room.camera.late else self._base.pose
+        if (viewpoint, self._departures) != self._seen:
+            self._seen = viewpoint, self._departures
+            self._render(*self._seen)
         compressed = CompressedImage(format="jpeg", data=array("B", self._jpeg))
         compressed.header.stamp, compressed.header.frame_id = stamp, "camera_optical"
         self._compressed.publish(compressed)
@@ -299,15 +301,12 @@ class SimGo2(ManagedNode[SimConfig]):
             image.data = array("B", self._rgb.tobytes())
             self._images.publish(image)
 
-    def _render(self) -> None:
-        """Render what the camera shows now; a late one shows the place before the last motion."""
+    def _render(self, viewpoint: Pose, picture: int) -> None:
         if self._renderer is None:  # in this thread, whose graphics context it becomes
             self._renderer = Renderer()
             self._renderer.enter(self._room)
-        camera = self._room.camera
-        viewpoint = self._departed if camera.late else self._base.pose
-        self._rgb = self._renderer.picture(viewpoint, self._departures)
-        self._jpeg = to_jpeg(self._rgb, camera.jpeg_quality)
+        self._rgb = self._renderer.picture(viewpoint, picture)
+        self._jpeg = to_jpeg(self._rgb, self._room.camera.jpeg_quality)
 
 
 def main() -> int:

@@ -48,7 +48,7 @@ FULL_TURN = 315
 
 _PLACES = sorted(PLACES.items(), key=lambda item: -len(item[1]))
 _DISTANCES = sorted(RANGES, key=len, reverse=True)
-_MARKER = "the next action is"
+MARKER = "the next action is"
 _LONGEST_ANSWER, _LONGEST_NAME = 1000, 3
 _WORD = re.compile(r"[a-z]+|[,.]")
 _STEP = re.compile(r"move forward ([0-9]{1,4})\b|turn (left|right) ([0-9]{1,3})\b")
@@ -81,7 +81,7 @@ class Report:
 
 def read_report(answer: str) -> Report:
     """Return what an answer reports on the thing asked for; any text is read."""
-    reason = answer[:_LONGEST_ANSWER].lower().split(_MARKER)[0]
+    reason = answer[:_LONGEST_ANSWER].lower().split(MARKER)[0]
     sentences = [part for part in reason.split(".") if part.strip()]
     if not sentences:
         return Report()
@@ -193,7 +193,7 @@ class SearchMemory:
         name, x, y = self.thing
         dx, dy = x - self.x, y - self.y
         bearing = math.remainder(math.degrees(math.atan2(dy, dx)) - self.heading, 360.0)
-        return Remembered(name, bearing, max(0.0, math.hypot(dx, dy)))
+        return Remembered(name, bearing, math.hypot(dx, dy))
 
     @property
     def best_way(self) -> tuple[str, float] | None:

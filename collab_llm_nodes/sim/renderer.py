@@ -19,8 +19,10 @@ from collab_llm_nodes.sim.pose import Pose
 from collab_llm_nodes.sim.rooms import COLOURS, FURNITURE, NAMED_FURNITURE, SHAPES, Room, Thing
 from collab_llm_nodes.sim.scenery import (
     MATERIALS,
+    PAINTED,
     PERSON_XML,
     RGB,
+    TROUSERS,
     boxes,
     meshes_xml,
     textures,
@@ -30,12 +32,14 @@ from collab_llm_nodes.sim.view import ASPECT, Scene, axes, camera_of
 
 WIDTH, HEIGHT_PX = 224, 112
 """Camera picture in pixels: 16 x 8 patches of 14, 8 x 4 image tokens."""
+CELL = 4
+"""Side [pixel] of a block of ``footprint``."""
 ENLARGED = 4
 """Times that the picture for people is larger."""
 
 _BOXES = 160  # of walls and furniture
 _PEOPLE = 6
-_PAINTED, _DETAIL, _TROUSERS, _HIDDEN = 1, 2, 3, 5  # groups; that of hidden geoms is not drawn
+_HIDDEN = 5  # group of geoms that are not drawn
 _SWAY = np.radians((1.0, 2.0, 2.0))  # yaw, pitch, roll
 _SUNK = "0 0 -5"
 
@@ -70,7 +74,7 @@ def _scene_xml() -> str:
     <headlight specular="0 0 0"/>
   </visual>
   <statistic extent="5"/>
-  <default><geom group="{_PAINTED}" contype="0" conaffinity="0"/></default>
+  <default><geom group="{PAINTED}" contype="0" conaffinity="0"/></default>
   <asset>
     {meshes_xml()}{materials}
     <material name="matt" specular="0" shininess="0"/>
@@ -122,7 +126,7 @@ class Renderer:
         model, looks = self._model, room.looks
         rng = np.random.default_rng([room.seed, 0x10015])
         model.geom_group[:] = _HIDDEN
-        model.geom_group[self._floor] = _PAINTED
+        model.geom_group[self._floor] = PAINTED
         model.geom_matid[self._floor] = self._materials.get(looks.floor, self._materials["matt"])
         model.geom_rgba[self._floor, :3] = looks.floor_colour
         self._build(room)
@@ -136,10 +140,10 @@ class Renderer:
             if isinstance(part, Thing):
                 paint = np.array(RGB[part.colour])
                 noise = looks.noise * (0.3 + 0.7 * paint.max())  # black stays grey
-                self._paint(geoms, _PAINTED, paint + rng.uniform(-noise, noise, 3))
+                self._paint(geoms, PAINTED, paint + rng.uniform(-noise, noise, 3))
             else:
-                self._paint(geoms, _PAINTED, rng.uniform(0.3, 0.7) + rng.uniform(-0.07, 0.07, 3))
-                self._paint(geoms, _TROUSERS, rng.uniform(0.12, 0.3) + rng.uniform(-0.06, 0.06, 3))
+                self._paint(geoms, PAINTED, rng.uniform(0.3, 0.7) + rng.uniform(-0.07, 0.07, 3))
+                self._paint(geoms, TROUSERS, rng.uniform(0.12, 0.3) + rng.uniform(-0.06, 0.06, 3))
         yaw = looks.light_yaw
         model.light("lamp").dir[:] = (0.55 * math.cos(yaw), 0.55 * math.sin(yaw), -0.8)
         model.light("lamp").diffuse[:] = 0.45 * looks.light
@@ -166,7 +170,7 @@ class Renderer:
         model.geom_quat[part, 0], model.geom_quat[part, 3] = np.cos(half_yaw), np.sin(half_yaw)
         model.geom_rgba[part] = [(*box.colour, box.alpha) for box in built]
         model.geom_matid[part] = [self._materials[box.material] for box in built]
-        model.geom_group[part] = _PAINTED
+        model.geom_group[part] = PAINTED
 
     def _place(self, name: str, x: float, y: float, yaw: float) -> slice:
         """Put a body on the floor; return its geoms."""
@@ -233,16 +237,16 @@ def sway(room: Room, picture: int) -> tuple[float, float, float]:
     return float(yaw), float(pitch), float(roll)
 
 
-def footprint(room: Room, base: Pose, picture: int = 0, cell: int = 4) -> np.ndarray:
-    """Return what each ``cell`` x ``cell`` pixel block shows: int8 [112/cell, 224/cell].
+def footprint(room: Room, base: Pose, picture: int = 0) -> np.ndarray:
+    """Return what each block of ``CELL`` x ``CELL`` pixels shows: int8 [28, 56].
 
     The number of a thing, or that of furniture counted after all things, or -1. By geometry, as a
     stand-in for a segmentation render, which would double the cost of a picture.
     """
-    rows, columns = HEIGHT_PX // cell, WIDTH // cell
+    rows, columns = HEIGHT_PX // CELL, WIDTH // CELL
     focal = WIDTH / 2 / math.tan(room.camera.half_fov)
-    down = (np.arange(rows) + 0.5) * cell - HEIGHT_PX / 2
-    right = (np.arange(columns) + 0.5) * cell - WIDTH / 2
+    down = (np.arange(rows) + 0.5) * CELL - HEIGHT_PX / 2
+    right = (np.arange(columns) + 0.5) * CELL - WIDTH / 2
     rays = np.empty((rows, columns, 3))
     rays[..., 0], rays[..., 1], rays[..., 2] = right, -down[:, None], focal
     x, y, z = np.moveaxis(rays.reshape(-1, 3) @ axes(room.camera, sway(room, picture)), -1, 0)

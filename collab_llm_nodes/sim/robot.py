@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from collab_llm_nodes.sim.pose import Pose
+from collab_llm_nodes.sim.rooms import Room
 
 
 @dataclass(frozen=True)
@@ -29,22 +29,10 @@ class BaseConfig:
     """Standard deviation per square root of metre (or radian) travelled."""
 
 
-class Surroundings(Protocol):
-    """Surroundings of the base: a room with a seed, a start and solid parts."""
-
-    @property
-    def seed(self) -> int: ...
-    @property
-    def start(self) -> Pose: ...
-
-    def push_out(self, x: float, y: float, radius: float) -> tuple[float, float]:
-        """Return the nearest place where a disc of ``radius`` [m] touches nothing solid."""
-
-
 class Base:
     """The simulated base; its state is ``pose`` (truth), ``odometry``, ``speed`` and ``turn``."""
 
-    def __init__(self, room: Surroundings, seed: int = 0, config: BaseConfig | None = None) -> None:
+    def __init__(self, room: Room, seed: int = 0, config: BaseConfig | None = None) -> None:
         self._push_out = room.push_out
         self.config = config or BaseConfig()
         self.pose = room.start

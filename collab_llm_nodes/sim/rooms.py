@@ -497,9 +497,9 @@ def _flood(free: np.ndarray, column: int, row: int) -> np.ndarray:
     reached = np.zeros_like(free)
     reached[column, row] = True
     # each run of free cells is filled at once, columns and rows in turn
-    runs = [np.cumsum(~free, axis) * 2 * free for axis in (0, 1)]
+    runs = [np.cumsum(~free, axis) * free for axis in (0, 1)]
     for axis, run in enumerate(runs):
-        run += np.expand_dims(np.arange(free.shape[1 - axis]), axis) * (2 * free.shape[axis] + 2)
+        run += np.expand_dims(np.arange(free.shape[1 - axis]), axis) * (free.shape[axis] + 1)
     before = 0
     while before != (before := int(reached.sum())):
         for run in runs:

@@ -48,6 +48,8 @@ _BOOKS: tuple[Colour, ...] = (
     (0.3, 0.4, 0.3),
 )
 _SHADOW = 0.3
+PAINTED, DETAIL, TROUSERS = 1, 2, 3
+"""Groups of geoms; the first and the third get their colours later."""
 
 
 MATERIALS = ("matt", "wood", "tiles", "carpet", "stripes")
@@ -220,7 +222,7 @@ def _hung(rng: np.random.Generator, room: Room) -> list[Box]:
 
 
 def thing_xml(shape: str) -> str:
-    """Return the geoms of one shape; those without a colour are painted (group 1)."""
+    """Return the geoms of one shape; those without a colour are ``PAINTED``."""
     r, h = RADIUS[shape], HEIGHT[shape]
     drawn = {
         "ball": f'<geom type="sphere" size="{r}" pos="0 0 {r}"/>',
@@ -235,7 +237,7 @@ def thing_xml(shape: str) -> str:
         + _tube(
             [(-0.19, h), (-0.15, h + 0.11), (0.0, h + 0.16), (0.15, h + 0.11), (0.19, h)],
             0.012,
-            'rgba="0.45 0.45 0.47 1" group="2"',
+            f'rgba="0.45 0.45 0.47 1" group="{DETAIL}"',
         )
         + _hollow(0.18, h),
         "lamp": '<geom type="mesh" mesh="foot"/><geom type="mesh" mesh="shade"/>'
@@ -247,7 +249,7 @@ def thing_xml(shape: str) -> str:
             for c, s in ((0.7, 0.7), (-0.7, 0.7), (-0.7, -0.7), (0.7, -0.7))
         ),
     }
-    shadow = f'<geom type="cylinder" size="{1.2 * r} 0.001" pos="0 0 0.006" group="2"'
+    shadow = f'<geom type="cylinder" size="{1.2 * r} 0.001" pos="0 0 0.006" group="{DETAIL}"'
     return drawn[shape] + shadow + f' rgba="0 0 0 {_SHADOW}"/>'
 
 
@@ -262,7 +264,7 @@ def _tube(points: list[tuple[float, float]], radius: float, paint: str = "") -> 
 def _hollow(radius: float, height: float) -> str:
     """Return the dark inside of a vessel, as a lid."""
     return (
-        f'<geom type="cylinder" size="{radius} 0.002" pos="0 0 {height}" group="2"'
+        f'<geom type="cylinder" size="{radius} 0.002" pos="0 0 {height}" group="{DETAIL}"'
         ' rgba="0.2 0.19 0.18 1"/>'
     )
 
@@ -270,15 +272,15 @@ def _hollow(radius: float, height: float) -> str:
 PERSON_XML = (
     "".join(
         f'<geom type="capsule" size="{PERSON_LEG / 2}" fromto="{x} 0 {PERSON_LEGS} {x} 0 0.1"'
-        ' group="3"/><geom type="box" size="0.06 0.13 0.045"'
-        f' pos="{x} 0.05 0.045" group="2" rgba="0.2 0.16 0.14 1"/>'
+        f' group="{TROUSERS}"/><geom type="box" size="0.06 0.13 0.045"'
+        f' pos="{x} 0.05 0.045" group="{DETAIL}" rgba="0.2 0.16 0.14 1"/>'
         f'<geom type="capsule" size="0.05" fromto="{2.1 * x} 0 1.35 {2.3 * x} 0.03 0.8"/>'
         for x in (-PERSON_STANCE, PERSON_STANCE)
     )
     + '<geom type="ellipsoid" size="0.21 0.13 0.36" pos="0 0 1.12"/>'
-    '<geom type="sphere" size="0.12" pos="0 0 1.6" group="2" rgba="0.8 0.62 0.5 1"/>'
+    f'<geom type="sphere" size="0.12" pos="0 0 1.6" group="{DETAIL}" rgba="0.8 0.62 0.5 1"/>'
 )
-"""Geoms of a standing person; the shirt (group 1) and the trousers (group 3) are painted."""
+"""Geoms of a standing person; the shirt (``PAINTED``) and the trousers get their colours later."""
 
 
 def meshes_xml() -> str:

@@ -11,15 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from collab_llm_nodes.robot.search import BEARINGS, RANGE_EDGES, RANGES
 from collab_llm_nodes.sim.footprints import distances
 from collab_llm_nodes.sim.pose import Pose
 from collab_llm_nodes.sim.rooms import HEIGHT, ROBOT_RADIUS, SHAPES, Camera, Furniture, Room
 
-DIRECTIONS = ("far left", "left", "ahead", "right", "far right")
+DIRECTIONS = tuple(BEARINGS)
 DIRECTION_EDGES = (25.0, 10.0, -10.0, -25.0)
 """Degrees, + = left."""
-DISTANCES = ("very close", "close", "near", "some way off", "distant")
-DISTANCE_EDGES = (0.4, 0.65, 0.9, 2.4)
+DISTANCES = tuple(RANGES)
+DISTANCE_EDGES = RANGE_EDGES
 """m from the camera to the footprint."""
 WAYS = ("blocked", "short", "open")
 WAY_EDGES = (0.8, 2.0)

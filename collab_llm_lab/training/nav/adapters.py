@@ -11,11 +11,9 @@ from transformers import PreTrainedTokenizerBase, Qwen2VLForConditionalGeneratio
 
 from collab_llm_lab.training.learner import ModelLearner, Recipe
 from collab_llm_lab.training.nav.batches import Batch
-from collab_llm_lab.training.nav.forward import FastForward
+from collab_llm_lab.training.nav.forward import FastForward, gathered
 from collab_llm_lab.training.nav.models import prefix_ids
 from collab_llm_nodes.models.adapters import ExitAdapters
-
-RECIPE = Recipe(24, 2e-3, steps=1_500, warmup=0, decay=0.0, beta2=0.999)
 
 
 class ExitLearner(ModelLearner):
@@ -56,6 +54,5 @@ class ExitLearner(ModelLearner):
 def exit_hidden(fast: FastForward, batch: Batch) -> list[Tensor]:
     """Return the hidden states [N, A, D] at the answer positions, of each layer."""
     questions = batch.texts.shape[0] // batch.pictures.shape[0]
-    hidden = [h.flatten(0, 1) for h in fast(batch.pictures, batch.texts, questions).layers]
-    at = batch.at[..., None].expand(-1, -1, hidden[0].shape[-1])
-    return [torch.gather(h, 1, at) for h in hidden]
+    layers = fast(batch.pictures, batch.texts, questions).layers
+    return [gathered(hidden, batch.at) for hidden in layers]

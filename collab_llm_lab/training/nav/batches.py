@@ -30,8 +30,8 @@ WORDS = (
 )
 """Words that image tokens learn to predict for the things they show (dense supervision)."""
 NAME_LENGTH = 4
-NAMES_PER_PICTURE = 12
 _MOST_DRAWS = 1000
+NAMES_PER_PICTURE = 12
 """Names looked up per picture besides the questions: cheap, and each contrasts with the others."""
 
 Shards = Sequence[tuple[Sequence[Path], int]]

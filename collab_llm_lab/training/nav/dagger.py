@@ -17,11 +17,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from collab_llm_lab.home.answers import MAX_TOKENS
 from collab_llm_lab.home.expert import Expert
 from collab_llm_lab.home.wording import TRAINED
 from collab_llm_lab.training.nav.asks import Ask, ask
 from collab_llm_lab.training.nav.driving import Episode, begin, drive
-from collab_llm_lab.training.nav.models import MAX_TOKENS, answers, read
+from collab_llm_lab.training.nav.models import answers, read
 from collab_llm_lab.training.nav.pictures import Snapshot, snapshot, write_shard
 from collab_llm_lab.training.nav.sources import draw_way, pose_asks
 from collab_llm_lab.training.stopping import processes_ignoring_sigint

@@ -16,7 +16,7 @@ from collab_llm_nodes.sim.jpeg import from_jpeg, to_jpeg
 from collab_llm_nodes.sim.pose import Pose
 from collab_llm_nodes.sim.renderer import Renderer
 from collab_llm_nodes.sim.robot import Base
-from collab_llm_nodes.sim.rooms import Furniture, Room, Thing
+from collab_llm_nodes.sim.rooms import Room
 
 Answer = Callable[[np.ndarray, Sequence[str]], list[str]]
 """Pictures uint8 [B, 112, 224, 3] and prompts to answers."""
@@ -72,10 +72,8 @@ class Episode:
     def _at_target(self) -> bool:
         """Return True if the base is at something that the request may mean."""
         about, pose = self.request.about, self.base.pose
-        parts: list[Thing | Furniture] = [*self.room.things, *self.room.furniture]
-        return any(
-            reached(self.room, i, pose) for i, part in enumerate(parts) if about.matches(part.name)
-        )
+        parts = enumerate(self.room.parts)
+        return any(reached(self.room, i, pose) for i, part in parts if about.matches(part.name))
 
 
 def begin(room: Room, request: Request) -> Episode:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from collab_llm_lab.training.nav.models import AFTER_PROMPT
 from collab_llm_nodes.models.tokenizer import token_id
 
 
@@ -27,7 +28,7 @@ class Encoder:
 
     def question_ids(self, prompt: str) -> tuple[int, ...]:
         """Return the ids between the picture and the start of the answer."""
-        return self.ids(f"{prompt}<|im_end|>\n<|im_start|>assistant\n")
+        return self.ids(f"{prompt}{AFTER_PROMPT}")
 
     def pairs(
         self, asked: Sequence[tuple[str, str]], text_length: int, answer_length: int

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, Qwen2VLForConditionalGeneration
 
-from collab_llm_lab.home.answers import Decision, answer, read
+from collab_llm_lab.home.answers import MAX_TOKENS, Decision, answer, read
 from collab_llm_lab.home.requests import Kind
 from collab_llm_lab.home.wording import HELD_OUT, PLAIN
 from collab_llm_lab.training.nav.asks import Ask
 from collab_llm_lab.training.nav.batches import WORDS, dense_words
-from collab_llm_lab.training.nav.models import MAX_TOKENS, answers
+from collab_llm_lab.training.nav.models import answers
 from collab_llm_lab.training.nav.pictures import Pictures, write_shard
 from collab_llm_lab.training.nav.questions import (
     WAY_QUESTION,

@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from transformers.utils import logging as transformers_logging
 
-from collab_llm_lab.home.answers import answer, read
+from collab_llm_lab.home import expert
+from collab_llm_lab.home.answers import MAX_TOKENS, answer, read
 from collab_llm_lab.home.asking import draw_for_view
-from collab_llm_lab.home.expert import Expert
 from collab_llm_lab.home.requests import NOTHING, About, Kind, Request
 from collab_llm_lab.home.wording import HELD_OUT, TRAINED, Wordings
 from collab_llm_lab.training.loop import Progress, ignore_progress, report_counts
 from collab_llm_lab.training.nav.driving import Answer, Episode, begin, drive, take_picture
 from collab_llm_lab.training.nav.figures import HELD_OUT_SEEDS, share
-from collab_llm_lab.training.nav.models import MAX_TOKENS, answers
+from collab_llm_lab.training.nav.models import answers
 from collab_llm_lab.training.nav.models import read as read_model
 from collab_llm_lab.training.nav.pictures import NAMES, random_pose
 from collab_llm_lab.training.nav.questions import KNOWN
@@ -129,6 +129,13 @@ STARTS: Mapping[str, Start] = {
     "questions": questioning,
 }
 """The episodes that the target drives, by the keys of their figures."""
+_EXPERT = {
+    "wording.trained": "reached",
+    "blocked": "reached",
+    "large": "reached",
+    "absent": "given up",
+}
+"""Of these the expert's ends are counted, too: what the pair learnt from."""
 
 
 def eval_nav(
@@ -144,6 +151,7 @@ def eval_nav(
     Shares of ``rooms`` fresh rooms each, but for ``tau`` and what belongs to it (``_TAU_ROOMS``):
 
     - ``target``, ``draft``: shares of outcomes in the same rooms, each alone;
+    - ``expert.*``: rooms that the expert of the training ends as it should;
     - ``wording.trained``, ``wording.held_out`` (the mean over its parts, ``wording.held_out_*``),
       ``held_out_pairs``, ``blocked``, ``large``, ``perturbed.*``: rooms solved;
     - ``absent.not_found``, ``absent.false_arrival``, ``unknown_false_arrival``, ``stop_words``;
@@ -188,6 +196,7 @@ def eval_nav(
         "seed": seed,
         "target": _outcomes(driven[plain]),
         "draft": _outcomes(alone[plain]),
+        "expert": _expert(seeds, report_counts(report, "expert")),
         **_shares(driven),
         **seen,
         "answers": len(said) + len(looked),
@@ -216,6 +225,17 @@ def _drive(
     total = len(starts) * len(seeds)
     drive(answer_all, begun(), report=lambda done: report(done, total))
     return driven
+
+
+def _expert(seeds: Sequence[int], report: Callable[[int, int], None]) -> dict[str, float]:
+    """Return the shares of rooms that the expert ends as it should, by keys of ``STARTS``."""
+    right: dict[str, list[bool]] = {key: [] for key in _EXPERT}
+    for number, seed in enumerate(seeds, start=1):
+        for key, end in _EXPERT.items():
+            begun = STARTS[key](seed)
+            right[key].append(expert.drive(begun.room, begun.request).outcome == end)
+        report(number, len(seeds))
+    return {key: share(values) for key, values in right.items()}
 
 
 def _outcomes(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -261,8 +281,8 @@ def _shares(driven: Mapping[str, Sequence[Episode]]) -> dict[str, Any]:
 def expected(episode: Episode) -> str:
     """Return the expert's answer at the start of an episode."""
     room, pose = episode.room, episode.room.start
-    expert = Expert(room, episode.request)
-    return answer(expert.decide(look(room, pose), pose, (), SearchMemory()))
+    decide = expert.Expert(room, episode.request).decide
+    return answer(decide(look(room, pose), pose, (), SearchMemory()))
 
 
 def _facts(kind: Kind, said: str) -> object:

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2VLForConditionalGeneratio
 
 from collab_llm_lab.training.learner import ModelLearner, Recipe
 from collab_llm_lab.training.nav.batches import WORDS
-from collab_llm_lab.training.nav.forward import GRID, FastForward
+from collab_llm_lab.training.nav.forward import GRID, FastForward, gathered
 from collab_llm_lab.training.nav.models import prefix_ids
 from collab_llm_nodes.sim.rooms import COLOURS, SHAPES
 from collab_llm_nodes.sim.view import DIRECTIONS, DISTANCES
@@ -125,8 +125,9 @@ class PictureLearner(ModelLearner):
 
     @torch.no_grad()
     def words(self, pictures: Tensor) -> Tensor:
-        """Return the logits [B, T, W] of the words of what uint8 pictures show."""
-        return self.head.words(self.fast.see(pictures), self.model.lm_head.weight)
+        """Return the logits [B, T, W], on the CPU, of the words of what uint8 pictures show."""
+        vision = self.fast.see(pictures.to(self.device))
+        return self.head.words(vision, self.model.lm_head.weight).cpu()
 
     def losses(  # type: ignore[override]
         self,
@@ -180,7 +181,4 @@ def _only_one(logits: Tensor, words: Tensor) -> Tensor:
 
 def _answer_logits(fast: FastForward, layers: list[Tensor], at: Tensor) -> Tensor:
     """Return float32 [B K, A, V]: logits at the answer positions ``at`` [B K, A]."""
-    hidden = layers[-1].flatten(0, 1)
-    return fast.logits(
-        torch.gather(hidden, 1, at[..., None].expand(-1, -1, hidden.shape[-1]))
-    ).float()
+    return fast.logits(gathered(layers[-1], at)).float()

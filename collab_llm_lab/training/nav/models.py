@@ -19,14 +19,15 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
 )
 
+from collab_llm_lab.home.answers import MAX_TOKENS
 from collab_llm_lab.home.corpus import corpus
 from collab_llm_lab.training.nav.forward import GRID, MEAN, MERGE, PATCH, STD
 from collab_llm_lab.training.run import replacing
 from collab_llm_nodes.models.tokenizer import SPECIAL, token_id, train_tokenizer
 
 VOCABULARY = 1024
-MAX_TOKENS = 72
-"""Tokens of an answer at most."""
+AFTER_PROMPT = "<|im_end|>\n<|im_start|>assistant\n"
+"""What the chat template puts between a prompt and its answer."""
 
 
 @dataclass(frozen=True)
@@ -181,8 +182,7 @@ def answers(
     pad, end = (token_id(tokenizer, t) for t in ("<|endoftext|>", "<|im_end|>"))
     prefix = prefix_ids(tokenizer)
     rows = [
-        prefix
-        + tokenizer(f"{p}<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False).input_ids
+        prefix + tokenizer(f"{p}{AFTER_PROMPT}", add_special_tokens=False).input_ids
         for p in prompts
     ]
     longest = max(map(len, rows))

@@ -26,22 +26,27 @@ WEIGHTS = "weights.safetensors"
 
 
 def pack(out: Path, folder: Path, stages: Iterable[str]) -> None:
-    """Write the weights of all stages of the run ``out`` that have begun.
+    """Write the weights of all stages of the run ``out`` that have begun, or came packed.
 
     Raises:
         ConfigError: no stage has saved anything yet.
     """
-    begun = [name for name in stages if (out / name / loop.STATE).exists()]
+    trained = {name for name in stages if (out / name / loop.STATE).exists()}
+    begun = [name for name in stages if name in trained or (out / name / WEIGHTS).exists()]
     if not begun:
         raise ConfigError(f"{out} holds no training", field="--out", remedy="train a stage first")
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copytree(out / "tokenizer", folder / "tokenizer", dirs_exist_ok=True)
     for name in begun:
+        if name not in trained:
+            shutil.copytree(out / name, folder / name, dirs_exist_ok=True)
+            continue
         state = torch.load(out / name / loop.STATE, weights_only=True, map_location="cpu")
         (folder / name).mkdir(exist_ok=True)
         # Tied weights are one tensor under two names, which safetensors refuses.
         weights = {key: value.half().clone() for key, value in state["model"].items()}
-        save_file(weights, folder / name / WEIGHTS, metadata={"step": str(state["step"])})
+        done = {key: str(state[key]) for key in ("step", "seconds")}
+        save_file(weights, folder / name / WEIGHTS, metadata=done)
         (folder / name / loop.CURVE).write_text(json.dumps(state["curve"], indent=1))
         if is_done(out, name):
             (folder / name / DONE).touch()
@@ -70,14 +75,17 @@ def restore(learner: ModelLearner, run: Path) -> None:
     if (run / loop.STATE).exists() or not (run / WEIGHTS).exists():
         loop.restore(learner, run, learner.device)
         return
-    weights, learner.step = _packed(run)
-    learner.trained.load_state_dict(weights)
-    learner.curve = json.loads((run / loop.CURVE).read_text(encoding="utf-8"))
-    learner.seconds = learner.curve[-1]["seconds"] if learner.curve else 0.0
+    weights, step, seconds = _packed(run)
+    try:
+        learner.trained.load_state_dict(weights)
+        learner.curve = json.loads((run / loop.CURVE).read_text(encoding="utf-8"))
+    except (RuntimeError, OSError, ValueError) as error:
+        raise _damaged(run) from error
+    learner.step, learner.seconds = step, seconds
 
 
-def _packed(run: Path) -> tuple[dict[str, Tensor], int]:
-    """Return the packed weights of a stage in float32, and the step that they are of."""
+def _packed(run: Path) -> tuple[dict[str, Tensor], int, float]:
+    """Return the packed weights of a stage in float32, and its steps and seconds up to them."""
     file = run / WEIGHTS
     if not file.exists():
         raise ConfigError(
@@ -86,10 +94,15 @@ def _packed(run: Path) -> tuple[dict[str, Tensor], int]:
     try:
         with safe_open(file, framework="pt") as stored:
             weights = {key: stored.get_tensor(key).float() for key in stored.keys()}  # noqa: SIM118
-            return weights, int(stored.metadata()["step"])
+            done = stored.metadata()
+            return weights, int(done["step"]), float(done["seconds"])
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise ModelError(
-            f"{file} holds no weights of this training",
-            field="--out",
-            remedy="copy the packed folder again",
-        ) from error
+        raise _damaged(run) from error
+
+
+def _damaged(run: Path) -> ModelError:
+    return ModelError(
+        f"{run} holds no packed weights of this training",
+        field="--out",
+        remedy="copy the packed folder again",
+    )

@@ -18,24 +18,20 @@ from collab_llm_lab.training.run import replacing
 from collab_llm_nodes.sim.footprints import distances
 from collab_llm_nodes.sim.jpeg import from_jpeg, to_jpeg
 from collab_llm_nodes.sim.pose import Pose
-from collab_llm_nodes.sim.renderer import Renderer, footprint
+from collab_llm_nodes.sim.renderer import CELL, Renderer, footprint
 from collab_llm_nodes.sim.rooms import (
-    COLOURS,
     FURNITURE,
     ROBOT_RADIUS,
-    SHAPES,
-    Furniture,
     Room,
-    Thing,
 )
+from collab_llm_nodes.sim.rooms import NAMES as THINGS
 from collab_llm_nodes.sim.view import Sight, View, look
 
-NAMES = (*(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES), *FURNITURE)
+NAMES = (*THINGS, *FURNITURE)
 """Every name that something in a room can have, in the order of their numbers."""
 MOST_SIGHTS = 20
 """Things and furniture of a room at most."""
 
-_CELL = 4
 _FIELDS: dict[str, tuple[tuple[int, ...], type]] = {
     "name": ((MOST_SIGHTS,), np.int8),  # index into NAMES, -1 = no such thing
     "bearing": ((MOST_SIGHTS,), np.float32),
@@ -94,7 +90,7 @@ def _token_bits(canvas: np.ndarray, count: int) -> np.ndarray:
 
     A thing is in a token of which it fills 5 %, and in the one that holds its largest part.
     """
-    side = PATCH * MERGE // _CELL
+    side = PATCH * MERGE // CELL
     blocks = canvas.reshape(GRID.rows, side, GRID.columns, side).swapaxes(1, 2)
     bits = np.zeros(GRID.tokens, np.uint32)
     for i in range(count):
@@ -106,7 +102,7 @@ def _token_bits(canvas: np.ndarray, count: int) -> np.ndarray:
 
 def random_pose(room: Room, rng: np.random.Generator) -> Pose:
     """Return a free place; most of them look at something, near ones preferred."""
-    aims: list[Thing | Furniture] = [*room.things, *room.furniture]
+    aims = room.parts
     solid = (*room.footprints, *room.walls)
     for _ in range(100):
         if rng.random() < 0.7:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from collab_llm_lab.training.nav.pictures import NAMES, Pictures
-from collab_llm_nodes.sim.rooms import HELD_OUT_PAIRS
+from collab_llm_lab.home.asking import TRAINED_PAIRS
+from collab_llm_lab.training.nav.pictures import Pictures
+from collab_llm_nodes.sim.rooms import NAMED_FURNITURE
 from collab_llm_nodes.sim.view import (
     DIRECTIONS,
     DISTANCES,
@@ -23,9 +24,7 @@ from collab_llm_nodes.sim.view import (
     way,
 )
 
-KNOWN = tuple(
-    name for name in NAMES if name != "person" and tuple(name.split()) not in HELD_OUT_PAIRS
-)
+KNOWN = (*TRAINED_PAIRS, *NAMED_FURNITURE)
 """Names that training asks for."""
 QUESTIONS = 3
 """Questions with answers per picture."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from collab_llm_lab.home.answers import ACTIONS, GIVE_UP, REPLY, STOP, answer
+from collab_llm_lab.home.answers import ENDS, MOVES, answer
 from collab_llm_lab.home.asking import draw_request
 from collab_llm_lab.home.expert import MAX_STEPS, Expert
 from collab_llm_lab.home.requests import About, Kind, Request, relations
@@ -37,7 +37,6 @@ ASKS_PER_POSE = 4
 Asked = tuple[list[Snapshot], list[list[Ask]]]
 """Pictures, and the requests at each."""
 
-_MOVES = [a for a in ACTIONS if a not in (STOP, GIVE_UP, REPLY)]
 _KEPT = 0.6
 """Share of the states on a way that become pictures: neighbours are alike."""
 _AT_HAND = 0.5
@@ -91,8 +90,8 @@ def room_way(renderer: Renderer, seed: int) -> Asked:
             asks.append([own, *pose_asks(room, seen_from, rng, 1)])
         action = decision.action
         if rng.random() < noise:
-            action = _MOVES[int(rng.integers(len(_MOVES)))]
-        if action in (STOP, GIVE_UP, REPLY):
+            action = MOVES[int(rng.integers(len(MOVES)))]
+        if action in ENDS:
             break
         memory = memory.after(action, answer(decision))
         history.append(action)
@@ -108,7 +107,7 @@ def pose_asks(room: Room, pose: Pose, rng: np.random.Generator, count: int) -> l
     view = look(room, pose)
     memory, history = SearchMemory(), list[str]()
     for _ in range(int(rng.integers(3))):
-        history.append(_MOVES[int(rng.integers(len(_MOVES)))])
+        history.append(MOVES[int(rng.integers(len(MOVES)))])
         memory = memory.after(history[-1], "")
     asks = []
     for _ in range(count):

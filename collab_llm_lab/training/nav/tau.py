@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from collab_llm_lab.home import expert
 from collab_llm_lab.home.wording import TRAINED
 from collab_llm_lab.training.nav.encoding import Encoder
-from collab_llm_lab.training.nav.forward import FastForward
+from collab_llm_lab.training.nav.forward import FastForward, gathered
 from collab_llm_lab.training.nav.models import prefix_ids
 from collab_llm_lab.training.nav.sources import WAYS, draw_way
 from collab_llm_nodes.models.tokenizer import token_id
@@ -74,9 +74,8 @@ def tau(
         longest = max(len(encoder.ids(said)) for _, said in part) + 1
         texts, at, labels = encoder.pairs(part, 0, longest)
         pictures = torch.from_numpy(images[first : first + _BATCH])
-        hidden = fast(pictures, texts, 1).layers[-1].flatten(0, 1)
-        index = at[..., None].expand(-1, -1, hidden.shape[-1])
-        agree = fast.logits(torch.gather(hidden, 1, index)).argmax(-1) == labels
+        hidden = fast(pictures, texts, 1).layers[-1]
+        agree = fast.logits(gathered(hidden, at)).argmax(-1) == labels
         lengths = (labels >= 0).sum(-1).tolist()
         rows += [row[:length] for row, length in zip(agree.tolist(), lengths, strict=True)]
     return _tokens_per_round(rows, gamma)

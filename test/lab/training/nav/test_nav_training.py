@@ -278,6 +278,11 @@ def test_a_step_is_made_on_the_device_alone(data: Path, tokenizer: PreTrainedTok
     learner = PictureLearner(model, tokenizer, RECIPE, device, teacher)
     learner.losses(*batch)["loss"].backward()
     assert {p.device.type for p in learner.trained.parameters()} == {"meta"}
+    pictures, *_ = batch_of(tokenizer, data, TARGET)
+    with pytest.raises(
+        NotImplementedError, match="copy out of meta"
+    ):  # the words, ready to come back
+        learner.words(pictures)
     with pytest.raises((RuntimeError, NotImplementedError)):
         learner.losses(*batch_of(tokenizer, data, TARGET))
 
@@ -418,13 +423,17 @@ def test_another_machine_goes_on_from_packed_weights(out: Path, tmp_path: Path) 
         return PictureLearner(model, training.tokenizer, RECIPE, CPU_DEVICE)
 
     before, after = learner(3), learner(4)
-    before.step, before.curve = 17, [{"step": 10, "seconds": 2.5}]
+    before.step, before.seconds, before.curve = 17, 2.75, [{"step": 10, "seconds": 2.5}]
     loop.save(before, out / "seeing")
     (out / "seeing" / "done").touch()
     pack(out, packed, MICRO.stages)
     restore(after, packed / "seeing")
-    assert (after.step, after.curve, after.seconds) == (17, before.curve, 2.5)
+    assert (after.step, after.curve, after.seconds) == (17, before.curve, 2.75)
     assert is_done(packed, "seeing")
+    again = tmp_path / "packed again"
+    pack(packed, again, MICRO.stages)
+    assert is_done(again, "seeing")
+    assert (again / "seeing" / WEIGHTS).read_bytes() == (packed / "seeing" / WEIGHTS).read_bytes()
     for key, value in before.trained.state_dict().items():
         torch.testing.assert_close(after.trained.state_dict()[key], value.half().float())
     goes_on = replace(training, out=packed)
@@ -432,6 +441,14 @@ def test_another_machine_goes_on_from_packed_weights(out: Path, tmp_path: Path) 
     goes_on.export("seeing", tmp_path / "model")
     exported = read(tmp_path / "model")[0].lm_head.weight
     torch.testing.assert_close(exported, before.model.lm_head.weight.half().float())
+    (again / "seeing" / "curve.json").unlink()
+    with pytest.raises(ModelError, match="packed folder"):
+        restore(after, again / "seeing")
+    small = PictureLearner(
+        build(SIZES["draft"], training.tokenizer, 0), training.tokenizer, RECIPE, CPU_DEVICE
+    )
+    with pytest.raises(ModelError, match="packed folder"):
+        restore(small, packed / "seeing")
     weights = packed / "seeing" / WEIGHTS
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(ModelError, match="packed folder"):
@@ -439,7 +456,7 @@ def test_another_machine_goes_on_from_packed_weights(out: Path, tmp_path: Path) 
 
 
 def test_the_shipped_weights_go_on(tmp_path: Path) -> None:
-    for name in (stage for stage in CPU.stages if (PACKED / stage).exists()):
+    for name in ("target", "draft"):
         training = Trainer(CPU, PACKED, tmp_path)
         stage, tokenizer = CPU.stages[name], training.tokenizer
         recipe = replace(stage.recipe, compile=False)
