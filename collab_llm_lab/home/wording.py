@@ -1,6 +1,6 @@
 """Requests in words: plain, with the words that training shows, or with words held out from it.
 
-``wording.txt`` lists verbs, frames, synonyms, misspellings and unknown words.
+``wording.txt`` lists verbs, frames and unknown words, ``robot/words.py`` synonyms.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import numpy as np
 from collab_llm_lab import phrasebook
 from collab_llm_lab.home.requests import NOTHING, QUESTIONS, SIDES, About, Kind
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop
-from collab_llm_nodes.robot.words import misspellings
+from collab_llm_nodes.robot.words import KNOWN_TO_THE_PAIR, OTHER_SLIPS, misspellings
 from collab_llm_nodes.sim.rooms import COLOURS, NAMED_FURNITURE, SHAPES
 
 _BOOK = phrasebook.read(Path(__file__).with_suffix(".txt"))
 _SHOWN, _KEPT, _WORDS = _BOOK["trained"], _BOOK["held-out"], _BOOK["words"]
 
 
-def _lists(table: str) -> dict[str, tuple[str, ...]]:
-    return {word: tuple(cell.split(", ")) for word, (cell,) in _WORDS[table].table.items()}
-
-
-SYNONYMS = _lists("synonyms")
-"""Other words for a colour, a shape or furniture. All are trained: no model can guess them."""
 NAMES = (*COLOURS, *SHAPES, *NAMED_FURNITURE, "thing")
 """Plain words that synonyms and misspellings stand for."""
+_COMPOUNDS = _WORDS["compounds"].table
+SYNONYMS = {
+    word: (*others, *_COMPOUNDS.get(word, ()))
+    for word, *others in map(str.split, KNOWN_TO_THE_PAIR)
+}
+"""Other words for a colour, a shape or furniture. All are trained: no model can guess them."""
 
 ANSWER_WORDS, START_WORDS = _WORDS["answer"].words, _WORDS["start"].words
 """Words of prompts and answers beside the names, and those that a text begins with."""
@@ -65,11 +65,12 @@ def _slips() -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
     texts = (*_texts(_SHOWN), *_texts(_KEPT), *STOP_WORDS)
     known = {*names, *(word for text in texts for word in _parts(text))}
     verbs = [word for text in _SHOWN["verb"].texts for word in _parts(text) if len(word) > 3]
-    common = _lists("misspellings")
     meant: dict[str, set[str]] = {}
     for word in dict.fromkeys((*names, *verbs)):
-        for slip in (*misspellings(word), *common.get(word, ())):
+        for slip in misspellings(word):
             meant.setdefault(slip, set()).add(word)
+    for slip, word in OTHER_SLIPS.items():
+        meant.setdefault(slip, set()).add(word)
     trained: dict[str, list[str]] = {}
     for slip, words in meant.items():
         if len(words) == 1 and slip not in known and not asks_to_stop(slip):

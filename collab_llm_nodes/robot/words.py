@@ -14,7 +14,7 @@ from collections.abc import Iterator
 _APOSTROPHE = r"['\N{RIGHT SINGLE QUOTATION MARK}]"
 POSSESSIVE = re.compile(rf"{_APOSTROPHE}s$")
 # fmt: off
-_KNOWN_TO_THE_PAIR = (
+KNOWN_TO_THE_PAIR = (
     "red crimson scarlet ruby", "green emerald lime olive", "blue azure navy cobalt",
     "yellow mustard canary", "orange tangerine amber", "purple violet lilac lavender",
     "white ivory snowy", "black ebony", "ball sphere orb", "box crate cube carton",
@@ -33,7 +33,6 @@ _SLIPS = (
     "red rad", "green grean", "blue bluw", "purple purpul", "white withe", "box bocks boks",
     "bucket buckit", "sofa sopha", "shelf shelv", "partition partion",
 )
-"""Misspellings of more than one letter dropped, doubled or swapped."""
 _ASKING = """
     walk look move approach navigate reach head towards over around down drive close near travel
     proceed come make your find search seek locate spot detect identify discover track step roll
@@ -86,16 +85,18 @@ def _first_of(groups: tuple[str, ...]) -> dict[str, str]:
     return {word: words.split()[0] for words in groups for word in words.split()[1:]}
 
 
+OTHER_SLIPS = _first_of(_SLIPS)
+"""Right words of misspellings of more than one letter dropped, doubled or swapped."""
 _SYNONYMS = {
     singular(word): singular(plain)
-    for word, plain in _first_of((*_KNOWN_TO_THE_PAIR, *_OTHERS)).items()
+    for word, plain in _first_of((*KNOWN_TO_THE_PAIR, *_OTHERS)).items()
 }
 
 
 def _spellings() -> dict[str, str]:
     """Return the right word of each misspelling that stands for one word only."""
-    known = " ".join((*_KNOWN_TO_THE_PAIR, _ASKING, _IN_NAMES)).split()
-    meant = _first_of(_SLIPS)
+    known = " ".join((*KNOWN_TO_THE_PAIR, _ASKING, _IN_NAMES)).split()
+    meant = dict(OTHER_SLIPS)
     for word in known:
         for slip in misspellings(word):
             meant[slip] = "" if meant.get(slip, word) != word else word
