@@ -93,7 +93,7 @@ _DRAFT = replace(
 )
 _EXITS = replace(
     _TARGET,
-    recipe=Recipe(32, 2e-3, steps=1_500, warmup=0, decay=0.0, beta2=0.999),
+    recipe=Recipe(32, 2e-3, steps=1_000, warmup=0, decay=0.0, beta2=0.999),
     shards=5,
     first_shards=5,
     dagger=Dagger(),
