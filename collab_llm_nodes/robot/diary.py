@@ -19,7 +19,8 @@ _TURNED = math.radians(2.0)
 _I_SEE = re.compile(r"\bi see\s+", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"(?<=[.!;])\s+|\n")
 # A question for one thing must not find another one named beside it.
-_NEXT_THING = re.compile(rf"{_SENTENCE_END.pattern}|\s+and\s+(?=an?\s)")
+_NEXT_THING = re.compile(r"\s+and\s+(?=an?\s)")
+_THE_WAY = re.compile(r",? the way is [^.!;]*", re.IGNORECASE)  # of the next step, not of the thing
 _DENIAL = re.compile(r"\b(?:no|not|nothing|cannot)\b|n['\N{RIGHT SINGLE QUOTATION MARK}]t\b", re.I)
 
 
@@ -78,12 +79,12 @@ class Diary:
             return
         self._end_step(now)
         # Without "I see": questions have these words, too, and would find sightings of anything.
-        seen = _I_SEE.sub("", sighting(action))
-        if seen:
-            self._log.said(seen, self._pose, now)
-            for sentence in _NEXT_THING.split(seen):
-                for thing in things_in_view(sentence, self._instruction):
-                    found = self._log.last_sighting(thing, sentence, self._pose, now)
+        seen = _THE_WAY.sub("", _I_SEE.sub("", sighting(action)))
+        for sentence in filter(None, _SENTENCE_END.split(seen)):
+            self._log.said(sentence, self._pose, now)  # each with its own time and place
+            for part in _NEXT_THING.split(sentence):
+                for thing in things_in_view(part, self._instruction):
+                    found = self._log.last_sighting(thing, part, self._pose, now)
                     self._sightings[found.name] = found
         self._step = _Step(session, action, self._pose)
 
