@@ -31,6 +31,7 @@ DEADLINE_S = 120.0
 def main() -> int:
     """Start everything, drive, and write ``dashboard.png``, ``_stop.png`` and ``_memory.png``."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
+    folder.mkdir(parents=True, exist_ok=True)
     isolate_ros()
     cloud, page = f"127.0.0.1:{free_port()}", free_port()
     common = ["--ros-args"]
