@@ -59,16 +59,16 @@ def write_curves(
     for panel, (key, title) in zip(panels, axes.panels.items(), strict=True):
         for label, curve in curves.items():
             points = [(p[axes.x] / axes.x_unit, p[key]) for p in curve if key in p]
-            if points:
-                panel.plot(*zip(*points, strict=True), ".-", label=label)
-        panel.set_title(title)
+            panel.plot([x for x, _ in points], [y for _, y in points], ".-", label=label)
+        panel.set_title(title, fontsize="medium")
         panel.set_xlabel(axes.x_label)
         panel.grid(alpha=0.3)
-        if panel.has_data():
-            panel.legend(fontsize=7)
     panels[0].set_ylabel(axes.y_label)
     if axes.y_limits:
         panels[0].set_ylim(*axes.y_limits)
     figure.tight_layout()
-    figure.savefig(file.with_suffix(".png"), dpi=110)
+    lines = panels[0].get_lines()
+    if lines:
+        figure.legend(handles=lines, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=4)
+    figure.savefig(file.with_suffix(".png"), dpi=110, bbox_inches="tight")
     pyplot.close(figure)
