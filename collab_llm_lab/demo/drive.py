@@ -41,7 +41,6 @@ ROOM_DEADLINE_S = 300.0
 RECALL_DEADLINE_S = 60.0
 FILMED_ROOMS = 3
 TARGET, DRAFT = ModelConfig(path="nav-target"), ModelConfig(path="nav-draft")
-"""``client.max_tokens`` of config/embedded.yaml."""
 
 
 def run_demo(

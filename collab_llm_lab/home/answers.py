@@ -33,7 +33,7 @@ MOVES = (
 )
 ACTIONS = (STOP, *MOVES, GIVE_UP, REPLY)
 MAX_TOKENS = 72
-"""Tokens of an answer at most."""
+"""Tokens of an answer at most: ``client.max_tokens`` of config/embedded.yaml."""
 MOST_SCENE = 2
 """Other things in an answer at most."""
 MOST_SEEN = 3
