@@ -121,14 +121,14 @@ def run_demo(
         with console.status(f"asking the robot's memory: {question}"):
             recollection = client.recall(question, len(sought), RECALL_DEADLINE_S)
         show(recollection, console)
-    with console.status("comparing every answer with the target decoding alone ..."):
-        mismatches = _mismatches(drives)
     draft = Engine(load(DRAFT))
     frames = [f for d in drives[:FILMED_ROOMS] for f in _frames(d, draft)]
     if frames:
         film.parent.mkdir(parents=True, exist_ok=True)
         save(frames, film)
         console.print(f"wrote {film}")
+    with console.status("comparing every answer with the target decoding alone ..."):
+        mismatches = _mismatches(drives)
     results = _results(drives, mismatches, time.monotonic() - started, compute_s)
     results["memory"] = figures_of(recollection)
     console.print(

@@ -214,7 +214,7 @@ NO_GUARD = Permission(
     " require_guard to false and remap cmd_vel_nav to the robot's driver",
 )
 
-_ASK_KNOWN = "name a thing that the model knows and sees, or set mission.check_thing to false"
+_ASK_KNOWN = "name a thing that the model knows and sees"
 _ASK_CONTINUOUS = "does its source restart, correct itself, or scale wrongly? It must be continuous"
 
 _MOVED_M = 0.02

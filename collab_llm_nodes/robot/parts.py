@@ -38,7 +38,10 @@ _NOT = (
     "under no circumstances", *(f"{be}not {may} to" for be in ("", "is ", "are ") for may in (
         "allowed", "permitted",
     )),
+    "nicht", "kein", "keine", "keinen", "keinem", "niemals", "pas", "jamais", "non", "ne", "nunca",
+    "niet", "geen", "ikke", "inte",
 )
+"""Also in other languages, whose names of things may be English ones."""
 _WITHOUT = (
     "avoid", "avoiding", "ignore", "ignoring", "skip", "skipping", "shun", "shunning", "dodge",
     "dodging", "evade", "evading", "bypass", "bypassing", "circumvent", "disregard", "disregarding",
@@ -68,6 +71,13 @@ _AFTER_IT = (
     "is wrong",
 )
 """Phrases that exclude the thing before them: "the cone is off limits"."""
+_AROUND = (
+    "no way", "no thanks", "no thank you", "not now", "not yet", "not today",
+    "when i", "once i", "after i", "as soon as i", "if i", "unless", "tomorrow", "yesterday",
+    *(f"how {much}" for much in ("far", "long", "big", "tall", "high", "heavy", "old", "often")),
+    "did you",
+)
+"""Phrases of no request, or of one for later: they exclude all things before and after them."""
 _BESIDE = (
     *(f"{at} the {side} of" for at in ("to", "on", "at") for side in (
         "left", "right", "front", "back", "top", "bottom", "side", "end", "left side",
@@ -124,6 +134,7 @@ _ROLES = {
     **dict.fromkeys(_WITHOUT, "without"),
     **dict.fromkeys(_NOT, "not"),
     **dict.fromkeys(_AFTER_IT, "after"),
+    **dict.fromkeys(_AROUND, "around"),
     **dict.fromkeys(_BESIDE, "beside"),
     **dict.fromkeys(_PAST, "past"),
     **dict.fromkeys(_NEUTRAL, "neutral"),
@@ -147,6 +158,9 @@ def parts_of(instruction: str, known: Set[str]) -> tuple[str, str]:
         phrase, kind = _phrase_at(words, position)
         if kind in _EXCLUDES:
             role, named = kind, False
+        elif kind == "around":
+            kept["excluded"] += kept["asked"]
+            kept["asked"], role, named = [], "not", False
         elif kind == "after":
             kept["excluded"] += kept["asked"][begin:]
             del kept["asked"][begin:]

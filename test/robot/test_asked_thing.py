@@ -257,6 +257,10 @@ EXCLUSIONS = [
     "the red cone is off limits, find the cone",
     "i do not want the red cone, i want the ball",
     "stop following the red cone",
+    *("nicht zum red cone", "kein red cone", "ne va pas au red cone", "nunca al red cone"),
+    *("red cone? no way", "no way you go to the red cone", "the red cone. not now"),
+    *("go to the red cone when i say so", "find the red cone unless it is small"),
+    *("how far is the red cone?", "yesterday you went to the red cone"),
 ]
 REFERENCES = [
     *(
