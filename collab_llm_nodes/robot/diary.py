@@ -20,20 +20,21 @@ _I_SEE = re.compile(r"\bi see\s+", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"(?<=[.!;])\s+|\n")
 # A question for one thing must not find another one named beside it.
 _NEXT_THING = re.compile(r"\s+and\s+(?=an?\s)")
-_THE_WAY = re.compile(r",? the way is [^.!;]*", re.IGNORECASE)  # of the next step, not of the thing
+# It is about the next step, not about the thing.
+_THE_WAY = re.compile(r"(?:,? )?\bthe way is [^.!;]*", re.IGNORECASE)
 _DENIAL = re.compile(r"\b(?:no|not|nothing|cannot)\b|n['\N{RIGHT SINGLE QUOTATION MARK}]t\b", re.I)
 
 
-def sighting(action: ParsedAction) -> str:
-    """Return what the answer of ``action`` sees, in its words.
+def sightings(action: ParsedAction) -> list[str]:
+    """Return the sentences that say what the answer of ``action`` sees.
 
     Sentences that say that a thing is not there are left out: a question about a thing must not
     find the places where it was not. A reply may say anything, so it is no sighting.
     """
     if not (action.kind.moves or action.kind is Kind.STOP):
-        return ""
+        return []
     sentences = _SENTENCE_END.split(action.words)
-    return " ".join(said for said in sentences if not _DENIAL.search(said))
+    return [said for said in sentences if said and not _DENIAL.search(said)]
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,11 @@ class Diary:
         if self._step is not None and self._step.session == session:
             return
         self._end_step(now)
-        # Without "I see": questions have these words, too, and would find sightings of anything.
-        seen = _THE_WAY.sub("", _I_SEE.sub("", sighting(action)))
-        for sentence in filter(None, _SENTENCE_END.split(seen)):
+        for said in sightings(action):
+            # Without "I see": questions have these words, too, and would find anything.
+            sentence = _THE_WAY.sub("", _I_SEE.sub("", said))
+            if not any(map(str.isalnum, sentence)):
+                continue
             self._log.said(sentence, self._pose, now)  # each with its own time and place
             for part in _NEXT_THING.split(sentence):
                 for thing in things_in_view(part, self._instruction):

@@ -13,7 +13,7 @@ from collab_llm_lab.home.asking import draw_request
 from collab_llm_lab.home.expert import drive
 from collab_llm_lab.home.requests import Kind
 from collab_llm_lab.home.wording import HELD_OUT, TRAINED
-from collab_llm_nodes.robot.diary import Diary, sighting
+from collab_llm_nodes.robot.diary import Diary, sightings
 from collab_llm_nodes.robot.episodes import EpisodeConfig
 from collab_llm_nodes.robot.executor import Pose2D
 from collab_llm_nodes.robot.grammar import Code, GrammarConfig, ParsedAction, parse
@@ -86,7 +86,21 @@ def test_what_the_expert_saw_in_its_drives_is_remembered_and_nothing_else() -> N
     ],
 )
 def test_other_words(text: str, said: str) -> None:
-    assert sighting(parse(text, GrammarConfig(reason="lenient"))) == said
+    assert " ".join(sightings(parse(text, GrammarConfig(reason="lenient")))) == said
+
+
+@pytest.mark.parametrize("end", [". ", ", so "])
+def test_a_free_way_alone_is_no_sighting(end: str) -> None:
+    diary = Diary(EpisodeConfig())
+    diary.on_pose(Pose2D())
+    action = parse(
+        f"a red box is near. The way is open{end}the next action is move forward 25 cm.",
+        GrammarConfig(reason="lenient"),
+    )
+    assert action.code is Code.OK
+    diary.on_action("1", action, MORNING)
+    (line,) = content(diary)
+    assert line.endswith("): a red box is near.")
 
 
 def test_a_drive_is_told_with_its_places() -> None:

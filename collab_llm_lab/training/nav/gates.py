@@ -135,7 +135,7 @@ _EXPERT = {
     "large": "reached",
     "absent": "given up",
 }
-"""Of these the expert's ends are counted, too: what the pair learnt from."""
+"""Ends of the expert that are right; the pair learnt from it."""
 
 
 def eval_nav(

@@ -27,7 +27,7 @@ from collab_llm_nodes.models.tokenizer import SPECIAL, token_id, train_tokenizer
 
 VOCABULARY = 1024
 AFTER_PROMPT = "<|im_end|>\n<|im_start|>assistant\n"
-"""What the chat template puts between a prompt and its answer."""
+"""Text of the chat template between a prompt and its answer."""
 
 
 @dataclass(frozen=True)

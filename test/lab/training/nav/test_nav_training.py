@@ -279,10 +279,8 @@ def test_a_step_is_made_on_the_device_alone(data: Path, tokenizer: PreTrainedTok
     learner.losses(*batch)["loss"].backward()
     assert {p.device.type for p in learner.trained.parameters()} == {"meta"}
     pictures, *_ = batch_of(tokenizer, data, TARGET)
-    with pytest.raises(
-        NotImplementedError, match="copy out of meta"
-    ):  # the words, ready to come back
-        learner.words(pictures)
+    with pytest.raises(NotImplementedError, match="copy out of meta"):
+        learner.words(pictures)  # all is done there but the way back
     with pytest.raises((RuntimeError, NotImplementedError)):
         learner.losses(*batch_of(tokenizer, data, TARGET))
 
