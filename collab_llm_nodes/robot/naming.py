@@ -41,7 +41,7 @@ _TIMES = frozenset({
     "now", "again", "already", "ago", "ever", "never", "still", "yet", "today", "yesterday",
     "tonight", "recently", "lately", "just", "last", "latest", "first", "before", "after",
     "since", "until", "while", "once", "immediately", "quickly", "currently", "always", "often",
-    "usually", "sometimes",
+    "usually", "sometimes", "carefully", "slowly", "quietly", "gently", "away", "whenever", "ready",
 })
 _VERBS = frozenset({
     "see", "sees", "saw", "seen", "seeing", "spot", "spotted", "notice", "noticed", "observe",
@@ -76,6 +76,8 @@ _NO_THING_ALONE = _ASKED_FOR | frozenset({
 """Words that name no thing alone, and may be a part of a name: "the dining room"."""
 # fmt: on
 
+_AT_ONCE = re.compile(r"\b(?:right|straight) (?=(?:now|away)\b)")
+
 Name = tuple[str, ...]
 
 
@@ -88,7 +90,7 @@ class Named:
     """
 
     def __init__(self, question: str) -> None:
-        words = [word.casefold() for word in _WORD_OR_MARK.findall(question)]
+        words = _WORD_OR_MARK.findall(_AT_ONCE.sub("", question.casefold()))
         self.things = _things(words, anywhere=False) or _things(words, anywhere=True)
 
 

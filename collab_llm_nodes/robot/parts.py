@@ -19,9 +19,13 @@ from collab_llm_nodes.robot.words import singular
 
 _WORD_OR_MARK = re.compile(r"\w+(?:['-]\w+)*|[^\w\s]")
 # fmt: off
+_DOING = (
+    "following", "going", "driving", "moving", "walking", "running", "heading", "looking",
+    "searching", "chasing", "approaching",
+)
 _NEUTRAL = (
     "none other than", "nothing but", "no one but", "not only", "in mind", "no problem",
-    "no matter",
+    "no matter", "you mind to", *(f"you mind {doing}" for doing in ("finding", *_DOING)),
     "i leave", "do not mind", "do not hesitate", "do not forget", "do not miss", "do not ignore",
     "do not skip", "do not avoid", "do not leave", "do not worry", "do not you", "why do not",
     "why not", "can not you", "could not you", "will not you", "would not you", "without delay",
@@ -55,10 +59,7 @@ _WITHOUT = (
     "stay off", "get off", "hands off", "barring", "minus", "save for", "flee",
     "flee from", "fleeing", "escape", "escape from", "hide from", "run from", "retreat from",
     "withdraw from", "refrain from", "abstain from", "hate", "dislike", "fear", "reject", "refuse",
-    "abandon", "lose", "never mind", *(f"stop {doing}" for doing in (
-        "following", "going", "driving", "moving", "walking", "running", "heading", "looking",
-        "searching", "chasing", "approaching",
-    )),
+    "abandon", "lose", "never mind", *(f"stop {doing}" for doing in _DOING),
     "discard", "dismiss", "let alone", "wide berth to",
 )
 _AFTER_IT = (

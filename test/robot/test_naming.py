@@ -75,6 +75,14 @@ def test_the_navigators_question_names_the_thing_of_the_instruction(frame: str) 
         assert any("ball" in name for name in named), wish
 
 
+@pytest.mark.parametrize(
+    "adverb", ["right away", "right now", "straight away", "slowly", "whenever you are ready"]
+)
+def test_a_name_ends_where_an_adverb_follows(adverb: str) -> None:
+    assert names(f"find the red ball {adverb}") == {("red", "ball")}
+    assert names(f"go {adverb} to the right box") == {("right", "box")}
+
+
 def test_a_thing_is_named_in_the_words_of_answers() -> None:
     assert thing_of("please find the crimson coffee cup") == "the red mug"
     assert thing_of("go to the couch") == "the sofa"
