@@ -592,7 +592,7 @@ class Mission:
 
     def _done(self, now: float, wall: float, moved: bool, *, in_full: bool = False) -> None:
         """Go on after a step: to the next frame, or to the answer asked for meanwhile."""
-        self._remember_step()
+        self._remember_step(self._executor.done)
         self._failures = 0
         self._blocked = 0 if moved else self._blocked + 1
         if not in_full:  # the question asked meanwhile assumed that the step would be finished
@@ -607,8 +607,10 @@ class Mission:
             self._not_before = now + self.config.settle
             self._enter(Phase.OBSERVE, wall)
 
-    def _remember_step(self) -> None:
-        self.history, self.search = self.prompt_history, self.prompt_search
+    def _remember_step(self, done: float = 1.0) -> None:
+        assert self.action is not None
+        self.history = self.prompt_history
+        self.search = self.search.after(self.action.phrase, self.action.words, done)
 
     def _abandon(self, wall: float) -> None:
         """Drop the question asked while the step was under way."""

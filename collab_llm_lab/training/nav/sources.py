@@ -93,10 +93,10 @@ def room_way(renderer: Renderer, seed: int) -> Asked:
             action = MOVES[int(rng.integers(len(MOVES)))]
         if action in ENDS:
             break
-        memory = memory.after(action, answer(decision))
-        history.append(action)
         before = base.pose
-        base.execute(action)
+        done = base.execute(action)
+        memory = memory.after(action, answer(decision), done)
+        history.append(action)
         seen_from = before if room.camera.late else base.pose
     return pictures, asks
 
