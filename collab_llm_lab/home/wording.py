@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from zlib import crc32
 
@@ -40,8 +40,6 @@ _INDEFINITE = ("a ", "a ", "any ")
 _MARKS = ("", "", ".", "!", "?")
 _SYNONYM = 0.25
 """Share of the names that are said by a synonym."""
-_MISSPELT = 0.12
-"""Share of the texts with a misspelt word."""
 _OPENED = 0.2
 """Share of the questions that begin with an opening."""
 _COLOURED = 0.3
@@ -109,8 +107,13 @@ class Wordings:
     """Said without synonyms, misspellings, marks and capitals."""
     combinations: bool = False
     """Only combinations of a frame with synonyms or misspellings that training never shows."""
+    slips: float = 0.12
+    """Share of the texts with a misspelt word."""
     misspelt: bool = False
     """Always with a misspelling that training never shows."""
+    made_up: float = 0.0
+    """Share of the requests in which a word beside the thing's is no word of any language, as one
+    that the training lacks is none to the model."""
 
     def draw(self, rng: np.random.Generator, kind: Kind, about: About = NOTHING) -> str:
         """Return a request in words; equal generators give equal texts."""
@@ -133,6 +136,8 @@ class Wordings:
     ) -> tuple[str, list[str]]:
         """Return a text and its unusual words: the synonyms, and last the misspelling, if any."""
         verb = _chosen(rng, self.verbs) if "{verb}" in frame else ""
+        if rng.random() < self.made_up:
+            verb, frame = _with_made_up(rng, verb, frame, kind)
         name = about.name
         if kind is Kind.UNKNOWN and not self.plain and " " not in name and rng.random() < _COLOURED:
             name = f"{_chosen(rng, COLOURS)} {name}"
@@ -140,7 +145,7 @@ class Wordings:
             name = f"{name} thing".strip()
         said = {word: self._synonym(rng, word) for word in f"{name} {about.landmark}".split()}
         unusual = [other for word, other in said.items() if other != word]
-        if self.misspelt or (not self.plain and rng.random() < _MISSPELT):
+        if self.misspelt or (not self.plain and rng.random() < self.slips):
             slips = HELD_OUT_SLIPS if self.misspelt else SLIPS
             texts = (verb, *said.values())
             right = [word for text in texts for word in text.split() if word in slips]
@@ -206,6 +211,16 @@ def _replaced(text: str, word: str, slip: str) -> str:
     return " ".join(slip if each == word else each for each in text.split())
 
 
+def _with_made_up(rng: np.random.Generator, verb: str, frame: str, kind: Kind) -> tuple[str, str]:
+    """Return a verb and a frame; one word of either is made up where the meaning bears it."""
+    syllables = (_chosen(rng, "bdfgklmnprstvz") + _chosen(rng, "aeiou") for _ in range(2))
+    word = "".join(syllables) + _chosen(rng, ("", "k", "n", "st"))
+    others = [each for each in frame.split() if each.isalpha()] if kind is Kind.GO else []
+    if others and (not verb or rng.random() < 0.5):
+        return verb, _replaced(frame, _chosen(rng, others), word)
+    return word if verb else verb, frame
+
+
 def _plural(word: str) -> str:
     return f"{word}es" if word.endswith(("x", "s", "ch", "sh")) else f"{word}s"
 
@@ -248,7 +263,9 @@ PLAIN = Wordings(
 )
 """One wording for each request."""
 TRAINED = Wordings(_VERBS, _FRAMES, _STOPS, NOUNS)
-"""What a training says, besides the plain words."""
+"""What the requests of a home are, besides the plain words."""
+LEARNT = replace(TRAINED, slips=0.3, made_up=0.3)
+"""What a training says: the same with more of what no list can hold."""
 HELD_OUT = {
     "verb": Wordings(
         _HELD_OUT_VERBS,

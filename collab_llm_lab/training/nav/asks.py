@@ -15,7 +15,7 @@ import numpy as np
 
 from collab_llm_lab.home.answers import Decision, answer
 from collab_llm_lab.home.requests import About, Kind
-from collab_llm_lab.home.wording import PLAIN, TRAINED
+from collab_llm_lab.home.wording import LEARNT, PLAIN
 from collab_llm_nodes.robot.prompt import HISTORY_LENGTH, SEARCH_TEMPLATE, user_text
 from collab_llm_nodes.robot.search import Report
 
@@ -66,7 +66,7 @@ class Ask:
 
     def texts(self, rng: np.random.Generator, reworded: float) -> tuple[str, str]:
         """Return prompt and answer; the share ``reworded`` of requests is not in plain words."""
-        wordings = TRAINED if rng.random() < reworded else PLAIN
+        wordings = LEARNT if rng.random() < reworded else PLAIN
         return self.prompt(wordings.draw(rng, self.kind, self.about)), answer(self.decision)
 
     def prompt(self, request: str) -> str:
