@@ -38,13 +38,9 @@ ANSWER_WORDS, START_WORDS = _WORDS["answer"].words, _WORDS["start"].words
 _ARTICLES = ("the ", "the ", "the ", "a ", "that ", "")
 _INDEFINITE = ("a ", "a ", "any ")
 _MARKS = ("", "", ".", "!", "?")
-_ONSETS = (
-    *"bcdfghjklmnprstvwyz",
-    *"bl br ch cl cr dr fl fr gl gr pl pr sc sh sl sp st tr".split(),
-    "",
-)
-_VOWELS = (*"aeiou", *"aeiou", *"ai ea ee ie oa oo ou".split())
-_CODAS = ("", "", "", *"dgklmnprstxy", *"ck mp nd ng nt rk sh ss st".split())
+_ONSETS = (*_WORDS["onset"].words, "")
+_VOWELS = _WORDS["vowel"].words
+_CODAS = (*_WORDS["coda"].words, *[""] * 10)
 """Parts of the syllables of made-up words."""
 _AFTER_VERB = ("", "", " to", " to", " for", " up to", " over to", " down", " out")
 _BETWEEN = ("", "", ",", ".", "!")

@@ -20,6 +20,7 @@ from collab_llm_lab.training.nav import figures, trainer
 from collab_llm_lab.training.nav.adapters import ExitLearner, exit_hidden
 from collab_llm_lab.training.nav.batches import WORDS, Batch, Batches, Lengths, Shards, dense_words
 from collab_llm_lab.training.nav.dagger import Dagger
+from collab_llm_lab.training.nav.encoding import CUT, Encoder
 from collab_llm_lab.training.nav.forward import GRID, FastForward
 from collab_llm_lab.training.nav.learner import PictureLearner
 from collab_llm_lab.training.nav.models import SIZES, build, prefix_ids, read
@@ -181,6 +182,21 @@ def test_a_mirrored_request_has_the_mirrored_decision(pictures: Pictures) -> Non
         if changed:
             assert {word for word in ("left", "right") if word in ask.decision.action}
     assert turned > 10
+
+
+def test_cut_words_are_the_same_text_in_other_tokens(
+    pictures: Pictures, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    rng, encoder = np.random.default_rng(7), Encoder(tokenizer)
+    asked = [ask.texts(rng, 1.0)[0] for at_hand in pictures.asks[:200] for ask in at_hand]
+    cut = [text for text in asked if CUT in text]
+    assert 0.1 < len(cut) / len(asked) < 0.5
+    for text in cut:
+        whole = text.replace(CUT, "")
+        ids = encoder.ids(text)
+        assert tokenizer.decode(ids) == whole
+        assert len(ids) >= len(encoder.ids(whole))
+        assert CUT not in text.partition(". history:")[2]
 
 
 def test_questions_fit_into_their_rows(data: Path, tokenizer: PreTrainedTokenizerBase) -> None:
