@@ -19,7 +19,7 @@ from collab_llm_lab.training.learner import Recipe
 from collab_llm_lab.training.nav import figures, trainer
 from collab_llm_lab.training.nav.adapters import ExitLearner, exit_hidden
 from collab_llm_lab.training.nav.batches import WORDS, Batch, Batches, Lengths, Shards, dense_words
-from collab_llm_lab.training.nav.dagger import Dagger
+from collab_llm_lab.training.nav.dagger import Dagger, Rounds
 from collab_llm_lab.training.nav.encoding import CUT, Encoder
 from collab_llm_lab.training.nav.forward import GRID, FastForward
 from collab_llm_lab.training.nav.learner import PictureLearner
@@ -383,6 +383,23 @@ def test_the_whole_plan_makes_a_pair_with_exits(
     assert (out / "curves" / "nav_training.json").exists()
     with pytest.raises(ConfigError, match="--seed: .*begun with 0, not 5"):
         train_nav(replace(training, seed=5))
+
+
+def test_a_draft_learns_where_its_teacher_drives(
+    data: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Driven(Rounds):
+        def awaited(self, step: int) -> None:
+            self._save_model(out / "driver")
+
+    monkeypatch.setattr(trainer, "Rounds", Driven)
+    target = replace(TARGET, initial="", recipe=replace(RECIPE, steps=1))
+    plan = replace(MICRO, stages={"target": target, "draft": replace(target, teacher="target")})
+    assert Trainer(plan, out, data).train("target")
+    assert Trainer(plan, out, data, seed=1).train("draft")
+    driver, teacher = read(out / "driver")[0], read(out / "target" / "model")[0]
+    for name, value in teacher.state_dict().items():
+        torch.testing.assert_close(driver.state_dict()[name], value)
 
 
 def test_adapters_approach_the_last_layer(data: Path, tokenizer: PreTrainedTokenizerBase) -> None:
