@@ -131,11 +131,10 @@ class Wordings:
 
     def noun(self, rng: np.random.Generator) -> str:
         """Return a thing that no model can know."""
-        return (
-            _made_up(rng)
-            if self.made_up and rng.random() < self.made_up
-            else _chosen(rng, self.nouns)
-        )
+        if not self.made_up or rng.random() >= self.made_up:
+            return _chosen(rng, self.nouns)
+        word = _made_up(rng)
+        return word if rng.random() < 0.5 else f"{word} {_chosen(rng, SHAPES)}"
 
     def draw(self, rng: np.random.Generator, kind: Kind, about: About = NOTHING) -> str:
         """Return a request in words; equal generators give equal texts."""
@@ -304,7 +303,7 @@ PLAIN = Wordings(
 """One wording for each request."""
 TRAINED = Wordings(_VERBS, _FRAMES, _STOPS, NOUNS)
 """What the requests of a home are, besides the plain words."""
-LEARNT = replace(TRAINED, slips=0.3, made_up=0.3)
+LEARNT = replace(TRAINED, slips=0.4, made_up=0.3)
 """What a training says: the same with more of what no list can hold."""
 HELD_OUT = {
     "verb": Wordings(
