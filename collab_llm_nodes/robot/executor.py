@@ -200,11 +200,6 @@ class StepExecutor:
         self._window: deque[tuple[float, float, float]] = deque()  # time, travelled, commanded
 
     @property
-    def done(self) -> float:
-        """Share of the step that is done, as measured: 0 to 1."""
-        return min(1.0, max(0.0, self.travelled / self._goal)) if self._goal else 1.0
-
-    @property
     def remaining(self) -> float:
         return self._goal - self.travelled
 

@@ -568,8 +568,7 @@ class Mission:
         """End the step because of ``motion_guard``; ``counts``: as one blocked by an obstacle."""
         self._executor.cancel()
         if counts or self._executor.travelled > _MOVED_M:
-            share = self._executor.done if counts else 1.0  # else nothing stands in the way
-            self._done(now, wall, self._executor.travelled > _MOVED_M, share)
+            self._done(now, wall, self._executor.travelled > _MOVED_M, blocked=counts)
         else:
             self._abandon(wall)
             self._enter(Phase.OBSERVE, wall)
@@ -590,17 +589,18 @@ class Mission:
         else:
             done = outcome is Outcome.DONE
             moved = done or self._executor.travelled > _MOVED_M
-            self._done(now, wall, moved, self._executor.done, in_full=done)
+            self._done(now, wall, moved, blocked=not done, in_full=done)
 
     def _done(
-        self, now: float, wall: float, moved: bool, share: float, *, in_full: bool = False
+        self, now: float, wall: float, moved: bool, *, blocked: bool, in_full: bool = False
     ) -> None:
         """Go on after a step: to the next frame, or to the answer asked for meanwhile.
 
         Args:
-            share: of the step that was made, for the memory of the search.
+            blocked: an obstacle, and no refusal of motion, ended the step.
         """
-        self._remember_step(share)
+        assert self.action is not None
+        self._remember_step(self._executor.travelled / abs(self.action.value) if blocked else 1.0)
         self._failures = 0
         self._blocked = 0 if moved else self._blocked + 1
         if not in_full:  # the question asked meanwhile assumed that the step would be finished

@@ -267,7 +267,7 @@ class SearchMemory:
     def _walk(self, cm: int, done: float) -> SearchMemory:
         if done < _CUT_SHORT:
             blocked = replace(self._with_way("blocked"), blocked=True)
-            return blocked._walk(_PACE * round(cm * done / _PACE), 1.0)
+            return blocked._walk(_PACE * max(0, round(cm * done / _PACE)), 1.0)
         x, y = _ahead(self.x, self.y, self.heading, cm / 100.0)
         if self.thing is not None or not cm:
             return replace(self, x=x, y=y)
