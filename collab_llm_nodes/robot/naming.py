@@ -76,7 +76,8 @@ _NO_THING_ALONE = _ASKED_FOR | frozenset({
 """Words that name no thing alone, and may be a part of a name: "the dining room"."""
 # fmt: on
 
-_AT_ONCE = re.compile(r"\b(?:right|straight) (?=(?:now|away)\b)")
+_AT_ONCE = re.compile(r"\b(?:right|straight) (?=(?:now|away)\b)", re.IGNORECASE)
+"""A word that belongs to the adverb behind it; elsewhere it names a thing: "the right box"."""
 
 Name = tuple[str, ...]
 
@@ -90,7 +91,8 @@ class Named:
     """
 
     def __init__(self, question: str) -> None:
-        words = _WORD_OR_MARK.findall(_AT_ONCE.sub("", question.casefold()))
+        # Lower case comes last: that of some letters has a mark, which would part the word.
+        words = [word.casefold() for word in _WORD_OR_MARK.findall(_AT_ONCE.sub("", question))]
         self.things = _things(words, anywhere=False) or _things(words, anywhere=True)
 
 

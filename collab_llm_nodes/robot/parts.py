@@ -23,6 +23,7 @@ _DOING = (
     "following", "going", "driving", "moving", "walking", "running", "heading", "looking",
     "searching", "chasing", "approaching",
 )
+"""Motions towards a thing: "stop going to it" excludes it, "would you mind going to it" asks."""
 _NEUTRAL = (
     "none other than", "nothing but", "no one but", "not only", "in mind", "no problem",
     "no matter", "you mind to", *(f"you mind {doing}" for doing in ("finding", *_DOING)),

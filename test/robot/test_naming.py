@@ -80,7 +80,12 @@ def test_the_navigators_question_names_the_thing_of_the_instruction(frame: str) 
 )
 def test_a_name_ends_where_an_adverb_follows(adverb: str) -> None:
     assert names(f"find the red ball {adverb}") == {("red", "ball")}
-    assert names(f"go {adverb} to the right box") == {("right", "box")}
+    assert names(f"Go {adverb.upper()} to the right box") == {("right", "box")}
+
+
+def test_a_letter_whose_lower_case_has_a_mark_parts_no_name() -> None:
+    capital = "\N{LATIN CAPITAL LETTER I WITH DOT ABOVE}zmir"
+    assert names(f"find the {capital} cup") == {(capital.casefold(), "cup")}
 
 
 def test_a_thing_is_named_in_the_words_of_answers() -> None:
