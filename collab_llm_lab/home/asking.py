@@ -48,7 +48,7 @@ def draw_request(room: Room, rng: np.random.Generator, wordings: Wordings = PLAI
     elif kind is Kind.DO_NOT:
         about = _there(rng, room)
     else:
-        about = About(str(rng.choice(wordings.nouns))) if kind is Kind.UNKNOWN else NOTHING
+        about = About(wordings.noun(rng)) if kind is Kind.UNKNOWN else NOTHING
     return Request(kind, wordings.draw(rng, kind, about), about)
 
 
@@ -83,9 +83,11 @@ def _how_many(room: Room, view: View, rng: np.random.Generator) -> About | None:
 
 
 def _what_colour(room: Room, view: View, rng: np.random.Generator) -> About | None:
-    """Return the only thing of its shape in view, or one by its relation to another."""
-    alone = [About(shape) for shape in SHAPES if _certain(About(shape), view.things) == 1]
-    return _any(rng, relations(view) if rng.random() < 0.3 else alone)
+    """Return the only thing of its shape in view, one by its relation, or a shape not in view."""
+    if rng.random() < 0.3:
+        return _any(rng, relations(view))
+    count = int(rng.random() < 0.8)
+    return _any(rng, [About(s) for s in SHAPES if _certain(About(s), view.things) == count])
 
 
 def _all(room: Room, view: View, rng: np.random.Generator) -> About | None:

@@ -238,8 +238,8 @@ def drive(room: Room, request: Request, seed: int = 0) -> Episode:
         if decision.action in ENDS:
             episode.outcome = _outcome(expert, base.pose, decision.action)
             break
-        base.execute(decision.action)
-        memory = memory.after(decision.action, said)
+        done = base.execute(decision.action)
+        memory = memory.after(decision.action, said, done)
         history.append(decision.action)
     return episode
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from zlib import crc32
 
@@ -38,10 +38,14 @@ ANSWER_WORDS, START_WORDS = _WORDS["answer"].words, _WORDS["start"].words
 _ARTICLES = ("the ", "the ", "the ", "a ", "that ", "")
 _INDEFINITE = ("a ", "a ", "any ")
 _MARKS = ("", "", ".", "!", "?")
+_ONSETS = (*_WORDS["onset"].words, "")
+_VOWELS = _WORDS["vowel"].words
+_CODAS = (*_WORDS["coda"].words, *[""] * 10)
+"""Parts of the syllables of made-up words."""
+_AFTER_VERB = ("", "", " to", " to", " for", " up to", " over to", " down", " out")
+_BETWEEN = ("", "", ",", ".", "!")
 _SYNONYM = 0.25
 """Share of the names that are said by a synonym."""
-_MISSPELT = 0.12
-"""Share of the texts with a misspelt word."""
 _OPENED = 0.2
 """Share of the questions that begin with an opening."""
 _COLOURED = 0.3
@@ -56,14 +60,32 @@ def _number(text: str) -> int:
     return crc32(text.encode())
 
 
+def _texts(section: phrasebook.Section) -> Iterator[str]:
+    yield from section.texts
+    for part in section.sections.values():
+        yield from _texts(part)
+
+
+def _parts(text: str) -> list[str]:
+    return re.findall(r"[a-z]+", text)
+
+
+_WORDS_OF_REQUESTS = {
+    word
+    for text in (
+        *(*NAMES, *sum(SYNONYMS.values(), ())),
+        *(*_texts(_SHOWN), *_texts(_KEPT), *STOP_WORDS),
+    )
+    for word in _parts(text)
+}
+
+
 def _slips() -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
     """Return misspellings of names, synonyms and verbs by the right word: trained, held out.
 
     None of them is itself a word of any request or stands for two words.
     """
     names = [word for text in (*NAMES, *sum(SYNONYMS.values(), ())) for word in _parts(text)]
-    texts = (*_texts(_SHOWN), *_texts(_KEPT), *STOP_WORDS)
-    known = {*names, *(word for text in texts for word in _parts(text))}
     verbs = [word for text in _SHOWN["verb"].texts for word in _parts(text) if len(word) > 3]
     meant: dict[str, set[str]] = {}
     for word in dict.fromkeys((*names, *verbs)):
@@ -73,23 +95,13 @@ def _slips() -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
         meant.setdefault(slip, set()).add(word)
     trained: dict[str, list[str]] = {}
     for slip, words in meant.items():
-        if len(words) == 1 and slip not in known and not asks_to_stop(slip):
+        if len(words) == 1 and slip not in _WORDS_OF_REQUESTS and not asks_to_stop(slip):
             trained.setdefault(words.pop(), []).append(slip)
     held_out = {}
     for word, slips in trained.items():
         slips.sort(key=_number)
         held_out[word] = tuple(slips.pop() for _ in range(1 + len(slips) // 5))
     return {word: tuple(slips) for word, slips in trained.items() if slips}, held_out
-
-
-def _texts(section: phrasebook.Section) -> Iterator[str]:
-    yield from section.texts
-    for part in section.sections.values():
-        yield from _texts(part)
-
-
-def _parts(text: str) -> list[str]:
-    return re.findall(r"[a-z]+", text)
 
 
 SLIPS, HELD_OUT_SLIPS = _slips()
@@ -109,8 +121,20 @@ class Wordings:
     """Said without synonyms, misspellings, marks and capitals."""
     combinations: bool = False
     """Only combinations of a frame with synonyms or misspellings that training never shows."""
+    slips: float = 0.12
+    """Share of the texts with a misspelt word."""
     misspelt: bool = False
     """Always with a misspelling that training never shows."""
+    made_up: float = 0.0
+    """Share of the requests, and of the unknown things, with words of no language: what training
+    never says is none to the model either."""
+
+    def noun(self, rng: np.random.Generator) -> str:
+        """Return a thing that no model can know."""
+        if not self.made_up or rng.random() >= self.made_up:
+            return _chosen(rng, self.nouns)
+        word = _made_up(rng)
+        return word if rng.random() < 0.5 else f"{word} {_chosen(rng, SHAPES)}"
 
     def draw(self, rng: np.random.Generator, kind: Kind, about: About = NOTHING) -> str:
         """Return a request in words; equal generators give equal texts."""
@@ -133,6 +157,8 @@ class Wordings:
     ) -> tuple[str, list[str]]:
         """Return a text and its unusual words: the synonyms, and last the misspelling, if any."""
         verb = _chosen(rng, self.verbs) if "{verb}" in frame else ""
+        if self.made_up and rng.random() < self.made_up:
+            verb, frame = _with_made_up(rng, verb, frame, kind)
         name = about.name
         if kind is Kind.UNKNOWN and not self.plain and " " not in name and rng.random() < _COLOURED:
             name = f"{_chosen(rng, COLOURS)} {name}"
@@ -140,7 +166,7 @@ class Wordings:
             name = f"{name} thing".strip()
         said = {word: self._synonym(rng, word) for word in f"{name} {about.landmark}".split()}
         unusual = [other for word, other in said.items() if other != word]
-        if self.misspelt or (not self.plain and rng.random() < _MISSPELT):
+        if self.misspelt or (not self.plain and rng.random() < self.slips):
             slips = HELD_OUT_SLIPS if self.misspelt else SLIPS
             texts = (verb, *said.values())
             right = [word for text in texts for word in text.split() if word in slips]
@@ -206,6 +232,32 @@ def _replaced(text: str, word: str, slip: str) -> str:
     return " ".join(slip if each == word else each for each in text.split())
 
 
+def _made_up(rng: np.random.Generator) -> str:
+    """Return a word that no request has: "sporaki"."""
+    while True:
+        syllables = (
+            _chosen(rng, _ONSETS) + _chosen(rng, _VOWELS) + _chosen(rng, _CODAS)
+            for _ in range(rng.integers(1, 3))
+        )
+        word = "".join(syllables)
+        if len(word) > 2 and word not in _NOT_MADE_UP and not asks_to_stop(word):
+            return word
+
+
+def _with_made_up(rng: np.random.Generator, verb: str, frame: str, kind: Kind) -> tuple[str, str]:
+    """Return a verb and a frame with made-up words where the meaning bears them."""
+    place = rng.random()
+    words = [word for word in frame.split() if word.isalpha()]
+    if verb and place < 0.4:
+        return f"{_made_up(rng)}{_chosen(rng, _AFTER_VERB)}", frame
+    if kind is Kind.GO and words and place < 0.7:
+        return verb, _replaced(frame, _chosen(rng, words), _made_up(rng))
+    phrase = " ".join(_made_up(rng) for _ in range(rng.integers(1, 4)))
+    if kind not in (Kind.GO, Kind.UNKNOWN) or place < 0.85:
+        return verb, f"{phrase}{_chosen(rng, _BETWEEN)} {frame}"
+    return verb, f"{frame}{_chosen(rng, _BETWEEN)} {phrase}"
+
+
 def _plural(word: str) -> str:
     return f"{word}es" if word.endswith(("x", "s", "ch", "sh")) else f"{word}s"
 
@@ -231,6 +283,8 @@ def _nouns(part: phrasebook.Section) -> tuple[str, ...]:
 NOUNS, HELD_OUT_NOUNS = _nouns(_SHOWN), _nouns(_KEPT)
 """Things that no model can know; names of UNKNOWN requests."""
 _HELD_OUT_MISSPELT = {slip for slips in HELD_OUT_SLIPS.values() for slip in slips}
+_MISSPELT = {slip for slips in SLIPS.values() for slip in slips}
+_NOT_MADE_UP = _WORDS_OF_REQUESTS | _MISSPELT | _HELD_OUT_MISSPELT
 _ASCII_STOPS = [" ".join(phrase.split()) for phrase in STOP_WORDS if phrase.isascii()]
 _STOPS = tuple(phrase for phrase in _ASCII_STOPS if _number(phrase) % 6)
 _HELD_OUT_STOPS = tuple(phrase for phrase in _ASCII_STOPS if not _number(phrase) % 6)
@@ -248,7 +302,9 @@ PLAIN = Wordings(
 )
 """One wording for each request."""
 TRAINED = Wordings(_VERBS, _FRAMES, _STOPS, NOUNS)
-"""What a training says, besides the plain words."""
+"""What the requests of a home are, besides the plain words."""
+LEARNT = replace(TRAINED, slips=0.4, made_up=0.3)
+"""What a training says: the same with more of what no list can hold."""
 HELD_OUT = {
     "verb": Wordings(
         _HELD_OUT_VERBS,

@@ -568,7 +568,7 @@ class Mission:
         """End the step because of ``motion_guard``; ``counts``: as one blocked by an obstacle."""
         self._executor.cancel()
         if counts or self._executor.travelled > _MOVED_M:
-            self._done(now, wall, self._executor.travelled > _MOVED_M)
+            self._done(now, wall, self._executor.travelled > _MOVED_M, blocked=counts)
         else:
             self._abandon(wall)
             self._enter(Phase.OBSERVE, wall)
@@ -588,11 +588,19 @@ class Mission:
             self.end("MOTION_REFUSED", self._executor.message)
         else:
             done = outcome is Outcome.DONE
-            self._done(now, wall, done or self._executor.travelled > _MOVED_M, in_full=done)
+            moved = done or self._executor.travelled > _MOVED_M
+            self._done(now, wall, moved, blocked=not done, in_full=done)
 
-    def _done(self, now: float, wall: float, moved: bool, *, in_full: bool = False) -> None:
-        """Go on after a step: to the next frame, or to the answer asked for meanwhile."""
-        self._remember_step()
+    def _done(
+        self, now: float, wall: float, moved: bool, *, blocked: bool, in_full: bool = False
+    ) -> None:
+        """Go on after a step: to the next frame, or to the answer asked for meanwhile.
+
+        Args:
+            blocked: an obstacle, and no refusal of motion, ended the step.
+        """
+        assert self.action is not None
+        self._remember_step(self._executor.travelled / abs(self.action.value) if blocked else 1.0)
         self._failures = 0
         self._blocked = 0 if moved else self._blocked + 1
         if not in_full:  # the question asked meanwhile assumed that the step would be finished
@@ -607,8 +615,10 @@ class Mission:
             self._not_before = now + self.config.settle
             self._enter(Phase.OBSERVE, wall)
 
-    def _remember_step(self) -> None:
-        self.history, self.search = self.prompt_history, self.prompt_search
+    def _remember_step(self, share: float = 1.0) -> None:
+        assert self.action is not None
+        self.history = self.prompt_history
+        self.search = self.search.after(self.action.phrase, self.action.words, share)
 
     def _abandon(self, wall: float) -> None:
         """Drop the question asked while the step was under way."""

@@ -58,6 +58,10 @@ _ENDS_NAME = {
     *("far", "left", "right", "way", "near", "close", "very", "some", "distant"),
 }
 _FORGET_AFTER = 20  # steps
+_CUT_SHORT = 0.5
+"""A step ahead of which less is done was blocked ..."""
+_PACE = 25
+"""... and counts by whole paces [cm]."""
 _MOST_PLACES = 16
 _REACH = {"short": 1.0, "open": 2.0}  # m, a way of this word is at least about this long
 
@@ -171,10 +175,16 @@ class SearchMemory:
     """Name and place of the thing that was seen last."""
     unseen: int = 0
     """Steps since then."""
+    blocked: bool = False
+    """Whether something cut the last step ahead short."""
 
     @property
     def text(self) -> str:
-        """The words for the prompt: "place 1, turned 135", "seen red ball left, near"."""
+        """The words for the prompt: "place 1, turned 135", "seen red ball left, near, blocked"."""
+        return f"{self._state}, blocked" if self.blocked else self._state
+
+    @property
+    def _state(self) -> str:
         if self.seen:
             return f"seen {self.seen}"
         if self.walked:
@@ -219,26 +229,23 @@ class SearchMemory:
         )
         return _REACH[way], new, beside
 
-    def after(self, action: str, answer: str) -> SearchMemory:
+    def after(self, action: str, answer: str, done: float = 1.0) -> SearchMemory:
         """Return the memory after an executed action, such as "turn left 45 degree".
 
         Args:
             answer: the model's text from which the action was taken.
+            done: share of the action that was carried out, as measured.
         """
         step = _STEP.match(action)
-        memory = self._with_report(read_report(answer))
+        memory = replace(self._with_report(read_report(answer)), blocked=False)
         if step is None:
             return memory
         if step[1]:
-            return memory._walk(int(step[1]))
+            return memory._walk(int(step[1]), done)
         return memory._turn(int(step[3]), step[2] == "left")
 
     def _with_report(self, report: Report) -> SearchMemory:
-        ways = self.ways
-        if report.way and not self.walked:
-            apart = [w for w in ways if abs(math.remainder(w[0] - self.heading, 360.0)) > 22.5]
-            ways = (*apart, (self.heading, report.way))
-        memory = replace(self, ways=ways)
+        memory = self._with_way(report.way) if report.way else self
         if report.in_view and report.direction in BEARINGS and report.distance and report.name:
             heading = self.heading + BEARINGS[report.direction]
             place = _ahead(self.x, self.y, heading, RANGES[report.distance])
@@ -250,9 +257,19 @@ class SearchMemory:
             return replace(memory, thing=None, turned=0, walked=0, ways=())
         return replace(memory, unseen=self.unseen + 1)
 
-    def _walk(self, cm: int) -> SearchMemory:
+    def _with_way(self, way: str) -> SearchMemory:
+        """Take note of the free way at this heading of a look round."""
+        if self.walked:
+            return self
+        apart = [w for w in self.ways if abs(math.remainder(w[0] - self.heading, 360.0)) > 22.5]
+        return replace(self, ways=(*apart, (self.heading, way)))
+
+    def _walk(self, cm: int, done: float) -> SearchMemory:
+        if done < _CUT_SHORT:
+            blocked = replace(self._with_way("blocked"), blocked=True)
+            return blocked._walk(_PACE * max(0, round(cm * done / _PACE)), 1.0)
         x, y = _ahead(self.x, self.y, self.heading, cm / 100.0)
-        if self.thing is not None:
+        if self.thing is not None or not cm:
             return replace(self, x=x, y=y)
         left = () if self.walked else ((self.x, self.y),)
         earlier = (*self.earlier, *left)[-_MOST_PLACES:]

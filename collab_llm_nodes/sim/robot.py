@@ -81,10 +81,16 @@ class Base:
             math.remainder(o.yaw + turned, math.tau),
         )
 
-    def execute(self, action: str, dt: float = 0.04, allowance: float = 4.0) -> None:
+    def execute(self, action: str, dt: float = 0.04, allowance: float = 4.0) -> float:
         """Execute one action text, measured by odometry, as the navigator's executor does.
 
-        ``allowance`` is the longest time in s (a blocked step ends there). Ends at rest.
+        Ends at rest.
+
+        Args:
+            allowance: longest time [s]; a blocked step ends there.
+
+        Returns:
+            The share of the action that was carried out.
         """
         kind, sign, amount = parse_action(action)
         turned = travelled = 0.0
@@ -104,6 +110,7 @@ class Base:
             before = self.odometry
         self.speed = self.turn = 0.0
         self.bumped = False
+        return (abs(turned) if kind == "turn" else travelled) / amount if amount else 1.0
 
 
 def parse_action(action: str) -> tuple[str, float, float]:

@@ -11,7 +11,7 @@ import pytest
 from collab_llm_lab.home.answers import GIVE_UP, REPLY, answer
 from collab_llm_lab.home.asking import draw_request
 from collab_llm_lab.home.expert import drive
-from collab_llm_lab.home.requests import Kind
+from collab_llm_lab.home.requests import QUESTIONS, Kind
 from collab_llm_lab.home.wording import HELD_OUT, TRAINED
 from collab_llm_nodes.robot.diary import Diary, sightings
 from collab_llm_nodes.robot.episodes import EpisodeConfig
@@ -69,7 +69,8 @@ def test_what_the_expert_saw_in_its_drives_is_remembered_and_nothing_else() -> N
                 thing: int(where[1 : where.index(".")]) for thing, where in told.items()
             } == seen
             assert not [words for words in told.values() if " not " in words or " no " in words]
-    assert {Kind.GO, Kind.UNKNOWN, Kind.DO_NOT, Kind.IS_THERE} <= kinds
+    assert {Kind.GO, Kind.UNKNOWN, Kind.DO_NOT} <= kinds
+    assert kinds & set(QUESTIONS)
 
 
 @pytest.mark.parametrize(

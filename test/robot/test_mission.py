@@ -312,6 +312,18 @@ def test_a_wall_is_told_to_the_model_and_given_up_after_a_while() -> None:
     assert drive.code() == "BLOCKED"
 
 
+def test_the_search_is_told_what_is_in_the_way() -> None:
+    drive = Drive()
+    drive.obeys = False
+    assert drive.step("the way is open. the next action is move forward 75 cm.")
+    drive.run(2.0)
+    assert drive.mission.prompt_search.text == "place 1, turned 0, blocked"
+    drive.obeys = True
+    assert drive.step("the next action is turn left 45 degree.")
+    drive.run(2.0)
+    assert drive.mission.prompt_search.text == "place 1, turned 45"
+
+
 def test_steps_are_limited() -> None:
     drive = Drive()
     for _ in range(CONFIG.max_steps):

@@ -29,6 +29,7 @@ def test_a_refusal_ends_the_step_and_a_permission_makes_it_look_again() -> None:
     drive.refuse("STALE_CAMERA")
     assert drive.mission.velocity == ZERO
     assert drive.mission.history == ["move forward 75 cm"]
+    assert not drive.mission.search.blocked  # as nothing stands in the way
     for _ in range(20):  # longer than the wait for a frame: there are frames, but no use for them
         drive.run(0.2)
         drive.refuse("STALE_CAMERA")
@@ -86,7 +87,9 @@ def test_an_obstacle_ends_a_step_ahead_but_no_turn() -> None:
     drive.permit(reasons=("OBSTACLE",), speed_limit=0.0)
     assert drive.mission.velocity == ZERO
     assert drive.mission.phase is Phase.OBSERVE
+    assert drive.mission.search.blocked
     assert drive.step("turn left 30 degree")
+    assert not drive.mission.prompt_search.blocked
     drive.permit(reasons=("OBSTACLE",), speed_limit=0.0)
     drive.run(0.5)
     assert drive.mission.velocity.angular > 0.0

@@ -49,6 +49,21 @@ def test_a_walk_is_measured_and_a_turn_ends_it_at_a_new_place() -> None:
     assert memory.text == "place 2, turned 45"
 
 
+def test_a_step_cut_short_is_blocked_until_the_next_one() -> None:
+    memory = SearchMemory().after(AHEAD, _nothing("open"), 0.1)
+    assert memory.text == "place 1, turned 0, blocked"
+    memory = memory.after(LEFT, _nothing("very short"))
+    assert memory.text == "place 1, turned 45"
+    memory = _looked_round(["very short"] * 6, memory)
+    assert memory.text.endswith("open nowhere")  # not even where it looked open
+    walked = SearchMemory().after(AHEAD, "").after(AHEAD, "", 0.4)
+    assert walked.text == "place 1, walked 100, blocked"  # by whole paces
+    seen = "the red ball is straight ahead and near."
+    memory = SearchMemory().after(AHEAD, seen, 0.0)
+    assert memory.text == "seen red ball ahead, near, blocked"
+    assert memory.after(AHEAD, seen, 0.6).text == "seen red ball ahead, very close"
+
+
 def test_the_way_back_is_the_last_choice() -> None:
     memory = _looked_round(["open"] + ["short"] * 6)
     for _ in range(4):

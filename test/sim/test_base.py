@@ -36,6 +36,11 @@ def test_things_furniture_and_walls_stop_the_base(part: Thing | Furniture, stop:
     assert base.pose.y == pytest.approx(2.0, abs=1e-6)
 
 
+def test_a_step_against_something_is_done_in_part() -> None:
+    base = Base(empty(Thing("ball", "red", 4.0, 2.0), start=Pose(3.25, 2.0, 0.0)))
+    assert base.execute("move forward 75 cm") == pytest.approx(1 / 3, abs=0.05)
+
+
 def test_the_corner_that_is_missing_stops_the_base() -> None:
     room = replace(empty(Thing("ball", "red", 1.0, 1.0)), notch=(3.0, 2.5))
     base = Base(replace(room, start=Pose(1.0, 3.5, 0.0)))
@@ -79,7 +84,7 @@ def test_odometry_drifts_but_little() -> None:
 def test_actions_do_what_they_say(action: str) -> None:
     room = empty(start=Pose(1.0, 1.0, 0.0))
     base = Base(room, config=BaseConfig(odometry_scale=0.0, odometry_noise=0.0))
-    base.execute(action)
+    assert base.execute(action) == pytest.approx(1.0, abs=0.1)
     kind, sign, amount = parse_action(action)
     turned = sign * amount if kind == "turn" else 0.0
     moved = amount if kind == "move" else 0.0

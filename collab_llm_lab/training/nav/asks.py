@@ -15,11 +15,14 @@ import numpy as np
 
 from collab_llm_lab.home.answers import Decision, answer
 from collab_llm_lab.home.requests import About, Kind
-from collab_llm_lab.home.wording import PLAIN, TRAINED
+from collab_llm_lab.home.wording import LEARNT, PLAIN
+from collab_llm_lab.training.nav.encoding import CUT
 from collab_llm_nodes.robot.prompt import HISTORY_LENGTH, SEARCH_TEMPLATE, user_text
 from collab_llm_nodes.robot.search import Report
 
 FILE = "asks.json"
+_CUT_TEXTS, _CUT_WORDS = 0.3, 0.3
+"""Shares of the reworded requests, and of the words in them, that are cut in two."""
 _MIRROR = {"left": "right", "right": "left"}
 
 
@@ -66,12 +69,30 @@ class Ask:
 
     def texts(self, rng: np.random.Generator, reworded: float) -> tuple[str, str]:
         """Return prompt and answer; the share ``reworded`` of requests is not in plain words."""
-        wordings = TRAINED if rng.random() < reworded else PLAIN
-        return self.prompt(wordings.draw(rng, self.kind, self.about)), answer(self.decision)
+        if rng.random() >= reworded:
+            return self.prompt(PLAIN.draw(rng, self.kind, self.about)), answer(self.decision)
+        request, mark, rest = self.prompt(LEARNT.draw(rng, self.kind, self.about)).partition(
+            ". history:"
+        )
+        if rng.random() < _CUT_TEXTS:
+            request = _cut(rng, request)
+        return f"{request}{mark}{rest}", answer(self.decision)
 
     def prompt(self, request: str) -> str:
         """Return the prompt for this request in given words."""
         return user_text(request, self.history, SEARCH_TEMPLATE, search=self.search)
+
+
+def _cut(rng: np.random.Generator, text: str) -> str:
+    """Cut some words into parts that become tokens apart, as those of a misspelt word are."""
+
+    def cut(word: str) -> str:
+        if len(word) < 2 or rng.random() >= _CUT_WORDS:
+            return word
+        at = int(rng.integers(1, len(word)))
+        return f"{word[:at]}{CUT}{word[at:]}"
+
+    return " ".join(map(cut, text.split(" ")))
 
 
 def ask(kind: Kind, about: About, history: Sequence[str], search: str, decision: Decision) -> Ask:

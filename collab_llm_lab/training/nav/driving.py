@@ -61,10 +61,10 @@ class Episode:
         elif decision.action == REPLY:
             self.outcome = "replied"
         else:
-            self.memory = self.memory.after(decision.action, said)
-            self.history.append(decision.action)
             before = self.base.pose
-            self.base.execute(decision.action)
+            done = self.base.execute(decision.action)
+            self.memory = self.memory.after(decision.action, said, done)
+            self.history.append(decision.action)
             self.seen_from = before if self.room.camera.late else None
             if len(self.history) >= MAX_STEPS:
                 self.outcome = "step limit"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -12,6 +13,9 @@ from transformers import PreTrainedTokenizerBase
 
 from collab_llm_lab.training.nav.models import AFTER_PROMPT
 from collab_llm_nodes.models.tokenizer import token_id
+
+CUT = "\0"
+"""Parts two tokens of a text that the tokenizer would join; it is no token itself."""
 
 
 class Encoder:
@@ -24,7 +28,8 @@ class Encoder:
         self._pad = token_id(tokenizer, "<|endoftext|>")
 
     def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer(text, add_special_tokens=False).input_ids)
+        parts = self._tokenizer(text.split(CUT), add_special_tokens=False).input_ids
+        return tuple(itertools.chain.from_iterable(parts))
 
     def question_ids(self, prompt: str) -> tuple[int, ...]:
         """Return the ids between the picture and the start of the answer."""

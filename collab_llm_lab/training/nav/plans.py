@@ -3,7 +3,7 @@
 The target's vision first learns what image tokens show, alone: a picture costs less than a third of
 one with texts. Then the model learns to say where named things are, and how far the way is free;
 then to answer all requests, from the expert's states and from its own (DAgger). The draft learns to
-see likewise, and then the law of the target's answers.
+see likewise, and then the law of the target's answers, half of them where the target drives.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _TARGET = Stage(
     {POSES: 12, WAYS: 20},
     shards=24,
     initial="seeing",
-    ask=Answering(2, reworded=0.5),
+    ask=Answering(2, reworded=0.7),
     lengths=Lengths(text=84, answer=50),
     dagger=Dagger((2_000, 3_500, 5_000, 6_500)),
 )
@@ -89,7 +89,7 @@ _DRAFT = replace(
     role="draft",
     initial="draft-seeing",
     teacher="target",
-    dagger=Dagger(),
+    dagger=Dagger((0, 500, 1_000)),
 )
 _EXITS = replace(
     _TARGET,
@@ -138,7 +138,7 @@ GPU = Plan(
         "target": replace(_on_gpu(_TARGET, 10.0), dagger=Dagger(_ROUNDS, lag=1_500, rooms=50)),
         "draft-sight": _on_gpu(CPU.stages["draft-sight"], 2.0),
         "draft-seeing": _on_gpu(CPU.stages["draft-seeing"], 1.0),
-        "draft": _on_gpu(_DRAFT, 3.0),
+        "draft": replace(_on_gpu(_DRAFT, 3.0), dagger=Dagger((0,) * 8, lag=1_500, rooms=50)),
     },
     _EXITS,
     renderers=15,

@@ -16,7 +16,7 @@ from collab_llm_lab.home.answers import ENDS, MOVES, answer
 from collab_llm_lab.home.asking import draw_request
 from collab_llm_lab.home.expert import MAX_STEPS, Expert
 from collab_llm_lab.home.requests import About, Kind, Request, relations
-from collab_llm_lab.home.wording import PLAIN, Wordings, plain
+from collab_llm_lab.home.wording import LEARNT, PLAIN, Wordings, plain
 from collab_llm_lab.training.nav.asks import Ask, ask
 from collab_llm_lab.training.nav.pictures import (
     Snapshot,
@@ -41,7 +41,7 @@ _KEPT = 0.6
 """Share of the states on a way that become pictures: neighbours are alike."""
 _AT_HAND = 0.5
 """Share of the requests to go to something in view."""
-_BLOCKED = 0.25
+_BLOCKED = 0.35
 """Share of the ways on which furniture is in the straight way."""
 _NOISE = (0.0, 0.1, 0.25)
 
@@ -93,10 +93,10 @@ def room_way(renderer: Renderer, seed: int) -> Asked:
             action = MOVES[int(rng.integers(len(MOVES)))]
         if action in ENDS:
             break
-        memory = memory.after(action, answer(decision))
-        history.append(action)
         before = base.pose
-        base.execute(action)
+        done = base.execute(action)
+        memory = memory.after(action, answer(decision), done)
+        history.append(action)
         seen_from = before if room.camera.late else base.pose
     return pictures, asks
 
@@ -112,7 +112,7 @@ def pose_asks(room: Room, pose: Pose, rng: np.random.Generator, count: int) -> l
     asks = []
     for _ in range(count):
         request = _at_hand(view, rng) if rng.random() < _AT_HAND else None
-        request = request or draw_request(room, rng)
+        request = request or draw_request(room, rng, LEARNT)
         decision = Expert(room, request).decide(view, pose, history, memory)
         asks.append(ask(request.kind, request.about, history, memory.text, decision))
     return asks

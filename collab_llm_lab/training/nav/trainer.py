@@ -98,7 +98,7 @@ class Trainer:
         else:
             figures = seeing_figures if stage.ask is seeing_questions else answering_figures
             measure = partial(figures, model, tokenizer, self.data)
-        if not self._run(name, stage, learner, model, report, stop, measure):
+        if not self._run(name, stage, learner, teacher or model, report, stop, measure):
             return False
         export(model, tokenizer, self.out / name / "model", torch.float32)
         return True
@@ -126,7 +126,7 @@ class Trainer:
         name: str,
         stage: Stage,
         learner: ModelLearner,
-        model: Qwen2VLForConditionalGeneration,
+        driver: Qwen2VLForConditionalGeneration,
         report: loop.Progress,
         stop: loop.Stop,
         measure: Callable[[], dict[str, float]] = dict,
@@ -134,7 +134,7 @@ class Trainer:
         """Move ``learner`` by the batches of a stage, from where an earlier call stopped.
 
         Args:
-            model: drives in the rounds of DAgger.
+            driver: drives in the rounds of DAgger.
         """
         run, tokenizer = self.out / name, self.tokenizer
         restore(learner, run)
@@ -171,7 +171,7 @@ class Trainer:
         rounds = Rounds(
             run,
             stage.dagger,
-            lambda folder: export(model, tokenizer, folder, torch.float32),
+            lambda folder: export(driver, tokenizer, folder, torch.float32),
             making.ahead,
         )
         counts = dict.fromkeys(stage.pictures, stage.shards)

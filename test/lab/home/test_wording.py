@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from collab_llm_lab.home.wording import (
     HELD_OUT,
     HELD_OUT_NOUNS,
     HELD_OUT_SLIPS,
+    LEARNT,
     NAMES,
     NOUNS,
     PLAIN,
@@ -32,6 +34,7 @@ NAMED = [
     *(About(name) for name in (*SHAPES, *NAMED_FURNITURE)),
     *(About("ball", side, landmark) for side in SIDES for landmark in ("sofa", "green box")),
 ]
+NAMED_WORDS = {w for text in (*NAMES, *sum(SYNONYMS.values(), ())) for w in text.split()}
 UNNAMED = (Kind.STOP, Kind.WHAT_DO_YOU_SEE)
 
 
@@ -96,6 +99,31 @@ def test_no_held_out_text_is_trained(name: str, trained: set[str]) -> None:
     for kind in Kind:
         held_out = {read(text) for text in drawn(HELD_OUT[name], kind, 500)}
         assert held_out.isdisjoint(trained)
+
+
+def test_words_of_no_language_are_no_words_of_requests(trained: set[str]) -> None:
+    """A model that reads them learns nothing about a held-out word, nor about a slip."""
+    known = {word for text in trained for word in text.split()}
+    held_out = {
+        word for w in HELD_OUT.values() for k in Kind for t in drawn(w, k, 500) for word in words(t)
+    }
+    rng = np.random.default_rng(5)
+    nouns = {LEARNT.noun(rng) for _ in range(1000)} - {*NOUNS}
+    texts = [text for kind in Kind for text in drawn(replace(LEARNT, slips=0.0), kind, 1000)]
+    new = {word for text in texts for word in words(text)} - known - {*NOUNS}
+    assert len(nouns) > 200
+    assert len(new) > 1000
+    assert (nouns | new).isdisjoint(held_out)
+    assert not any(asks_to_stop(word) for word in nouns | new)
+
+
+def test_training_keeps_what_a_request_is_about() -> None:
+    for text in drawn(replace(LEARNT, slips=0.0, made_up=1.0), Kind.GO, 500):
+        assert set(words(text)) & NAMED_WORDS, text
+    assert all(asks_to_stop(text) for text in drawn(LEARNT, Kind.STOP, 300))
+    prohibited = [*drawn(replace(LEARNT, made_up=1.0), Kind.DO_NOT, 300)]
+    frames = [words(re.sub(r"\{\w+\}", "", frame)) for frame in TRAINED.frames[Kind.DO_NOT]]
+    assert all(any({*frame} <= {*words(text)} for frame in frames) for text in prohibited)
 
 
 def test_held_out_verbs_and_frames_have_a_word_of_their_own(trained: set[str]) -> None:

@@ -19,7 +19,8 @@ from collab_llm_lab.training.learner import Recipe
 from collab_llm_lab.training.nav import figures, trainer
 from collab_llm_lab.training.nav.adapters import ExitLearner, exit_hidden
 from collab_llm_lab.training.nav.batches import WORDS, Batch, Batches, Lengths, Shards, dense_words
-from collab_llm_lab.training.nav.dagger import Dagger
+from collab_llm_lab.training.nav.dagger import Dagger, Rounds
+from collab_llm_lab.training.nav.encoding import CUT, Encoder
 from collab_llm_lab.training.nav.forward import GRID, FastForward
 from collab_llm_lab.training.nav.learner import PictureLearner
 from collab_llm_lab.training.nav.models import SIZES, build, prefix_ids, read
@@ -181,6 +182,21 @@ def test_a_mirrored_request_has_the_mirrored_decision(pictures: Pictures) -> Non
         if changed:
             assert {word for word in ("left", "right") if word in ask.decision.action}
     assert turned > 10
+
+
+def test_cut_words_are_the_same_text_in_other_tokens(
+    pictures: Pictures, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    rng, encoder = np.random.default_rng(7), Encoder(tokenizer)
+    asked = [ask.texts(rng, 1.0)[0] for at_hand in pictures.asks[:200] for ask in at_hand]
+    cut = [text for text in asked if CUT in text]
+    assert 0.1 < len(cut) / len(asked) < 0.5
+    for text in cut:
+        whole = text.replace(CUT, "")
+        ids = encoder.ids(text)
+        assert tokenizer.decode([*ids]) == whole
+        assert len(ids) >= len(encoder.ids(whole))
+        assert CUT not in text.partition(". history:")[2]
 
 
 def test_questions_fit_into_their_rows(data: Path, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -367,6 +383,23 @@ def test_the_whole_plan_makes_a_pair_with_exits(
     assert (out / "curves" / "nav_training.json").exists()
     with pytest.raises(ConfigError, match="--seed: .*begun with 0, not 5"):
         train_nav(replace(training, seed=5))
+
+
+def test_a_draft_learns_where_its_teacher_drives(
+    data: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Driven(Rounds):
+        def awaited(self, step: int) -> None:
+            self._save_model(out / "driver")
+
+    monkeypatch.setattr(trainer, "Rounds", Driven)
+    target = replace(TARGET, initial="", recipe=replace(RECIPE, steps=1))
+    plan = replace(MICRO, stages={"target": target, "draft": replace(target, teacher="target")})
+    assert Trainer(plan, out, data).train("target")
+    assert Trainer(plan, out, data, seed=1).train("draft")
+    driver, teacher = read(out / "driver")[0], read(out / "target" / "model")[0]
+    for name, value in teacher.state_dict().items():
+        torch.testing.assert_close(driver.state_dict()[name], value)
 
 
 def test_adapters_approach_the_last_layer(data: Path, tokenizer: PreTrainedTokenizerBase) -> None:
