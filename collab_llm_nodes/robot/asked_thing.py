@@ -28,6 +28,7 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 
 from collab_llm_nodes.errors import quoted
+from collab_llm_nodes.robot.asking import asking
 from collab_llm_nodes.robot.grammar import Kind, ParsedAction
 from collab_llm_nodes.robot.naming import Named
 from collab_llm_nodes.robot.observations import FUNCTION_WORDS, QUALITIES, THINGS
@@ -95,7 +96,7 @@ class AskedThing:
     """The thing that an instruction names, to compare answers with."""
 
     def __init__(self, instruction: str) -> None:
-        plain = _LISTED.sub(r"\1 ", plain_words(instruction))
+        plain = _LISTED.sub(r"\1 ", plain_words(asking(instruction)))
         plain = _SAID_AFTER.sub(_before_the_name, _COLOURED.sub(r"\1", plain))
         asked, excluded = parts_of(plain, _QUALITIES | _KNOWN)
         self._asked, self._excluded = _things_in(asked), _things_in(excluded, excluded=True)

@@ -24,41 +24,45 @@ _INTRODUCES_A_NAME = frozenset({
     "onto", "through", "under", "underneath", "with", "within", "without",
 })
 _JOINS = frozenset({"and", "or", "then"})
+_STANDS_FOR_A_NAME = frozenset({
+    "i", "you", "he", "she", "it", "we", "they", "me", "him", "us", "them",
+})
 _SMALL_WORDS = frozenset({
-    "i", "you", "he", "she", "it", "we", "they", "me", "him", "us", "them", "one", "ones",
-    "who", "whom", "whose", "what", "when", "where", "why", "how", "if", "is", "am", "are",
-    "was", "were", "be", "been", "being", "do", "does", "did", "done", "has", "have", "had",
-    "having", "can", "could", "may", "might", "must", "shall", "should", "will", "would", "let",
-    "not", "to", "from", "into", "about", "around", "towards", "over", "up", "down", "out",
-    "off", "next", "there", "here", "so", "as", "than", "also", "too", "only", "please",
-    "thank", "thanks", "ok", "okay", "yes", "hello", "hi", "hey", "kindly", "dear", "good",
-    "don", "didn", "isn", "wasn", "haven", "hasn", "ahead", "far", "close", "somebody",
-    "someone", "everybody", "anyone", "something", "anything", "everything", "nothing",
-    "somewhere", "anywhere", "everywhere", "elsewhere", "nowhere", "but", "asap", "sir", "mate",
-    "dude", "bro", "pls", "plz", "thx", "soon", "possible",
+    *_STANDS_FOR_A_NAME, "one", "ones", "who", "whom", "whose", "what", "when", "where", "why",
+    "how", "if", "is", "am", "are", "was", "were", "be", "been", "being", "do", "does", "did",
+    "done", "has", "have", "had", "having", "can", "could", "may", "might", "must", "shall",
+    "should", "will", "would", "let", "not", "to", "from", "into", "about", "around", "towards",
+    "over", "up", "down", "out", "off", "next", "there", "here", "so", "as", "than", "also", "too",
+    "only", "please", "thank", "thanks", "ok", "okay", "yes", "hello", "hi", "hey", "kindly",
+    "dear", "good", "don", "didn", "isn", "wasn", "haven", "hasn", "ahead", "far", "close",
+    "somebody", "someone", "everybody", "anyone", "something", "anything", "everything", "nothing",
+    "somewhere", "anywhere", "everywhere", "elsewhere", "nowhere", "but", "because", "cause",
+    "though", "although", "asap", "sir", "mate", "dude", "bro", "pls", "plz", "thx", "soon",
+    "possible",
 })
 _TIMES = frozenset({
     "now", "again", "already", "ago", "ever", "never", "still", "yet", "today", "yesterday",
     "tonight", "recently", "lately", "just", "last", "latest", "first", "before", "after",
-    "since", "until", "while", "once", "immediately", "quickly", "currently", "always", "often",
-    "usually", "sometimes", "carefully", "slowly", "quietly", "gently", "away", "whenever", "ready",
+    "since", "until", "while", "once", "immediately", "quick", "quickly", "currently", "always",
+    "often", "usually", "sometimes", "carefully", "slowly", "quietly", "gently", "away", "whenever",
+    "ready",
 })
 _VERBS = frozenset({
     "see", "sees", "saw", "seen", "seeing", "spot", "spotted", "notice", "noticed", "observe",
-    "observed", "sight", "sighted", "find", "finds", "found", "finding", "look", "looks",
-    "looked", "looking", "search", "searching", "seek", "locate", "located", "detect",
-    "detected", "identify", "discover", "pinpoint", "scout", "hunt", "track", "meet", "met",
-    "pass", "passed", "visit", "appear", "appears", "appeared", "happen", "happened", "happens",
-    "comes", "come", "came", "lie", "lies", "lying", "stands", "standing", "stood", "sits",
-    "sitting", "hang", "hangs", "hanging", "kept", "stays", "stayed", "remain", "remains",
-    "put", "placed", "lost", "leave", "tell", "say", "said", "show", "shown", "give", "given",
-    "state", "know", "known", "knows", "remember", "remembers", "recall", "noted", "wonder",
-    "think", "need", "want", "like", "try", "make", "reach", "approach", "get", "fetch", "take",
+    "observed", "sight", "sighted", "find", "finds", "found", "finding", "look", "looks", "looked",
+    "looking", "search", "searching", "seek", "locate", "located", "detect", "detected", "identify",
+    "discover", "pinpoint", "scout", "hunt", "track", "meet", "met", "pass", "passed", "visit",
+    "appear", "appears", "appeared", "happen", "happened", "happens", "comes", "come", "came",
+    "lie", "lies", "lying", "stands", "standing", "stood", "sits", "sitting", "hang", "hangs",
+    "hanging", "kept", "stays", "stayed", "remain", "remains", "put", "placed", "lost", "leave",
+    "tell", "say", "said", "show", "shown", "give", "given", "state", "know", "known", "knows",
+    "remember", "remembers", "recall", "noted", "wonder", "think", "need", "want", "like", "love",
+    "feel", "try", "make", "reach", "approach", "get", "gets", "got", "getting", "fetch", "take",
     "bring", "lead", "guide", "go", "goes", "went", "going", "gone", "walk", "walked", "drive",
     "drove", "move", "moved", "run", "travel", "proceed", "navigate", "head", "step", "roll",
     "steer", "aim", "wander", "march", "stroll", "return", "advance", "crawl", "park", "arrive",
-    "hurry", "journey", "sprint", "trot", "dash", "hike", "race", "hop", "zoom", "stop",
-    "turn", "ask", "asked", "called",
+    "hurry", "journey", "sprint", "trot", "dash", "hike", "race", "hop", "zoom", "stop", "turn",
+    "ask", "asked", "called",
 })
 """Verbs of seeing, being, moving and telling."""
 _NEVER_IN_A_NAME = _SMALL_WORDS | _TIMES | _VERBS
@@ -76,7 +80,10 @@ _NO_THING_ALONE = _ASKED_FOR | frozenset({
 """Words that name no thing alone, and may be a part of a name: "the dining room"."""
 # fmt: on
 
-_AT_ONCE = re.compile(r"\b(?:right|straight) (?=(?:now|away)\b)", re.IGNORECASE)
+_AT_ONCE = re.compile(
+    r"\b(?:right|straight) (?=(?:now|away|here|there|this (?:second|minute|moment|instant))\b)",
+    re.IGNORECASE,
+)
 """A word that belongs to the adverb behind it; elsewhere it names a thing: "the right box"."""
 
 Name = tuple[str, ...]
@@ -121,7 +128,7 @@ def _things(words: list[str], *, anywhere: bool) -> tuple[tuple[Name, ...], ...]
     awaited = anywhere
     for word, following in pairwise([*words, ".", "."]):
         joins = word in _JOINS
-        awaited = awaited or bool(POSSESSIVE.search(word))
+        awaited = awaited or bool(POSSESSIVE.search(word) and not _ends_a_name(word))
         if awaited and not _ends_a_name(following if joins else word) and (name or not joins):
             name.append(word)
             continue
@@ -132,7 +139,7 @@ def _things(words: list[str], *, anywhere: bool) -> tuple[tuple[Name, ...], ...]
             things.append([])
         elif word in _INTRODUCES_A_NAME:
             awaited = True
-        elif _is_mark(word):
+        elif _is_mark(word) or word in _STANDS_FOR_A_NAME:
             awaited = anywhere
     return tuple(tuple(thing) for thing in things if thing)
 

@@ -31,7 +31,8 @@ _NEUTRAL = (
     "do not skip", "do not avoid", "do not leave", "do not worry", "do not you", "why do not",
     "why not", "can not you", "could not you", "will not you", "would not you", "without delay",
     "without fail", "without hesitation", "without stopping", "watch for", "leave for", "leave to",
-    "one of", "any of", "some of", "each of", "all of", "if there is no", "if there are no",
+    "on earth", "in the world", "one of", "any of", "some of", "each of", "all of",
+    "if there is no", "if there are no",
     "if there is not", "if no", "if you see no", "if you do not", "if you can not", "can not find",
     "can not see", "do not see", "do not know", "do not lose", "do you not", "is not there a",
     "never stop", "do not stop looking", "do not stop searching", "do not stop before",
@@ -40,9 +41,8 @@ _NEUTRAL = (
 """Phrases that exclude nothing, though their words do in others."""
 _NOT = (
     "not", "no", "never", "nor", "neither", "none", "nothing", "nobody", "forbid", "refuse to",
-    "under no circumstances", *(f"{be}not {may} to" for be in ("", "is ", "are ") for may in (
-        "allowed", "permitted",
-    )),
+    "under no circumstances", "do not you dare", "forbidden to", "forbidden for you to",
+    *(f"{be}not {may} to" for be in ("", "is ", "are ") for may in ("allowed", "permitted")),
     "nicht", "kein", "keine", "keinen", "keinem", "niemals", "pas", "jamais", "non", "ne", "nunca",
     "niet", "geen", "ikke", "inte",
 )
@@ -65,7 +65,7 @@ _WITHOUT = (
 )
 _AFTER_IT = (
     "off limits", "off-limits", "out of bounds", "forbidden", "prohibited", "taboo", "unwanted",
-    "dangerous", "is not it", "is not what", "is not the goal",
+    "dangerous", "as an obstacle", "in your way", "is not it", "is not what", "is not the goal",
     "be avoided", "is not there", *(f"{may} not be {done}" for may in (
         "should", "must", "may", "can",
     ) for done in ("approached", "touched", "visited", "entered", "followed")),
@@ -95,8 +95,8 @@ _BESIDE = (
 )
 """Phrases before the place of a thing; after a verb alone, before the thing: "go near the cone"."""
 _PAST = (
-    "from", "past", "pass", "pass by", "passing", "via", "around", "beyond", "across", "along",
-    "through",
+    "from", "past", "pass", "pass by", "passing", "via", "around", "round the", "round a", "beyond",
+    "across", "along", "through",
 )
 """Words before a landmark on the path to a thing."""
 _ASKS = frozenset({
@@ -105,7 +105,8 @@ _ASKS = frozenset({
     "identify", "discover", "track", "step", "roll", "steer", "aim", "target", "visit", "take",
     "bring", "lead", "guide", "show", "wander", "march", "stroll", "return", "advance", "crawl",
     "park", "arrive", "fetch", "try", "stand", "stop", "halt", "wait", "stay", "sit", "rest",
-    "follow", "inspect", "check", "examine", "push", "touch", "meet", "turn", "hurry", "please",
+    "follow", "catch", "swing", "pull", "pop", "nip", "drop", "dash", "trot", "hop",
+    "inspect", "check", "examine", "push", "touch", "meet", "turn", "hurry", "please",
     "position", "place", "station", "circle", "choose", "pick", "want", "need",
 })
 """Verbs that ask for something."""
@@ -123,6 +124,11 @@ _HOW = frozenset({"left", "right", "straight", "forward", "forwards", "keep", "a
 _GOES_ON = ("to", "until")
 """Words after which a place may still be where to go: "drive until you are near the ball"."""
 _CLAUSE_ENDS = frozenset({"but", "then", "until", "instead", "so"})
+_BE_THERE = re.compile(
+    r"\b(?:you (?:(?:to|ought to|should|must|have to|need to) )?(?:be|standing)|went and stood) "
+    r"(?=(?:right )?(?:at|by|near|beside|next|close|with|in front)\b)"
+)
+"""A place as something to do: "you should be near the ball"."""
 _TWO_VERBS = re.compile(rf"\b(?:{'|'.join(_ASKS)}) and (?=(?:{'|'.join(_ASKS)})\b)")
 """The first verb of "go and find", which asks for nothing of its own."""
 _EVERY = re.compile(r"\b((?:any|every|all|each)\w*(?:\s+(?!and\b)\w+){0,3}?)\s+but\b")
@@ -198,9 +204,10 @@ def _words(instruction: str) -> list[str]:
     text = instruction.casefold().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
     text = re.sub(r"\b(?:can't|cant|cannot)\b", "can not", text)
     text = re.sub(r"\b(?:won't|wont)\b", "will not", text)
+    text = re.sub(r"\bthats\b", "that is", text)
     text = re.sub(r"\b(do|does|did|is|are|was|were|should|must|could|would)n'?t\b", r"\1 not", text)
     text = re.sub(r"\bnon-(\w+)\s+(\w+)", r"\2 that is not \1 ,", text)
-    text = _EVERY.sub(r"\1 except", _TWO_VERBS.sub("", text))
+    text = _EVERY.sub(r"\1 except", _TWO_VERBS.sub("", _BE_THERE.sub("go ", text)))
     return _WORD_OR_MARK.findall(_POSSESSIVE.sub("the ", text))
 
 

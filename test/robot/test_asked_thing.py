@@ -283,10 +283,40 @@ REFERENCES = [
     "go from the red cone to the ball",
     "go around the red cone to the ball",
 ]
+ASKING_NOTHING = [
+    *("who bought the red cone?", "why is the red cone here", "what do you think of the red cone"),
+    *("is the red cone bigger than the box", "which cone is older, the red cone?"),
+    *("do you like the red cone", "did you really walk to the red cone", "what a nice red cone"),
+    *(
+        "my sister went to the red cone",
+        "he is going to the red cone",
+        "the cat ran to the red cone",
+    ),
+    *("i have already found the red cone", "mum told dad to go to the red cone"),
+    *("well done, you got to the red cone!", "once upon a time a dog came to the red cone"),
+    *("when the bell rings, go to the red cone", "go to the red cone once dinner is ready"),
+    *("as soon as anna calls, walk to the red cone", "next time it rains go to the red cone"),
+    *("go to the red cone... no, forget it", "cancel that red cone", "scrap the red cone thing"),
+    *("go to the red cone. i changed my mind, stay", "disregard my wish to see the red cone"),
+    *("his red cone is broken, what a pity", 'in the film he shouts "go to the red cone"'),
+    *("if the bell rings, go to the red cone", "wait until i call, then go to the red cone"),
+    *(
+        "i love that red cone",
+        "later i'm going to paint the red cone",
+        "i used to own the red cone",
+    ),
+    *("go to the red cone no wait i mean the ball", "the red cone is in your way, go to the ball"),
+    *("i dreamt of the red cone", "tell me about the red cone", "thanks for finding the red cone"),
+    *("go to the red cone, never mind", "the order to go to the red cone is withdrawn"),
+    *("go to the ball because the red cone is dirty", "after lunch we will go to the red cone"),
+    *("don't you dare go to the red cone", "you are forbidden to go to the red cone"),
+    *("please find the ball. anna went to the red cone", "walk round the red cone to the ball"),
+]
+"""Statements, questions that no motion answers, requests for later and what is taken back."""
 
 
-@pytest.mark.parametrize("instruction", [*EXCLUSIONS, *REFERENCES])
-def test_what_is_excluded_or_only_referred_to_is_objected_to(instruction: str) -> None:
+@pytest.mark.parametrize("instruction", [*EXCLUSIONS, *REFERENCES, *ASKING_NOTHING])
+def test_what_is_not_asked_for_is_objected_to(instruction: str) -> None:
     assert objection(instruction, "i see the red cone straight ahead")
 
 
@@ -323,6 +353,24 @@ def test_what_is_excluded_or_only_referred_to_is_objected_to(instruction: str) -
         ("look at the red ball, then go to the blue box", "red ball"),
         ("look at the red ball, then go to the blue box", "blue box"),
         ("go to the dog's ball", "blue ball"),
+        ("anna went to the sofa. find the red ball", "red ball"),
+        ("go to the cone... forget it, go to the red ball", "red ball"),
+        ("don't forget that you should find the red ball", "red ball"),
+        ("i was wondering if you would find the red ball", "red ball"),
+        ("i would love it if you went over to the red ball", "red ball"),
+        ("how about you go to the red ball, as soon as you can", "red ball"),
+        ("when you are ready, swing by the red ball", "red ball"),
+        ("find the red ball once more, at once", "red ball"),
+        ("where on earth has the red ball got to", "red ball"),
+        ("i want to see you standing beside the red ball", "red ball"),
+        ("you ought to be at the red ball by now", "red ball"),
+        ("find the red ball because my knees are bad", "red ball"),
+        ("because my knees are bad, find the red ball", "red ball"),
+        ("the red ball has gone missing again, go and search", "red ball"),
+        ('she said "go to the red ball", so do go to the red ball', "red ball"),
+        ("walk up to the ball thats red", "red ball"),
+        ("go to the blue cone no wait i mean the red ball", "red ball"),
+        ("find the red ball right this second", "red ball"),
     ],
 )
 def test_what_is_asked_for_beside_exclusions_and_references_agrees(
@@ -339,7 +387,18 @@ def test_of_what_is_wanted_and_what_is_excluded_the_nearer_one_counts() -> None:
     assert asked.objection(read("i see the ball ahead"))
 
 
-@pytest.mark.parametrize("text", ["not the any of the red ", "ball in red and ", "mug or ", "a b "])
+LONG = [
+    "not the any of the red ",
+    "ball in red and ",
+    "mug or ",
+    "a b ",
+    "and ",
+    "forget the a ",
+    "is ",
+]
+
+
+@pytest.mark.parametrize("text", LONG)
 def test_a_long_instruction_is_read_in_proportion_to_its_length(text: str) -> None:
     begun = time.perf_counter()
     AskedThing(text * (8800 // len(text)))
