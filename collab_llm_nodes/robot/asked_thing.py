@@ -96,13 +96,14 @@ class AskedThing:
     """The thing that an instruction names, to compare answers with."""
 
     def __init__(self, instruction: str) -> None:
-        plain = _LISTED.sub(r"\1 ", plain_words(asking(instruction)))
-        plain = _SAID_AFTER.sub(_before_the_name, _COLOURED.sub(r"\1", plain))
-        asked, excluded = parts_of(plain, _QUALITIES | _KNOWN)
+        parts = asking(instruction)
+        asked, excluded = _parts(parts.asked)
         self._asked, self._excluded = _things_in(asked), _things_in(excluded, excluded=True)
+        for told in parts.told:
+            self._excluded += _things_in(_parts(told)[1], excluded=True)
         if self._excluded and not self._asked and _ANYTHING.intersection(asked.split()):
             self._asked = [_Thing("", frozenset())]  # "anything but the red cone"
-        self._said = quoted(instruction)
+        self._said = quoted(instruction) if parts.asked else "nothing now"
         for (*others, name), *more in Named(asked).things:
             if not more and plain_word(name) in _KNOWN:
                 self._said = f"the {' '.join((*others, name))}"
@@ -128,6 +129,13 @@ def things_in_view(reason: str, instruction: str) -> list[str]:
     asked = {*map(plain_word, _WORD_OR_MARK.findall(plain_words(instruction)))}
     things = [thing for seen, _ in _things_of(reason) for thing in seen]
     return [t.said for t in things if asked and (t.name in _KNOWN or t.name in asked)]
+
+
+def _parts(text: str) -> tuple[str, str]:
+    """Return the words of ``text``, in plain ones, that name things asked for and excluded."""
+    plain = _LISTED.sub(r"\1 ", plain_words(text))
+    plain = _SAID_AFTER.sub(_before_the_name, _COLOURED.sub(r"\1", plain))
+    return parts_of(plain, _QUALITIES | _KNOWN)
 
 
 def _before_the_name(match: re.Match[str]) -> str:

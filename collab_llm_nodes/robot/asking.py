@@ -1,79 +1,121 @@
-"""Keep the sentences of an instruction that may ask for something now.
+"""Part what an instruction may ask for now from what it only tells.
 
-    Anna went to the sofa. Find the red ball.        Find the red ball.
+    Anna went to the sofa, find the red ball.        find the red ball.
     Once I call you, go to the red box.              (nothing)
     Walk to the table... forget it, find the cone.   find the cone.
 
-Left out are statements about what somebody does or did, questions that no motion answers, requests
-for later, and all that comes before a word that takes it back. A sentence in words that are not
-listed here is kept: ``asked_thing.py`` judges it.
+Statements about what somebody does or did, questions that no motion answers, requests for later,
+and all that stands before a word that takes it back ask for nothing. Words that are not listed here
+are taken for a request: ``asked_thing.py`` judges it.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-_SENTENCE = re.compile(r"[^.!?;\n]+[.!?;\n]*")
+from collab_llm_nodes.robot.naming import Named
+from collab_llm_nodes.robot.parts import REQUEST_VERBS
+
+_VERBS = "|".join(sorted(REQUEST_VERBS))
 _BEGIN = r"^\W*(?:(?:and|but|so|hey|hello|robot|now|well)\b\W*)*"
 _MOVING = "going|walking|driving|running|heading|coming|moving|looking|searching"
 _OTHERS = "the|an?|my|his|her|our|their|he|she|they|we|somebody|someone|anybody|anyone"
-_REQUESTS = (
-    "find|go|get|walk|run|drive|move|come|head|look|search|reach|visit|approach|want|need|like|you"
-    "|your|please|goal|target|task|missing|lost|where"
+_GOALS = "you|your|like|goal|destination|mission|order|request|plan|task|missing|lost|where"
+
+
+def _any_of(*patterns: str) -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(pattern, re.IGNORECASE) for pattern in patterns)
+
+
+_FOR_LATER = _any_of(
+    r"(?<!\bat )\b(?:once|when|the moment|every time|each time|next time) "
+    r"(?!(?:you|possible|ready|done|convenient|free|again|more|and|has|of)\b"
+    r"|(?:i|he|she|we|they) (?:was|were|had)\b)",
+    r"\bas soon as (?!you\b|possible\b)",
+    rf"(?<!\bsee )(?<!\bcheck )\bif (?!the (?:way|path) is)(?:{_OTHERS})\b",
+    rf"{_BEGIN}(?:please )?(?:wait|stay|stand|rest|hold on)\b.*\b(?:until|till|before)\b",
+    rf"{_BEGIN}(?:until|till)\b",
+    r"\bafter (?:breakfast|lunch|dinner|supper|tea|work|school)\b",
+    # of somebody's words, the end may look like a request
+    r"\b(?:says|said|shouts?|shouted|told) (?!you\b)",
 )
-_ASKS_NOTHING = tuple(
-    re.compile(pattern, re.IGNORECASE)
-    for pattern in (
-        # questions
-        rf"{_BEGIN}(?:who|whom|whose|which)\b",
-        rf"{_BEGIN}why\b(?! (?:not|do not|don|dont)\b)",
-        rf"{_BEGIN}how\b(?! about\b)",
-        rf"{_BEGIN}what\b(?! (?:about|if|i|we)\b)",
-        rf"{_BEGIN}(?:do|did) you\b(?! (?:mind|think you|want to)\b)",
-        rf"{_BEGIN}(?:is|are|was|were|does|has|had) (?!there\b|it\b|you\b)",
-        r"\btell me (?:about|a|the)\b",
-        # statements
-        rf"{_BEGIN}(?:{_OTHERS}|this|that|in)\b(?!.*\b(?:{_REQUESTS})\b)"
-        r".*(?<!\bthat )(?<!\bwhich )"
-        r"\b(?:is|are|was|were|has|had|says?|said|shouts?|looks|seems|should)\b",
-        r"\b(?:walked|drove|came|bought|ran|moved) ",
-        r"(?<!\bif you )\bwent\b",
-        r"\bgot to (?:the|a|an|that)\b",
-        r"\b(?:already|have|has|had|just|never) (?:found|seen|reached|visited)\b",
-        r"\btold (?!you\b)",
-        rf"(?<!\byou)(?:'s| is| was| were) (?:{_MOVING})\b",
-        r"\bi (?:wish|dreamt|dreamed|remember|used to)\b|\bi(?:'m| am) going\b",
-        rf"{_BEGIN}i (?:think|love|hate)\b(?!.*\b(?:{_REQUESTS})\b)",
-        rf"\b(?:thanks|thank you) for (?:{_MOVING}|finding|visiting)\b",
-        # requests for later
-        r"(?<!\bat )\b(?:once|when|the moment|every time|each time|next time) "
-        r"(?!you\b|possible\b|ready\b|done\b|convenient\b|free\b|again\b|more\b|and\b)",
-        r"\bas soon as (?!you\b|possible\b)",
-        rf"(?<!\bsee )(?<!\bcheck )\bif (?:{_OTHERS})\b",
-        r"\b(?:until|till) (?:i|we|he|she|they|somebody|someone)\b",
-        r"\bafter (?:breakfast|lunch|dinner|supper|tea|work|school)\b",
-    )
+_TELLS = _any_of(
+    # questions
+    rf"{_BEGIN}(?:who|whom|whose|which)\b",
+    rf"{_BEGIN}why\b(?! (?:not|do not|don|dont)\b)",
+    rf"{_BEGIN}how\b(?! about\b)",
+    rf"{_BEGIN}what\b(?! (?:about|if|i|we)\b)",
+    rf"{_BEGIN}(?:do|did) you\b(?! (?:mind|think you|want to)\b)",
+    rf"{_BEGIN}(?:is|are|was|were|does|has|had) (?!there\b|it\b|you\b)",
+    r"\btell me (?:about|a|the)\b",
+    # statements
+    rf"{_BEGIN}(?:{_OTHERS}|this|that|in)\b(?!.*\b(?:{_VERBS}|{_GOALS})\b)"
+    r".*(?<!\bthat )(?<!\bwhich )\b(?:is|are|was|were|has|had|looks|seems|should)\b",
+    r"(?<!\bwas )(?<!\bthat )(?<!\bwhich )\b(?:walked|drove|came|bought|ran|moved) ",
+    r"(?<!\bif you )\bwent\b",
+    r"\bgot to (?:the|a|an|that)\b",
+    r"(?<!\byou )\b(?:already|have|has|had|never) (?:found|seen|reached|visited)\b",
+    rf"(?<!\byou)(?:'s| is| was| were) (?:{_MOVING})\b",
+    r"\bi (?:wish|dreamt|dreamed|remember|used to)\b|\bi(?:'m| am) going\b",
+    rf"{_BEGIN}i (?:think|love|hate)\b(?!.*\b(?:{_VERBS}|{_GOALS})\b)",
+    rf"\b(?:thanks|thank you) for (?:{_MOVING}|finding|visiting)\b",
 )
-_CORRECTION = re.compile(r"\b(?:no,? wait|i meant?|scratch that)\b", re.IGNORECASE)
-_REASON = re.compile(r"\bbecause\b[^,.!?;\n]*", re.IGNORECASE)
+_SENTENCE = re.compile(r"[^.!?;\n]+[.!?;\n]*")
+_NEXT_CLAUSE = re.compile(
+    rf"[,:](?= (?:(?:please|so|now|then|and|just|quickly|robot) ){{0,3}}(?:{_VERBS})\b)",
+    re.IGNORECASE,
+)
+_REASON = re.compile(r"\bbecause\b[^,.!?;:\n]*", re.IGNORECASE)
 _QUOTED = re.compile(
     r"\b(?:say|says|said|shouts?|shouted|reads?|yells?|yelled|asked)\b[:,]? "
     r"[\"\N{LEFT DOUBLE QUOTATION MARK}][^\"\N{RIGHT DOUBLE QUOTATION MARK}]*",
     re.IGNORECASE,
 )
-_TAKES_BACK = re.compile(
-    r"(?:\b(?:cancel|disregard|scrap|(?<!not )(?<!n't )forget) "
-    r"(?:it|that|this|all|everything|my|what|the \w+(?: \w+)? thing)\b"
-    r"|\b(?:changed? my mind|change of plans?|on second thoughts?|no action|withdrawn|cancell?ed"
-    r"|called off)\b|\bnever ?mind(?=\s*(?:[,.!?;\n]|$)))[^,.;!?\n]*",
+_CORRECTION = re.compile(
+    r"\b(?:no,? wait|i meant?\b(?! (?:it|that|this|now|soon|business)\b)|scratch that"
+    r"|on second thoughts?|just kidding|i take (?:it|that) back|ignore (?:it|that|me))\b"
+    r"|[.,!?;\n] ?(?:(?:actually|wait|please|no),? ){0,3}(?:cancel|disregard|nope|no|don'?t)\W*$",
     re.IGNORECASE,
 )
+_TAKES_BACK = re.compile(
+    r"(?:\b(?:cancel|disregard|scrap|(?<!not )(?<!n't )(?<!dont )(?<!never )forget) (?:about )?"
+    r"(?:it|that|this|all|everything(?! else)|my|what|the \w+(?: \w+)? thing)\b"
+    r"|\b(?:changed? my mind|change of plans?|no action|withdrawn|cancell?ed|called off)\b"
+    r"|\bnever ?mind(?=\s*(?:[,.!?;\n]|$)))(?:(?! and )[^,.:;!?\n])*",
+    re.IGNORECASE,
+)
+_IT = re.compile(r"\b(?:it|there|one|them)\b", re.IGNORECASE)
 
 
-def asking(instruction: str) -> str:
-    """Return ``instruction`` without what asks for nothing now, in linear time."""
-    instruction = _QUOTED.sub("", _REASON.sub("", instruction))
-    taken_back = (*_TAKES_BACK.finditer(instruction), *_CORRECTION.finditer(instruction))
-    begin = max((match.end() for match in taken_back), default=0)
-    sentences = _SENTENCE.findall(instruction[begin:])
-    return "".join(s for s in sentences if not any(p.search(s) for p in _ASKS_NOTHING)).strip()
+@dataclass(frozen=True)
+class Asking:
+    """What an instruction asks for, and what it only tells, in its own words."""
+
+    asked: str
+    told: tuple[str, ...]
+    """Sentences; what they exclude stays excluded."""
+
+
+def asking(instruction: str) -> Asking:
+    """Return the parts of ``instruction``, in linear time."""
+    text = re.sub(r"[^\S\n]+", " ", instruction.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'"))
+    told = [match[0] for pattern in (_REASON, _QUOTED) for match in pattern.finditer(text)]
+    text = _QUOTED.sub("", _REASON.sub("", text))
+    back = (*_TAKES_BACK.finditer(text), *_CORRECTION.finditer(text))
+    begin = max((match.end() for match in back), default=0)
+    earlier = _SENTENCE.findall(text[: min((match.start() for match in back), default=0)])
+    told += earlier[:-1]  # the last one is taken back
+    asked: list[str] = []
+    stated: list[str] = []
+    for sentence in _SENTENCE.findall(text[begin:]):
+        if any(pattern.search(sentence) for pattern in _FOR_LATER):
+            told.append(sentence)
+            continue
+        for clause in _NEXT_CLAUSE.sub("\n", sentence).split("\n"):
+            tells = any(pattern.search(clause) for pattern in _TELLS)
+            (stated if tells else asked).append(clause)
+    request = ", ".join(asked)
+    if _IT.search(request) and not Named(request).things:  # "the cat moved the red ball. find it"
+        request = ", ".join((*stated, *asked))
+    return Asking(request, (*told, *stated))

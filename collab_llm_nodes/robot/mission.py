@@ -409,7 +409,7 @@ class Mission:
             self._end_without_odometry("no fresh odometry to measure a step with")
             return False
         if self.phase is Phase.ACT:  # the step under way ends here
-            self._remember_step()
+            self._remember_step(in_full=True)
             self._failures = self._blocked = 0
         self.action = action if verified else _shortened(action, self.config.unverified)
         self.steps += 1
@@ -599,8 +599,7 @@ class Mission:
         Args:
             blocked: an obstacle, and no refusal of motion, ended the step.
         """
-        assert self.action is not None
-        self._remember_step(self._executor.travelled / abs(self.action.value) if blocked else 1.0)
+        self._remember_step(in_full=in_full, obstacle=blocked)
         self._failures = 0
         self._blocked = 0 if moved else self._blocked + 1
         if not in_full:  # the question asked meanwhile assumed that the step would be finished
@@ -615,10 +614,12 @@ class Mission:
             self._not_before = now + self.config.settle
             self._enter(Phase.OBSERVE, wall)
 
-    def _remember_step(self, share: float = 1.0) -> None:
+    def _remember_step(self, *, in_full: bool, obstacle: bool = False) -> None:
         assert self.action is not None
+        action, travelled = self.action, self._executor.travelled
+        done = 1.0 if in_full else min(1.0, max(0.0, travelled / abs(action.value)))
         self.history = self.prompt_history
-        self.search = self.search.after(self.action.phrase, self.action.words, share)
+        self.search = self.search.after(action.phrase, action.words, done, obstacle=obstacle)
 
     def _abandon(self, wall: float) -> None:
         """Drop the question asked while the step was under way."""

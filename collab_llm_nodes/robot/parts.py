@@ -99,7 +99,7 @@ _PAST = (
     "across", "along", "through",
 )
 """Words before a landmark on the path to a thing."""
-_ASKS = frozenset({
+REQUEST_VERBS = frozenset({
     "find", "go", "walk", "look", "move", "approach", "navigate", "reach", "head", "drive", "get",
     "run", "travel", "proceed", "come", "make", "search", "seek", "locate", "spot", "detect",
     "identify", "discover", "track", "step", "roll", "steer", "aim", "target", "visit", "take",
@@ -129,7 +129,7 @@ _BE_THERE = re.compile(
     r"(?=(?:right )?(?:at|by|near|beside|next|close|with|in front)\b)"
 )
 """A place as something to do: "you should be near the ball"."""
-_TWO_VERBS = re.compile(rf"\b(?:{'|'.join(_ASKS)}) and (?=(?:{'|'.join(_ASKS)})\b)")
+_TWO_VERBS = re.compile(rf"\b(?:{'|'.join(REQUEST_VERBS)}) and (?=(?:{'|'.join(REQUEST_VERBS)})\b)")
 """The first verb of "go and find", which asks for nothing of its own."""
 _EVERY = re.compile(r"\b((?:any|every|all|each)\w*(?:\s+(?!and\b)\w+){0,3}?)\s+but\b")
 _POSSESSIVE = re.compile(
@@ -182,8 +182,13 @@ def parts_of(instruction: str, known: Set[str]) -> tuple[str, str]:
             pass
         elif _ends(role, named, words[position:], known):
             role, verb, named, begin = "", verb and word in _GOES_ON, False, len(kept["asked"])
-        elif word in _ASKS and words[position - 1 : position] not in (["the"], ["a"], ["your"]):
-            if role not in _EXCLUDES or named:
+        elif word in REQUEST_VERBS and words[position - 1 : position] not in (
+            ["the"],
+            ["a"],
+            ["your"],
+        ):
+            prolonged = role == "not" and words[position - 1] in ("or", "nor")
+            if role not in _EXCLUDES or (named and not prolonged):
                 role, verb, named = "", True, False
         elif _names(word) or (word in _ANYTHING and not _is_measure(words[position:])):
             named = True

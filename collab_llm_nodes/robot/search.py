@@ -59,9 +59,9 @@ _ENDS_NAME = {
 }
 _FORGET_AFTER = 20  # steps
 _CUT_SHORT = 0.5
-"""A step ahead of which less is done was blocked ..."""
-_PACE = 25
-"""... and counts by whole paces [cm]."""
+"""A step of which less is done was cut short ..."""
+_PACE, _LEAST_TURN = 25, 15
+"""... and counts by whole paces [cm] or least turns [degree]."""
 _MOST_PLACES = 16
 _REACH = {"short": 1.0, "open": 2.0}  # m, a way of this word is at least about this long
 
@@ -229,20 +229,23 @@ class SearchMemory:
         )
         return _REACH[way], new, beside
 
-    def after(self, action: str, answer: str, done: float = 1.0) -> SearchMemory:
+    def after(
+        self, action: str, answer: str, done: float = 1.0, *, obstacle: bool = True
+    ) -> SearchMemory:
         """Return the memory after an executed action, such as "turn left 45 degree".
 
         Args:
             answer: the model's text from which the action was taken.
             done: share of the action that was carried out, as measured.
+            obstacle: what cut the action short, if anything did, stands in the way.
         """
         step = _STEP.match(action)
         memory = replace(self._with_report(read_report(answer)), blocked=False)
         if step is None:
             return memory
         if step[1]:
-            return memory._walk(int(step[1]), done)
-        return memory._turn(int(step[3]), step[2] == "left")
+            return memory._walk(int(step[1]), done, obstacle)
+        return memory._turn(int(step[3]), step[2] == "left", done)
 
     def _with_report(self, report: Report) -> SearchMemory:
         memory = self._with_way(report.way) if report.way else self
@@ -264,10 +267,10 @@ class SearchMemory:
         apart = [w for w in self.ways if abs(math.remainder(w[0] - self.heading, 360.0)) > 22.5]
         return replace(self, ways=(*apart, (self.heading, way)))
 
-    def _walk(self, cm: int, done: float) -> SearchMemory:
+    def _walk(self, cm: int, done: float, obstacle: bool) -> SearchMemory:
         if done < _CUT_SHORT:
-            blocked = replace(self._with_way("blocked"), blocked=True)
-            return blocked._walk(_PACE * max(0, round(cm * done / _PACE)), 1.0)
+            blocked = replace(self._with_way("blocked"), blocked=True) if obstacle else self
+            return blocked._walk(_PACE * max(0, round(cm * done / _PACE)), 1.0, obstacle)
         x, y = _ahead(self.x, self.y, self.heading, cm / 100.0)
         if self.thing is not None or not cm:
             return replace(self, x=x, y=y)
@@ -275,7 +278,9 @@ class SearchMemory:
         earlier = (*self.earlier, *left)[-_MOST_PLACES:]
         return replace(self, x=x, y=y, walked=self.walked + cm, earlier=earlier)
 
-    def _turn(self, degrees: int, left: bool) -> SearchMemory:
+    def _turn(self, degrees: int, left: bool, done: float) -> SearchMemory:
+        if done < _CUT_SHORT:
+            degrees = _LEAST_TURN * round(degrees * done / _LEAST_TURN)
         heading = math.remainder(self.heading + (degrees if left else -degrees), 360.0)
         turning = replace(self, heading=heading, left_turn=left)
         if self.thing is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -313,9 +315,42 @@ ASKING_NOTHING = [
     *("please find the ball. anna went to the red cone", "walk round the red cone to the ball"),
 ]
 """Statements, questions that no motion answers, requests for later and what is taken back."""
+EXCLUDED_ELSEWHERE = [
+    "do not go to the red cone until i say so. find a cone",
+    "never go near the red cone when the baby is there. find a cone",
+    "do not approach the red cone if the dog is there. find a cone",
+    "find a cone. the red cone is off limits",
+    "find a cone. the red cone should be avoided",
+    "find a cone. mum told me not to go to the red one",
+    'find a cone. mum said "not the red one"',
+    "find a cone. because it is wet not the red one",
+    "do not go to the red cone, i mean it! find another cone",
+    "don't touch the red cone. i mean it. go to a cone",
+    "avoid the red cone. never mind. find a cone",
+    "not the red cone! i changed my mind about the rest. find a cone",
+    "never forget that the red cone is off limits, find a cone",
+    "go to the red cone. cancel.",
+    "go to the red cone, disregard",
+    "go to the red cone. no, don't",
+    "go to the red cone. actually no",
+    "go to the red cone. no, cancel!",
+    "go to the red cone. forget about it",
+    "go to the red cone. i take it back",
+    "go to the red cone. just kidding",
+    "go to the red cone. ignore that",
+    "go to the red cone. scratch  that",
+    "i\N{RIGHT SINGLE QUOTATION MARK}m going to paint the red cone",
+    "he\N{RIGHT SINGLE QUOTATION MARK}s going to the red cone",
+    "do  you like the red cone",
+    "do not approach the cone or drop by the red cone",
+    "don't catch the cone or swing by the red cone",
+]
+"""What a sentence excludes, stays excluded, whatever else is said; and what is taken back."""
 
 
-@pytest.mark.parametrize("instruction", [*EXCLUSIONS, *REFERENCES, *ASKING_NOTHING])
+@pytest.mark.parametrize(
+    "instruction", [*EXCLUSIONS, *REFERENCES, *ASKING_NOTHING, *EXCLUDED_ELSEWHERE]
+)
 def test_what_is_not_asked_for_is_objected_to(instruction: str) -> None:
     assert objection(instruction, "i see the red cone straight ahead")
 
@@ -377,6 +412,70 @@ def test_what_is_asked_for_beside_exclusions_and_references_agrees(
     instruction: str, seen: str
 ) -> None:
     assert not objection(instruction, f"i see the {seen} straight ahead")
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "go to the red ball, i mean it",
+        "go to the red ball now, i mean now",
+        "the cat ran away, go to the red ball",
+        "mom is coming, go to the red ball quickly",
+        "it's going to rain, get the red ball",
+        "you went too far, go back to the red ball",
+        "what are you waiting for, go to the red ball",
+        "did you hear me, go to the red ball",
+        "who cares, go to the red ball",
+        "i have found my glasses, now go to the red ball",
+        "the room is dark, navigate carefully to the red ball",
+        "the door is open, proceed to the red ball",
+        "the dog has the red ball, fetch it",
+        "the plan is to navigate to the red ball",
+        "the destination is the red ball",
+        "the next stop is the red ball",
+        "my request is the red ball",
+        "go to the red ball and wait until i come",
+        "go to the red ball and stay there until i call you",
+        "find the red ball and call me when you have found it",
+        "tell me when you have found the red ball",
+        "find the ball that was moved near the sofa",
+        "find the red ball that my son lost when he was playing",
+        "if the way is free, go to the red ball",
+        "the moment has come to find the red ball",
+        "cancel that and go to the red ball",
+        "change of plan: go to the red ball",
+        "i have changed my mind: go to the red ball",
+        "forget what i said and go to the red ball",
+        "on second thought go to the red ball",
+        "go to the red ball and forget everything else",
+        "do you see the red ball? go to it",
+        "the cat moved the red ball. find it",
+        "dad has seen the red ball. go find it",
+        "the red ball has vanished. track it down",
+        "Robot! the red ball is over there. fetch it!",
+        "don\N{RIGHT SINGLE QUOTATION MARK}t forget that you should find the red ball",
+        "dont forget that you should find the red ball",
+    ],
+)
+def test_what_else_is_told_hides_no_request(instruction: str) -> None:
+    assert not objection(instruction, "i see the red ball straight ahead")
+
+
+def test_free_words_are_read_as_nearly_everybody_would() -> None:
+    """Written by somebody who knew none of the lists; so is each label."""
+    names = [*NAMES, *(f"{colour} {piece}" for colour in COLOURS for piece in NAMED_FURNITURE)]
+    refused, passed = [], []
+    for line in (Path(__file__).parent / "instructions.jsonl").read_text().splitlines():
+        told = json.loads(line)
+        asked = AskedThing(told["text"])
+        stops = asks_to_stop(told["text"])
+        agree = {name for name in names if not stops and not asked.objection(ahead(name))}
+        if told["go"] and told["go"] not in agree:
+            refused.append(told["text"])
+        if agree & {*told["not"]} if told["go"] else agree & {*NAMES}:
+            passed.append(told["text"])
+    assert len(refused) <= 19, refused
+    assert len(passed) <= 21, passed
 
 
 def test_of_what_is_wanted_and_what_is_excluded_the_nearer_one_counts() -> None:

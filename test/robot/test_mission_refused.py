@@ -30,6 +30,7 @@ def test_a_refusal_ends_the_step_and_a_permission_makes_it_look_again() -> None:
     assert drive.mission.velocity == ZERO
     assert drive.mission.history == ["move forward 75 cm"]
     assert not drive.mission.search.blocked  # as nothing stands in the way
+    assert drive.mission.search.x < 0.3  # as measured
     for _ in range(20):  # longer than the wait for a frame: there are frames, but no use for them
         drive.run(0.2)
         drive.refuse("STALE_CAMERA")
