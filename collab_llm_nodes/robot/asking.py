@@ -21,6 +21,7 @@ _VERBS = "|".join(sorted(REQUEST_VERBS))
 _BEGIN = r"^\W*(?:(?:and|but|so|hey|hello|robot|now|well)\b\W*)*"
 _MOVING = "going|walking|driving|running|heading|coming|moving|looking|searching"
 _OTHERS = "the|an?|my|his|her|our|their|he|she|they|we|somebody|someone|anybody|anyone"
+_SEVERAL = "two|three|four|five|six|ten|fifteen|twenty|thirty|half an|some|a few"
 _GOALS = "you|your|like|goal|destination|mission|order|request|plan|task|missing|lost|where"
 
 
@@ -29,7 +30,7 @@ def _any_of(*patterns: str) -> tuple[re.Pattern[str], ...]:
 
 
 _FOR_LATER = _any_of(
-    r"(?<!\bat )\b(?:once|when|the moment|every time|each time|next time) "
+    r"(?<!\bat )\b(?:once|when|whenever|the moment|every time|each time|next time) "
     r"(?!(?:you|possible|ready|done|convenient|free|again|more|and|has|of)\b"
     r"|(?:i|he|she|we|they) (?:was|were|had)\b)",
     r"\bas soon as (?!you\b|possible\b)",
@@ -37,6 +38,10 @@ _FOR_LATER = _any_of(
     rf"{_BEGIN}(?:please )?(?:wait|stay|stand|rest|hold on)\b.*\b(?:until|till|before)\b",
     rf"{_BEGIN}(?:until|till)\b",
     r"\bafter (?:breakfast|lunch|dinner|supper|tea|work|school)\b",
+    rf"{_BEGIN}should (?:{_OTHERS})\b|\bon my (?:signal|command|mark)\b|\bwith my permission\b",
+    r"\bat (?:\d{1,2}(?::\d\d| ?[ap]m| o'clock)|noon|midnight)\b|\b(?:tonight|next week)\b"
+    r"|\bon (?:mon|tues|wednes|thurs|fri|satur|sun)days?\b",
+    rf"\b(?:in|wait) (?:\d{{1,4}}|{_SEVERAL}) (?:seconds|minutes|hours|days)\b",
     # of somebody's words, the end may look like a request
     r"\b(?:says|said|shouts?|shouted|told) (?!you\b)",
 )
@@ -48,14 +53,16 @@ _TELLS = _any_of(
     rf"{_BEGIN}what\b(?! (?:about|if|i|we)\b)",
     rf"{_BEGIN}(?:do|did) you\b(?! (?:mind|think you|want to)\b)",
     rf"{_BEGIN}(?:is|are|was|were|does|has|had) (?!there\b|it\b|you\b)",
-    r"\btell me (?:about|a|the)\b",
+    rf"{_BEGIN}(?:should|shall|must) i\b|{_BEGIN}is it (?:safe|dangerous)\b",
+    rf"\btell me (?:about|a|the)\b|{_BEGIN}tell (?!me\b)",
     # statements
     rf"{_BEGIN}(?:{_OTHERS}|this|that|in)\b(?!.*\b(?:{_VERBS}|{_GOALS})\b)"
     r".*(?<!\bthat )(?<!\bwhich )\b(?:is|are|was|were|has|had|looks|seems|should)\b",
     r"(?<!\bwas )(?<!\bthat )(?<!\bwhich )\b(?:walked|drove|came|bought|ran|moved) ",
     r"(?<!\bif you )\bwent\b",
     r"\bgot to (?:the|a|an|that)\b",
-    r"(?<!\byou )\b(?:already|have|has|had|never) (?:found|seen|reached|visited)\b",
+    r"(?<!\bwhen you )(?<!\bonce you )(?<!\bif you )"
+    r"\b(?:already|have|has|had|never) (?:found|seen|reached|visited)\b",
     rf"(?<!\byou)(?:'s| is| was| were) (?:{_MOVING})\b",
     r"\bi (?:wish|dreamt|dreamed|remember|used to)\b|\bi(?:'m| am) going\b",
     rf"{_BEGIN}i (?:think|love|hate)\b(?!.*\b(?:{_VERBS}|{_GOALS})\b)",
@@ -73,18 +80,20 @@ _QUOTED = re.compile(
     re.IGNORECASE,
 )
 _CORRECTION = re.compile(
-    r"\b(?:no,? wait|i meant?\b(?! (?:it|that|this|now|soon|business)\b)|scratch that"
+    r"\b(?:no,? wait|i meant?\b(?! (?:it|that|this|now|soon|business)\b)|scratch that|correction"
     r"|on second thoughts?|just kidding|i take (?:it|that) back|ignore (?:it|that|me))\b"
     r"|[.,!?;\n] ?(?:(?:actually|wait|please|no),? ){0,3}(?:cancel|disregard|nope|no|don'?t)\W*$",
     re.IGNORECASE,
 )
 _TAKES_BACK = re.compile(
     r"(?:\b(?:cancel|disregard|scrap|(?<!not )(?<!n't )(?<!dont )(?<!never )forget) (?:about )?"
-    r"(?:it|that|this|all|everything(?! else)|my|what|the \w+(?: \w+)? thing)\b"
+    r"(?:it|that|this|all|everything(?! else)|my|what|the \w+(?: \w+)? thing"
+    r"|(?:the|your|our) (?:trip|walk|drive|order|request|task|mission|instruction|command))\b"
     r"|\b(?:changed? my mind|change of plans?|no action|withdrawn|cancell?ed|called off)\b"
     r"|\bnever ?mind(?=\s*(?:[,.!?;\n]|$)))(?:(?! and )[^,.:;!?\n])*",
     re.IGNORECASE,
 )
+_LAST_LATIN = "\u024f"
 _IT = re.compile(r"\b(?:it|there|one|them)\b", re.IGNORECASE)
 
 
@@ -99,6 +108,8 @@ class Asking:
 
 def asking(instruction: str) -> Asking:
     """Return the parts of ``instruction``, in linear time."""
+    if any(letter.isalpha() and letter > _LAST_LATIN for letter in instruction):
+        return Asking("", (instruction,))  # in such words an English name may be a forbidden one
     text = re.sub(r"[^\S\n]+", " ", instruction.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'"))
     told = [match[0] for pattern in (_REASON, _QUOTED) for match in pattern.finditer(text)]
     text = _QUOTED.sub("", _REASON.sub("", text))

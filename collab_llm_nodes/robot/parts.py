@@ -43,8 +43,8 @@ _NOT = (
     "not", "no", "never", "nor", "neither", "none", "nothing", "nobody", "forbid", "refuse to",
     "under no circumstances", "do not you dare", "forbidden to", "forbidden for you to",
     *(f"{be}not {may} to" for be in ("", "is ", "are ") for may in ("allowed", "permitted")),
-    "nicht", "kein", "keine", "keinen", "keinem", "niemals", "pas", "jamais", "non", "ne", "nunca",
-    "niet", "geen", "ikke", "inte",
+    "nein", "nie", "nej", "nope", "nicht", "kein", "keine", "keinen", "keinem", "niemals", "pas",
+    "jamais", "non", "ne", "nunca", "niet", "geen", "ikke", "inte",
 )
 """Also in other languages, whose names of things may be English ones."""
 _WITHOUT = (

@@ -311,6 +311,18 @@ ASKING_NOTHING = [
     *("i dreamt of the red cone", "tell me about the red cone", "thanks for finding the red cone"),
     *("go to the red cone, never mind", "the order to go to the red cone is withdrawn"),
     *("go to the ball because the red cone is dirty", "after lunch we will go to the red cone"),
+    *(
+        "go to the red cone at 17:00",
+        "go to the red cone on monday",
+        "on my signal go to the red cone",
+    ),
+    *("in ten minutes go to the red cone", "wait five minutes and go to the red cone"),
+    *("whenever the phone rings go to the red cone", "should the bell ring, go to the red cone"),
+    *("should i go to the red cone", "is it safe to go to the red cone"),
+    *("tell the other robot to go to the red cone", "you have reached the red cone"),
+    *("go to the red cone; correction: the mug", "cancel the trip to the red cone"),
+    *("nein red cone", "nie zum red cone", "nope red cone"),
+    "\N{CJK UNIFIED IDEOGRAPH-4E0D}\N{CJK UNIFIED IDEOGRAPH-53BB} red cone",
     *("don't you dare go to the red cone", "you are forbidden to go to the red cone"),
     *("please find the ball. anna went to the red cone", "walk round the red cone to the ball"),
 ]
