@@ -10,7 +10,8 @@ ARGS ?=
 RUN := scripts/with-ros
 CLI := .venv/bin/collab-llm
 # Four processes on two cores: much of the time, a test waits for a node, a link or a deadline.
-PYTEST := $(RUN) python -m pytest --numprocesses 4 --dist loadfile
+SIDE_BY_SIDE := --numprocesses 4 --dist loadfile
+PYTEST := $(RUN) python -m pytest $(SIDE_BY_SIDE)
 LAWS := test/decoding test/engine/test_engine.py test/engine/test_engine_operations.py \
 	$(addprefix test/protocols/,edge_cloud/test_machines.py edge_cloud/test_link.py collective/test_machine.py \
 	dragon/test_dragon_machine.py jupiter/test_lane.py minions/test_minions.py) \
@@ -54,7 +55,7 @@ test-all: lint ## Linters, types, then every test, also those that take long
 
 colcon-test: ## The same tests as `colcon test` runs them
 	@TESTING=ON scripts/setup.sh tests
-	@PYTEST_ADDOPTS="--numprocesses 4 --dist loadfile -m 'not exhaustive'" $(RUN) python -m colcon --log-level error test --base-paths . --merge-install --install-base install \
+	@PYTEST_ADDOPTS="$(SIDE_BY_SIDE) -m 'not exhaustive'" $(RUN) python -m colcon --log-level error test --base-paths . --merge-install --install-base install \
 		--event-handlers console_direct+ --return-code-on-test-failure
 
 lint: build ## ruff, the order of imports between folders, and mypy

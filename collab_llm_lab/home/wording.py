@@ -70,13 +70,10 @@ def _parts(text: str) -> list[str]:
     return re.findall(r"[a-z]+", text)
 
 
+_NAME_WORDS = [word for text in (*NAMES, *sum(SYNONYMS.values(), ())) for word in _parts(text)]
 _WORDS_OF_REQUESTS = {
-    word
-    for text in (
-        *(*NAMES, *sum(SYNONYMS.values(), ())),
-        *(*_texts(_SHOWN), *_texts(_KEPT), *STOP_WORDS),
-    )
-    for word in _parts(text)
+    *_NAME_WORDS,
+    *(w for text in (*_texts(_SHOWN), *_texts(_KEPT), *STOP_WORDS) for w in _parts(text)),
 }
 
 
@@ -85,10 +82,9 @@ def _slips() -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
 
     None of them is itself a word of any request or stands for two words.
     """
-    names = [word for text in (*NAMES, *sum(SYNONYMS.values(), ())) for word in _parts(text)]
     verbs = [word for text in _SHOWN["verb"].texts for word in _parts(text) if len(word) > 3]
     meant: dict[str, set[str]] = {}
-    for word in dict.fromkeys((*names, *verbs)):
+    for word in dict.fromkeys((*_NAME_WORDS, *verbs)):
         for slip in misspellings(word):
             meant.setdefault(slip, set()).add(word)
     for slip, word in OTHER_SLIPS.items():
@@ -283,8 +279,7 @@ def _nouns(part: phrasebook.Section) -> tuple[str, ...]:
 NOUNS, HELD_OUT_NOUNS = _nouns(_SHOWN), _nouns(_KEPT)
 """Things that no model can know; names of UNKNOWN requests."""
 _HELD_OUT_MISSPELT = {slip for slips in HELD_OUT_SLIPS.values() for slip in slips}
-_MISSPELT = {slip for slips in SLIPS.values() for slip in slips}
-_NOT_MADE_UP = _WORDS_OF_REQUESTS | _MISSPELT | _HELD_OUT_MISSPELT
+_NOT_MADE_UP = _WORDS_OF_REQUESTS.union(_HELD_OUT_MISSPELT, *SLIPS.values())
 _ASCII_STOPS = [" ".join(phrase.split()) for phrase in STOP_WORDS if phrase.isascii()]
 _STOPS = tuple(phrase for phrase in _ASCII_STOPS if _number(phrase) % 6)
 _HELD_OUT_STOPS = tuple(phrase for phrase in _ASCII_STOPS if not _number(phrase) % 6)
@@ -302,9 +297,9 @@ PLAIN = Wordings(
 )
 """One wording for each request."""
 TRAINED = Wordings(_VERBS, _FRAMES, _STOPS, NOUNS)
-"""What the requests of a home are, besides the plain words."""
+"""Requests as people say them; ``PLAIN`` has the plain words beside."""
 LEARNT = replace(TRAINED, slips=0.4, made_up=0.3)
-"""What a training says: the same with more of what no list can hold."""
+"""The wordings of the training: ``TRAINED`` with more of what no list can hold."""
 HELD_OUT = {
     "verb": Wordings(
         _HELD_OUT_VERBS,

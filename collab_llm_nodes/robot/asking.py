@@ -99,7 +99,7 @@ _IT = re.compile(r"\b(?:it|there|one|them)\b", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Asking:
-    """What an instruction asks for, and what it only tells, in its own words."""
+    """The parts of an instruction: what it asks for, and what it only tells."""
 
     asked: str
     told: tuple[str, ...]

@@ -568,7 +568,7 @@ class Mission:
         """End the step because of ``motion_guard``; ``counts``: as one blocked by an obstacle."""
         self._executor.cancel()
         if counts or self._executor.travelled > _MOVED_M:
-            self._done(now, wall, self._executor.travelled > _MOVED_M, blocked=counts)
+            self._done(now, wall, obstacle=counts)
         else:
             self._abandon(wall)
             self._enter(Phase.OBSERVE, wall)
@@ -588,18 +588,16 @@ class Mission:
             self.end("MOTION_REFUSED", self._executor.message)
         else:
             done = outcome is Outcome.DONE
-            moved = done or self._executor.travelled > _MOVED_M
-            self._done(now, wall, moved, blocked=not done, in_full=done)
+            self._done(now, wall, obstacle=not done, in_full=done)
 
-    def _done(
-        self, now: float, wall: float, moved: bool, *, blocked: bool, in_full: bool = False
-    ) -> None:
+    def _done(self, now: float, wall: float, *, obstacle: bool, in_full: bool = False) -> None:
         """Go on after a step: to the next frame, or to the answer asked for meanwhile.
 
         Args:
-            blocked: an obstacle, and no refusal of motion, ended the step.
+            obstacle: an obstacle, and no refusal of motion, ended the step.
         """
-        self._remember_step(in_full=in_full, obstacle=blocked)
+        moved = in_full or self._executor.travelled > _MOVED_M
+        self._remember_step(in_full=in_full, obstacle=obstacle)
         self._failures = 0
         self._blocked = 0 if moved else self._blocked + 1
         if not in_full:  # the question asked meanwhile assumed that the step would be finished

@@ -357,7 +357,7 @@ EXCLUDED_ELSEWHERE = [
     "do not approach the cone or drop by the red cone",
     "don't catch the cone or swing by the red cone",
 ]
-"""What a sentence excludes, stays excluded, whatever else is said; and what is taken back."""
+"""Exclusions that hold whatever the other sentences say; and orders taken back."""
 
 
 @pytest.mark.parametrize(
@@ -477,7 +477,7 @@ def test_free_words_are_read_as_nearly_everybody_would() -> None:
     """Written by somebody who knew none of the lists; so is each label."""
     names = [*NAMES, *(f"{colour} {piece}" for colour in COLOURS for piece in NAMED_FURNITURE)]
     refused, passed = [], []
-    for line in (Path(__file__).parent / "instructions.jsonl").read_text().splitlines():
+    for line in (Path(__file__).parent / "instructions.jsonl").read_text("utf-8").splitlines():
         told = json.loads(line)
         asked = AskedThing(told["text"])
         stops = asks_to_stop(told["text"])

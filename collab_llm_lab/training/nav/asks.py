@@ -69,14 +69,12 @@ class Ask:
 
     def texts(self, rng: np.random.Generator, reworded: float) -> tuple[str, str]:
         """Return prompt and answer; the share ``reworded`` of requests is not in plain words."""
-        if rng.random() >= reworded:
-            return self.prompt(PLAIN.draw(rng, self.kind, self.about)), answer(self.decision)
-        request, mark, rest = self.prompt(LEARNT.draw(rng, self.kind, self.about)).partition(
-            ". history:"
-        )
-        if rng.random() < _CUT_TEXTS:
-            request = _cut(rng, request)
-        return f"{request}{mark}{rest}", answer(self.decision)
+        wordings = LEARNT if rng.random() < reworded else PLAIN
+        prompt = self.prompt(wordings.draw(rng, self.kind, self.about))
+        if wordings is LEARNT and rng.random() < _CUT_TEXTS:
+            request, mark, rest = prompt.partition(". history:")
+            prompt = f"{_cut(rng, request)}{mark}{rest}"
+        return prompt, answer(self.decision)
 
     def prompt(self, request: str) -> str:
         """Return the prompt for this request in given words."""
