@@ -25,6 +25,7 @@ from geometry_msgs.msg import Twist, TwistStamped
 from motion_graph import ANGULAR, LINEAR, Robot, graph, reached
 from nav_msgs.msg import Odometry
 from sensor_msgs.msg import Imu, Joy
+from signals import freeze
 from started_nodes import start
 from std_srvs.srv import Trigger
 
@@ -405,7 +406,7 @@ def test_a_stop_is_no_success_while_the_driver_does_not_confirm_it(graph: Any) -
         stage.wait(lambda: guard.count_publishers("odom"))
         press = stage.user.create_client(Trigger, "emergency_stop")
         stage.wait(press.service_is_ready)
-        child.send_signal(signal.SIGSTOP)
+        freeze(child.pid)
         answer = graph.ask(press.call_async, Trigger.Request(), timeout=LATE)
         assert not answer.success
         assert f"go2_driver of process {child.pid}" in answer.message

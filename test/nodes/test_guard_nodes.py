@@ -25,6 +25,7 @@ from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile
 from rclpy.time import Time
 from sensor_msgs.msg import Joy, LaserScan, Range
+from signals import freeze
 from std_msgs.msg import Bool
 from std_srvs.srv import Trigger
 
@@ -557,7 +558,7 @@ def test_a_stop_is_no_success_while_a_guard_does_not_confirm_it(graph: Any) -> N
     one, world = start(graph)
     with process() as other:
         world.wait(lambda: f"process {other.pid}" in one.diagnose()[1])
-        other.send_signal(signal.SIGSTOP)
+        freeze(other.pid)
         answer = world.call(world.press)
         assert not answer.success
         assert f"not confirmed by all: motion_guard of process {other.pid}." in answer.message

@@ -24,6 +24,7 @@ import torch
 from folders import environment
 from hostile_pictures import claiming_jpeg, png, progressive_jpeg
 from raw_client import WAIT_S, RawClient
+from signals import freeze
 from tiny_models import scene, tiny_model
 from waiting import gone, wait_for
 
@@ -129,7 +130,7 @@ def test_a_worker_that_dies_fails_its_picture_only(caplog: pytest.LogCaptureFixt
     async def use(reader: PictureReader) -> None:
         await read(reader, scene(0))
         for pid in workers():
-            os.kill(pid, signal.SIGSTOP)  # as if it took for ever
+            freeze(pid)  # as if it took for ever
         waiting = asyncio.ensure_future(read(reader, scene(0)))
         await asyncio.sleep(0)
         for pid in workers():
@@ -177,7 +178,7 @@ def test_a_picture_whose_client_has_gone_is_given_up() -> None:
     async def use(reader: PictureReader) -> None:
         await read(reader, scene(0))
         (pid,) = workers()
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
         tasks = [asyncio.ensure_future(read(reader, scene(0))) for _ in range(3)]
         await asyncio.sleep(0.05)
         for task in tasks:
@@ -197,7 +198,7 @@ def test_bytes_that_wait_are_limited_and_others_have_room() -> None:
     async def use(reader: PictureReader) -> None:
         await read(reader, scene(0))
         (pid,) = workers()
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
 
         def hold(count: int, peer: Peer) -> list[asyncio.Task[tuple[Picture, ...]]]:
             return [asyncio.ensure_future(reader.read_all([data], peer)) for _ in range(count)]
@@ -281,7 +282,7 @@ def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     assert parent.stdout is not None
     pids = [int(pid) for pid in parent.stdout.readline().split()]
     assert len(pids) == 3
-    os.kill(pids[0], signal.SIGSTOP)  # one is in the midst of a picture
+    freeze(pids[0])  # one is in the midst of a picture
     parent.kill()
     parent.wait()
     assert all(gone(pid) for pid in pids)

@@ -29,11 +29,13 @@ def gone(pid: int) -> bool:
     One that nobody has waited for yet counts: an orphan's new parent may take its time.
     """
 
-    def ended() -> bool:
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        return stat.rpartition(")")[2].split()[0] == "Z"
+    return comes_true(lambda: state(Path(f"/proc/{pid}")) in "ZX", 30.0)
 
-    return comes_true(ended, 30.0)
+
+def state(task: Path) -> str:
+    """Return the letter of the state of a process or thread, a folder of ``/proc``; X: none."""
+    try:
+        stat = (task / "stat").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+    return stat.rpartition(")")[2].split()[0]

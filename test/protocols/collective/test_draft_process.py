@@ -18,6 +18,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from signals import freeze
 
 from collab_llm_nodes.decoding.sampling import SamplingConfig
 from collab_llm_nodes.errors import ModelError
@@ -170,7 +171,7 @@ def test_a_draw_that_fails_is_reported_and_forgotten(
 def test_a_stopped_process_delays_no_others(worker: DraftProcess, results: Results) -> None:
     """A message that does not fit into the socket would block the machine for ever."""
     assert worker._child is not None
-    os.kill(worker._child.pid, signal.SIGSTOP)
+    freeze(worker._child.pid)
     worker.draw(draw(0, answer=1_000_000))
     check_ended(results)
 
@@ -283,7 +284,7 @@ class Watched:
         return time.monotonic() + self.ahead_s
 
     def stop(self) -> None:
-        os.kill(self._pid, signal.SIGSTOP)
+        freeze(self._pid)
 
     def go_on(self) -> None:
         os.kill(self._pid, signal.SIGCONT)
