@@ -39,7 +39,7 @@ AGENTS = "agents"
 """The process of ``collab-llm mcp``."""
 
 PARAMETERS: dict[str, dict[str, Any]] = {
-    "camera_ingest": {"source": "videohub"},
+    "camera_ingest": {"source": "videohub", "field_of_view": 90.0},
     "cloud_verifier_bridge": {"verifier.address": "127.0.0.1:9"},
     "draft_vlm": {"model.path": str(ROOT / "models" / "nav-draft")},
     "dashboard": {"port": 0},

@@ -199,6 +199,7 @@ def _node(name: str, address: str) -> contextlib.AbstractContextManager[Process]
         f"cloud_verifier_bridge:verifier.address:={address}",
         "camera_ingest:source:=compressed",
         "camera_ingest:max_rate:=0.0",
+        "camera_ingest:field_of_view:=0.0",  # these pictures were brought to it before
     ):
         command += ["-p", parameter]
     return run_process(name, command)

@@ -1,5 +1,8 @@
 """Camera frames of any source as JPEG observations: the newest only, stamped at capture.
 
+Models learn directions from cameras with one field of view. With ``field_of_view`` pictures of
+other cameras are brought to it; ``camera_fov`` or the topic ``camera_info`` says what they have.
+
 Sources: an image topic, raw or compressed, or one of ``cameras.py``: the Go2's own camera, V4L2,
 RTSP, a file, a folder of pictures, a GStreamer pipeline. A frame that cannot be used is counted and
 left out. A source without usable frames is reported on ``/diagnostics``; one that breaks is opened
@@ -13,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from builtin_interfaces.msg import Time as TimeMsg
-from sensor_msgs.msg import CompressedImage, Image
+from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 
 from collab_llm.msg import Observation
 from collab_llm_nodes.errors import InvalidInput
@@ -27,11 +30,26 @@ from collab_llm_nodes.ros.cameras import (
 )
 from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.health import Level, TopicLimits
-from collab_llm_nodes.ros.images import Jpeg, encode_jpeg, read_compressed, to_rgb
+from collab_llm_nodes.ros.images import (
+    Form,
+    Jpeg,
+    encode_jpeg,
+    field_of_view,
+    read_compressed,
+    to_rgb,
+    zoom_between,
+)
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
 from collab_llm_nodes.ros.motion_inputs import seconds_of
 from collab_llm_nodes.ros.program import run
 from collab_llm_nodes.ros.qos import CAMERA, RESULT
+
+CALIBRATION_S = 3.0
+"""Longest wait of the first frames for ``camera_info``: drivers publish it with each frame [s]."""
+_UNKNOWN_VIEW = (
+    "the camera's field of view is unknown, so pictures are passed on as they come, and directions"
+    " may be wrong: publish camera_info, or set camera_fov"
+)
 
 
 class CameraIngest(ManagedNode[CameraConfig]):
@@ -46,7 +64,10 @@ class CameraIngest(ManagedNode[CameraConfig]):
         self._complaint = ""  # about the last frame
         self._counts = {"published": 0, "dropped": 0, "rejected": 0}
         self._camera: Grabber | Videohub | None = None
-        self._images: Any = None  # subscription
+        self._images: Any = None  # subscriptions
+        self._info: Any = None
+        self._camera_fov = 0.0  # [deg], 0: not known yet
+        self._waits_since: float | None = None  # for the field of view
 
     def configure(self) -> None:
         self._observations = self.create_publisher(Observation, "observation", RESULT)
@@ -59,6 +80,9 @@ class CameraIngest(ManagedNode[CameraConfig]):
         self._published_at = -np.inf
         self._seen, self._silent, self._complaint = wall(), False, ""
         self._started = False
+        self._camera_fov, self._waits_since = self.config.camera_fov, None
+        if self.config.field_of_view and not self._camera_fov:
+            self._info = self.create_subscription(CameraInfo, "camera_info", self._on_info, CAMERA)
         if self.config.source == "image":
             self._images = self.create_subscription(Image, "image", self._on_image, CAMERA)
         elif self.config.source == "compressed":
@@ -79,6 +103,9 @@ class CameraIngest(ManagedNode[CameraConfig]):
         if self._images is not None:
             self.destroy_subscription(self._images)
             self._images = None
+        if self._info is not None:
+            self.destroy_subscription(self._info)
+            self._info = None
         if self._camera is not None:
             self._camera.stop()
             self._camera = None
@@ -100,6 +127,8 @@ class CameraIngest(ManagedNode[CameraConfig]):
             level, message = Level.WARN, f"frame rejected: {self._complaint}"
         elif self.active and not self._started:
             level, message = Level.WARN, f"waiting for the first frame from {self._source()}"
+        elif self.active and self._lacks_view():
+            level, message = Level.WARN, _UNKNOWN_VIEW
         values = {
             **self._counts,
             "dropped": self._dropped(),
@@ -116,20 +145,24 @@ class CameraIngest(ManagedNode[CameraConfig]):
 
     @guarded
     def _on_image(self, msg: Image) -> None:
-        def jpeg() -> Jpeg:
+        def jpeg(form: Form) -> Jpeg:
             rgb = to_rgb(
                 msg.encoding, msg.width, msg.height, msg.step, msg.data, bool(msg.is_bigendian)
             )
-            return encode_jpeg(rgb, self.config.quality, self.config.max_width)
+            return encode_jpeg(rgb, form)
 
         self._accept(Frame(msg.header.stamp, msg.header.frame_id, jpeg))
 
     @guarded
     def _on_compressed(self, msg: CompressedImage) -> None:
-        def jpeg() -> Jpeg:
-            return read_compressed(bytes(msg.data), self.config.quality, self.config.max_width)
+        def jpeg(form: Form) -> Jpeg:
+            return read_compressed(bytes(msg.data), form)
 
         self._accept(Frame(msg.header.stamp, msg.header.frame_id, jpeg))
+
+    @guarded
+    def _on_info(self, msg: CameraInfo) -> None:
+        self._camera_fov = field_of_view(float(msg.k[0]), msg.roi.width or msg.width)
 
     @guarded
     def _on_grabbed(self) -> None:
@@ -160,7 +193,12 @@ class CameraIngest(ManagedNode[CameraConfig]):
                 if since:  # else it is the last one again
                     self._seen = wall()
                 return
-            jpeg = frame.jpeg()
+            if self._waits_for_view():
+                self._counts["dropped"] += 1
+                self._seen = wall()
+                return
+            zoom = zoom_between(self._camera_fov, self.config.field_of_view)
+            jpeg = frame.jpeg(Form(self.config.quality, self.config.max_width, zoom))
         except InvalidInput as error:
             self._counts["rejected"] += 1
             self._complain(str(error))
@@ -170,6 +208,20 @@ class CameraIngest(ManagedNode[CameraConfig]):
         self._seen, self._started = wall(), True
         self._complain("")
         self._publish(frame, jpeg)
+
+    def _lacks_view(self) -> bool:
+        return bool(self.config.field_of_view and not self._camera_fov)
+
+    def _waits_for_view(self) -> bool:
+        """Return True for the first frames, while ``camera_info`` may still come."""
+        if not self._lacks_view():
+            return False
+        if self._waits_since is None:
+            self._waits_since = wall()
+        if wall() - self._waits_since < CALIBRATION_S:
+            return True
+        self.get_logger().warning(_UNKNOWN_VIEW, throttle_duration_sec=60.0)
+        return False
 
     def _complain(self, complaint: str) -> None:
         """Set the fault of the last frame, "" if it was good; report a change at once."""

@@ -114,7 +114,7 @@ class DashboardConfig:
     rate: float = fixed(5.0, "Updates of a page per second.", low=0.5, high=20.0)
     camera_fov: float = setting(
         90.0,
-        "Horizontal field of view of the camera [deg], to draw directions into the picture.",
+        "Horizontal field of view of the pictures shown [deg], to draw directions into them.",
         low=10.0,
         high=170.0,
     )

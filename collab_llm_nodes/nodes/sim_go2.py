@@ -1,8 +1,9 @@
 """The simulated Go2: a room of a home, a base and a camera with the topics of a real robot.
 
-Publishes ``/clock``, ``odom``, ``image`` and ``image/compressed``; obeys ``cmd_vel`` until it is
-silent for ``watchdog``. ``ground_truth/...`` is for evaluations. Setting the parameter ``seed`` or
-``thing`` enters another room; the service ``reset`` restarts the same one.
+Publishes ``/clock``, ``odom``, ``image``, ``image/compressed`` and ``camera_info``; obeys
+``cmd_vel`` until it is silent for ``watchdog``. ``ground_truth/...`` is for evaluations. Setting
+the parameter ``seed`` or ``thing`` enters another room; the service ``reset`` restarts the same
+one.
 
 The camera sways anew with each departure; in some rooms its picture is one motion old
 (docs/home.md).
@@ -25,7 +26,7 @@ from geometry_msgs.msg import Point, PoseStamped, Twist, TwistStamped
 from nav_msgs.msg import Odometry
 from rclpy.parameter import Parameter
 from rosgraph_msgs.msg import Clock as ClockMsg
-from sensor_msgs.msg import CompressedImage, Image
+from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from std_srvs.srv import Trigger
 
 from collab_llm.msg import Room as RoomMsg
@@ -40,13 +41,14 @@ from collab_llm_nodes.ros.qos import COMMAND, REQUESTS, STATE
 from collab_llm_nodes.ros.strangers import MOTION_TOPICS, Strangers
 from collab_llm_nodes.sim.jpeg import to_jpeg
 from collab_llm_nodes.sim.pose import Pose
-from collab_llm_nodes.sim.renderer import Renderer
+from collab_llm_nodes.sim.renderer import HEIGHT_PX, WIDTH, Renderer
 from collab_llm_nodes.sim.robot import Base
 from collab_llm_nodes.sim.rooms import NAMES, Room, Style, make_room
 
 LOCKSTEP_S = 1.0
 """Without a command for this long the simulator steps even in lockstep, machine's time [s]: else a
 navigator that has ended would stop time for all."""
+_CAMERA_FRAME = "camera_optical"
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ class SimGo2(ManagedNode[SimConfig]):
         self._odometry = self.create_publisher(Odometry, "odom", COMMAND)
         self._images = self.create_publisher(Image, "image", COMMAND)
         self._compressed = self.create_publisher(CompressedImage, "image/compressed", COMMAND)
+        self._info = self.create_publisher(CameraInfo, "camera_info", COMMAND)
         self._truth = self.create_publisher(PoseStamped, "ground_truth/pose", COMMAND)
         self._goal = self.create_publisher(PoseStamped, "ground_truth/target", STATE)
         self._room_info = self.create_publisher(RoomMsg, "ground_truth/room", STATE)
@@ -145,6 +148,7 @@ class SimGo2(ManagedNode[SimConfig]):
             self._odometry,
             self._images,
             self._compressed,
+            self._info,
             self._truth,
             self._goal,
             self._room_info,
@@ -208,6 +212,7 @@ class SimGo2(ManagedNode[SimConfig]):
             thing.position, thing.radius = Point(x=part.x, y=part.y), part.radius
             info.things.append(thing)
         self._room_info.publish(info)
+        self._publish_camera(self._stamp())  # another camera than in the last room
 
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         response.success = self.active
@@ -291,8 +296,9 @@ class SimGo2(ManagedNode[SimConfig]):
         if (viewpoint, self._departures) != self._seen:
             self._seen = viewpoint, self._departures
             self._render(*self._seen)
+        self._publish_camera(stamp)
         compressed = CompressedImage(format="jpeg", data=array("B", self._jpeg))
-        compressed.header.stamp, compressed.header.frame_id = stamp, "camera_optical"
+        compressed.header.stamp, compressed.header.frame_id = stamp, _CAMERA_FRAME
         self._compressed.publish(compressed)
         if raw:
             height, width, _ = self._rgb.shape
@@ -300,6 +306,18 @@ class SimGo2(ManagedNode[SimConfig]):
             image.header = compressed.header
             image.data = array("B", self._rgb.tobytes())
             self._images.publish(image)
+
+    def _publish_camera(self, stamp: TimeMsg) -> None:
+        """Publish the calibration: a pinhole camera without distortion."""
+        focal = WIDTH / 2 / math.tan(self._room.camera.half_fov)
+        x, y = WIDTH / 2, HEIGHT_PX / 2
+        info = CameraInfo(width=WIDTH, height=HEIGHT_PX, distortion_model="plumb_bob")
+        info.header.stamp, info.header.frame_id = stamp, _CAMERA_FRAME
+        info.d = [0.0] * 5
+        info.k = [focal, 0.0, x, 0.0, focal, y, 0.0, 0.0, 1.0]
+        info.r = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0]
+        info.p = [focal, 0.0, x, 0.0, 0.0, focal, y, 0.0, 0.0, 0.0, 1.0, 0.0]
+        self._info.publish(info)
 
     def _render(self, viewpoint: Pose, picture: int) -> None:
         if self._renderer is None:  # in this thread, whose graphics context it becomes

@@ -30,11 +30,19 @@ from collab_llm_nodes.robot.mission import (
 from collab_llm_nodes.robot.prompt import DEFAULT_TEMPLATE, user_text
 from collab_llm_nodes.robot.search import SearchMemory
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
-from collab_llm_nodes.ros.images import encode_jpeg, read_compressed, to_rgb
+from collab_llm_nodes.ros.images import (
+    Form,
+    encode_jpeg,
+    field_of_view,
+    read_compressed,
+    to_rgb,
+    zoom_between,
+)
 
 _RAW = "sensor_msgs/msg/Image"
 _COMPRESSED = "sensor_msgs/msg/CompressedImage"
 _OBSERVATION = "collab_llm/msg/Observation"
+_INFO = "sensor_msgs/msg/CameraInfo"
 _NODES = ("camera_ingest", "draft_vlm", "navigation_action_parser", "navigator")
 """Nodes whose parameters shape pictures, prompts, answers and actions."""
 
@@ -114,6 +122,7 @@ def run_ask(
             if nodes
             else in_process(settings, models)
         )
+        form = _form(opened, topic, settings.parameters.get("camera_ingest", {}), console)
         with answered as replayer:
             epoch = 0
             for picture in _sampled(opened, topic, question.every_s):
@@ -122,7 +131,8 @@ def run_ask(
                     console.print("the clock was set back here: another run")
                 answer: dict[str, Any]
                 try:
-                    reply = replayer(_step(picture, opened.types[topic], question, settings))
+                    step = _step(picture, opened.types[topic], form, question, settings)
+                    reply = replayer(step)
                 except InvalidInput as error:
                     left_out.append(error)
                     answer = {"left_out": str(error)}
@@ -184,14 +194,16 @@ def _stop_words(settings: Recording) -> tuple[str, ...]:
     return known
 
 
-def _step(picture: _Picture, kind: str, question: Question, settings: Recording) -> Step:
+def _step(
+    picture: _Picture, kind: str, form: Form, question: Question, settings: Recording
+) -> Step:
     """Return the picture as a step of a drive that was never recorded.
 
     Raises:
         InvalidInput: the picture cannot be read.
     """
     with as_expected(kind):
-        jpeg = _jpeg(picture.message, kind, settings.parameters.get("camera_ingest", {}))
+        jpeg = _jpeg(picture.message, kind, form)
     template = settings.parameters.get("navigator", {}).get("answer.prompt", DEFAULT_TEMPLATE)
     prompt = user_text(question.instruction, (), str(template), search=SearchMemory().text)
     return Step(
@@ -211,9 +223,36 @@ def _step(picture: _Picture, kind: str, question: Question, settings: Recording)
     )
 
 
-def _jpeg(message: Any, kind: str, camera: Mapping[str, Any]) -> bytes:
-    """Return the picture as ``camera_ingest`` would pass it on."""
+def _form(bag: Bag, topic: str, camera: Mapping[str, Any], console: Console) -> Form:
+    """Return the form in which ``camera_ingest`` would pass the topic's pictures on."""
+    wanted, known = (float(camera.get(name, 0.0)) for name in ("field_of_view", "camera_fov"))
+    if bag.types[topic] == _OBSERVATION:
+        wanted = 0.0  # they came from camera_ingest
+    elif wanted and not known:
+        known = _recorded_view(bag, topic)
+        if not known:
+            console.print(
+                "the camera's field of view is unknown: directions may be wrong. Record its"
+                " camera_info, or set camera_ingest's camera_fov in --config",
+                soft_wrap=True,
+            )
     quality, max_width = int(camera.get("quality", 92)), int(camera.get("max_width", 0))
+    return Form(quality, max_width, zoom_between(known, wanted))
+
+
+def _recorded_view(bag: Bag, topic: str) -> float:
+    """Return the field of view [deg] in the ``camera_info`` beside a topic; 0.0: there is none."""
+    place = topic.removesuffix("/compressed").rpartition("/")[0]
+    info = f"{place}/camera_info"
+    if bag.types.get(info) != _INFO:
+        return 0.0
+    for _, _, message in bag.messages([info]):
+        return field_of_view(float(message.k[0]), message.roi.width or message.width)
+    return 0.0
+
+
+def _jpeg(message: Any, kind: str, form: Form) -> bytes:
+    """Return the picture as ``camera_ingest`` would pass it on."""
     if kind == _RAW:
         rgb = to_rgb(
             message.encoding,
@@ -223,9 +262,9 @@ def _jpeg(message: Any, kind: str, camera: Mapping[str, Any]) -> bytes:
             message.data,
             bool(message.is_bigendian),
         )
-        return encode_jpeg(rgb, quality, max_width).data
+        return encode_jpeg(rgb, form).data
     image = message.image if kind == _OBSERVATION else message
-    return read_compressed(bytes(image.data), quality, max_width).data
+    return read_compressed(bytes(image.data), form).data
 
 
 def _picture_topic(bag: Bag, question: Question) -> str:

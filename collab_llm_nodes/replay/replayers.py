@@ -174,6 +174,7 @@ def _node_parameters(recording: Recording, models: Models, address: str) -> dict
             "source": "compressed",
             "max_rate": 0.0,
             "max_width": 0,
+            "field_of_view": 0.0,  # the pictures were brought to it before
             # Each picture is shown once; a camera's best effort may lose it.
             "qos_overrides./image/compressed.subscription.reliability": "reliable",
         },

@@ -27,7 +27,14 @@ from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, Unav
 from collab_llm_nodes.robot.go2.sport import Answer, Api, Requests
 from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.health import TopicLimits
-from collab_llm_nodes.ros.images import Jpeg, encode_jpeg, read_compressed
+from collab_llm_nodes.ros.images import (
+    LEAST_VIEW,
+    MOST_VIEW,
+    Form,
+    Jpeg,
+    encode_jpeg,
+    read_compressed,
+)
 from collab_llm_nodes.ros.managed_node import ManagedNode
 from collab_llm_nodes.ros.unitree import Services
 
@@ -82,6 +89,17 @@ class CameraConfig:
     max_width: int = fixed(
         0, "Wider frames are scaled down to this; 0 = never [px].", low=0, high=8192
     )
+    field_of_view: float = fixed(
+        0.0,
+        "Horizontal field of view that the models know: other pictures are cropped to it, or their"
+        " outermost pixels are repeated up to it; those that differ by less than 4 degrees at any"
+        " place are left alone, and all with 0 [deg].",
+        low=0.0,
+        high=MOST_VIEW,
+    )
+    camera_fov: float = fixed(
+        0.0, "That of the camera; 0 = from the topic camera_info [deg].", low=0.0, high=MOST_VIEW
+    )
     silent_after: float = fixed(
         1.0, "No frame for this long is reported, machine's time [s].", low=0.05, high=600.0
     )
@@ -98,6 +116,13 @@ class CameraConfig:
         check_ranges(self)
         if self.source in _NEEDS_URL and not self.url:
             raise ConfigError("empty", field="url", remedy=_NEEDS_URL[self.source])
+        for name in ("field_of_view", "camera_fov"):
+            if 0.0 < getattr(self, name) < LEAST_VIEW:
+                raise ConfigError(
+                    f"{getattr(self, name):g} is too narrow",
+                    field=name,
+                    remedy=f"{LEAST_VIEW:g} to {MOST_VIEW:g} degrees, or 0",
+                )
         if self.source == "multicast" and not self.interface:
             raise ConfigError(
                 "empty", field="interface", remedy="such as eth0; `ip link` names all"
@@ -122,7 +147,7 @@ class CameraConfig:
 
 @dataclass
 class Frame:
-    """A frame as received; ``jpeg`` encodes it when it is to be published.
+    """A frame as received; ``jpeg`` encodes it in a form when it is to be published.
 
     Attributes:
         stamp: capture time, or the best guess at it.
@@ -130,7 +155,7 @@ class Frame:
 
     stamp: TimeMsg
     frame_id: str
-    jpeg: Callable[[], Jpeg]
+    jpeg: Callable[[Form], Jpeg]
 
 
 _NAMED = r"\b((?:user|proxy)-pw|passphrase|password|passwd|pwd|token)=(?:\"[^\"]*\"|[^\s&]*)"
@@ -181,7 +206,7 @@ class Grabber:
         self._on_frame = on_frame
         self._on_skip = on_skip
         self._skipped: set[str] = set()
-        self._newest: tuple[TimeMsg, Callable[[], Jpeg]] | None = None
+        self._newest: tuple[TimeMsg, Callable[[Form], Jpeg]] | None = None
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="camera", daemon=True)
@@ -247,7 +272,7 @@ class Grabber:
             self.error = ""
             with self._lock:
                 waiting = self._newest is not None
-                self._newest = (stamp, read if c.source == "folder" else partial(_encode, read, c))
+                self._newest = (stamp, read if c.source == "folder" else partial(_encode, read))
             if waiting:
                 self.dropped += 1  # the callback asked for earlier takes the new one
             else:
@@ -260,8 +285,8 @@ class Grabber:
             self._on_skip(f"{name}: {fault}")
 
 
-def _encode(bgr: np.ndarray, config: CameraConfig) -> Jpeg:
-    return encode_jpeg(bgr[:, :, ::-1], config.quality, config.max_width)
+def _encode(bgr: np.ndarray, form: Form) -> Jpeg:
+    return encode_jpeg(bgr[:, :, ::-1], form)
 
 
 class PictureFolder:
@@ -283,18 +308,18 @@ class PictureFolder:
         self._config = config
         self._on_skip = on_skip
 
-    def read(self) -> tuple[bool, Callable[[], Jpeg] | None]:
+    def read(self) -> tuple[bool, Callable[[Form], Jpeg] | None]:
         """Return True and the next picture; False and None at the end."""
-        c = self._config
         for file in self._files:
             try:
                 if file.stat().st_size > _LARGEST:
                     raise InvalidInput(f"more than {_LARGEST >> 20} MiB")
-                jpeg = read_compressed(file.read_bytes(), c.quality, c.max_width)
+                data = file.read_bytes()
+                read_compressed(data, Form())  # to name the file that is no picture
             except (InvalidInput, OSError) as error:  # the latter: it is gone, or unreadable
                 self._on_skip(file.name, str(error))
             else:
-                return True, lambda: jpeg  # noqa: B023 the last one is returned
+                return True, partial(read_compressed, data)
         return False, None
 
     def release(self) -> None:
@@ -492,7 +517,7 @@ class Videohub:
         self._timer.reset()
 
     def _on_answer(self, answer: Answer, binary: bytes) -> None:
-        stamp, self._asked, c = self._asked, None, self._node.config
+        stamp, self._asked = self._asked, None
         if answer.code or stamp is None:
             self.error = str(answer)
             self.reconnects += 1
@@ -502,5 +527,5 @@ class Videohub:
             return
         self.error, self._pause = "", RETRY_S[0]
         self._wake()
-        jpeg = lambda: read_compressed(binary, c.quality, c.max_width)  # noqa: E731
-        self._on_frame(Frame(stamp, c.frame_id, jpeg))
+        frame_id = self._node.config.frame_id
+        self._on_frame(Frame(stamp, frame_id, partial(read_compressed, binary)))

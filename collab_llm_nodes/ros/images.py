@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from array import array
 from dataclasses import dataclass
 
@@ -31,6 +32,11 @@ _BYTES_PER_PIXEL = {
 }
 MAX_SIDE = 8192
 """px; a message that claims more is not a picture."""
+LEAST_VIEW, MOST_VIEW = 10.0, 170.0
+"""Fields of view of cameras [deg]; beyond them no zoom makes sense."""
+_SAME_ZOOM = 1 / 8
+"""With a smaller change pictures are left alone: directions are wrong by less than 4 degrees, and
+another JPEG of small pictures costs the models as much."""
 _LEVELS = np.arange(256)
 _FULL_LUMA, _FULL_CHROMA = (
     np.clip(np.rint(levels), 0, 255).astype(np.uint8)
@@ -46,6 +52,39 @@ class Jpeg:
     data: bytes
     width: int
     height: int
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form in which pictures are passed on.
+
+    Attributes:
+        quality: of the JPEGs that are encoded here, 1 to 100.
+        max_width: wider pictures are scaled down to this; 0: none are [px].
+        zoom: above 1 the middle fills the frame; below 1 the picture is that much smaller, and its
+            outermost pixels are repeated up to the frame.
+    """
+
+    quality: int = 92
+    max_width: int = 0
+    zoom: float = 1.0
+
+    def has(self, picture: Pil.Image) -> bool:
+        """Return True if the picture has this width and zoom already."""
+        return self.zoom == 1.0 and not 0 < self.max_width < picture.width
+
+    def apply(self, picture: Pil.Image) -> Pil.Image:
+        """Return the picture with this width and zoom."""
+        width, height = whole = picture.size
+        if 0 < self.max_width < width:
+            width, height = self.max_width, max(1, round(height * self.max_width / width))
+        kept = [side / max(self.zoom, 1.0) for side in whole]
+        left, top = ((side - part) / 2 for side, part in zip(whole, kept, strict=True))
+        box = (left, top, left + kept[0], top + kept[1])
+        inner = [max(1, round(side * min(self.zoom, 1.0))) for side in (width, height)]
+        shown = picture.resize((inner[0], inner[1]), Pil.Resampling.BILINEAR, box=box)
+        border = [(lack // 2, lack - lack // 2) for lack in (height - inner[1], width - inner[0])]
+        return Pil.fromarray(np.pad(np.asarray(shown), (*border, (0, 0)), mode="edge"))
 
 
 def to_rgb(
@@ -135,28 +174,50 @@ def _from_yuv420(
     return np.asarray(Pil.fromarray(ycc, "YCbCr").convert("RGB"))
 
 
-def encode_jpeg(rgb: np.ndarray, quality: int, max_width: int = 0) -> Jpeg:
-    """Return the JPEG of uint8 [height, width, 3], at most ``max_width`` px wide (0 = any)."""
-    picture = Pil.fromarray(np.ascontiguousarray(rgb))
-    return _save(picture, quality, max_width)
+def field_of_view(focal_length: float, width: int) -> float:
+    """Return the horizontal field of view [deg] of a pinhole camera; 0.0: not calibrated.
+
+    Args:
+        focal_length: in px of a picture that is ``width`` px wide.
+    """
+    if not (width > 0 and 0.0 < focal_length < math.inf):
+        return 0.0
+    angle = 2.0 * math.degrees(math.atan(width / 2 / focal_length))
+    return angle if LEAST_VIEW <= angle <= MOST_VIEW else 0.0
 
 
-def read_compressed(data: bytes, quality: int, max_width: int = 0) -> Jpeg:
-    """Check compressed bytes by decoding them; a JPEG upright and small enough is kept as it is.
+def zoom_between(camera: float, wanted: float) -> float:
+    """Return the zoom from the field of view ``camera`` to ``wanted`` [deg]; 0.0: unknown, any.
+
+    1.0 if that would change little.
+    """
+    if not (camera and wanted):
+        return 1.0
+    zoom = math.tan(math.radians(camera / 2)) / math.tan(math.radians(wanted / 2))
+    return zoom if abs(zoom - 1.0) > _SAME_ZOOM else 1.0
+
+
+def encode_jpeg(rgb: np.ndarray, form: Form) -> Jpeg:
+    """Return the JPEG of uint8 [height, width, 3]."""
+    return _save(Pil.fromarray(np.ascontiguousarray(rgb)), form)
+
+
+def read_compressed(data: bytes, form: Form) -> Jpeg:
+    """Check compressed bytes by decoding them; an upright JPEG of this form is kept as it is.
 
     Raises:
         InvalidInput: neither JPEG nor PNG, truncated, corrupt, or beyond the limits.
     """
     picture = decode(data, MAX_SIDE**2, field="data")
-    if is_jpeg(data) and not is_turned(data) and not 0 < max_width < picture.width:
+    if is_jpeg(data) and not is_turned(data) and form.has(picture):
         return Jpeg(data, picture.width, picture.height)
-    return _save(picture, quality, max_width)
+    return _save(picture, form)
 
 
-def _save(picture: Pil.Image, quality: int, max_width: int) -> Jpeg:
-    if 0 < max_width < picture.width:
-        height = max(1, round(picture.height * max_width / picture.width))
-        picture = picture.resize((max_width, height), Pil.Resampling.BILINEAR)
+def _save(picture: Pil.Image, form: Form) -> Jpeg:
+    if not form.has(picture):
+        picture = form.apply(picture)
     buffer = io.BytesIO()
-    picture.save(buffer, "JPEG", quality=quality, subsampling=0)  # colour at full resolution
+    # Colour at full resolution.
+    picture.save(buffer, "JPEG", quality=form.quality, subsampling=0)
     return Jpeg(buffer.getvalue(), picture.width, picture.height)

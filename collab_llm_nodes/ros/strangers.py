@@ -39,6 +39,7 @@ MOTION_TOPICS: Mapping[str, tuple[str, ...]] = {
     "observation": ("camera_ingest",),
     "image": ("sim_go2",),
     "image/compressed": ("sim_go2",),
+    "camera_info": ("sim_go2",),
     "odom": ("go2_driver", "sim_go2"),
     "obstacle_avoidance": ("go2_driver",),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import itertools
+import math
 import os
 import socket
 import sys
@@ -28,11 +29,12 @@ from motion_graph import graph, jpeg
 from PIL import Image as Pil
 from proxies import environment_proxy
 from rclpy.parameter import Parameter
-from sensor_msgs.msg import CompressedImage, Image
+from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from started_nodes import start
 
 from collab_llm.msg import Observation
 from collab_llm_nodes.errors import ConfigError, InvalidInput, Unavailable
+from collab_llm_nodes.nodes import camera_ingest
 from collab_llm_nodes.nodes.camera_ingest import CameraIngest
 from collab_llm_nodes.ros import cameras
 from collab_llm_nodes.ros.cameras import (
@@ -42,7 +44,14 @@ from collab_llm_nodes.ros.cameras import (
     open_source,
     without_password,
 )
-from collab_llm_nodes.ros.images import encode_jpeg, read_compressed, to_rgb
+from collab_llm_nodes.ros.images import (
+    Form,
+    encode_jpeg,
+    field_of_view,
+    read_compressed,
+    to_rgb,
+    zoom_between,
+)
 from collab_llm_nodes.ros.qos import CAMERA, RESULT
 
 pytestmark = pytest.mark.ros
@@ -125,7 +134,7 @@ def test_grey_of_twelve_bits_is_not_black(brightest: int, empty: int, order: str
     assert np.array_equal(rgb, np.repeat((ramp >> (8 - empty))[:, :, None], 3, axis=2))
     buffer = io.BytesIO()
     Pil.fromarray(ramp.astype(np.uint16)).save(buffer, "PNG")
-    compressed = read_compressed(buffer.getvalue(), 100)
+    compressed = read_compressed(buffer.getvalue(), Form(100))
     shown = np.asarray(Pil.open(io.BytesIO(compressed.data))).astype(int)
     assert np.abs(shown - rgb).max() <= 2, "as the same picture sent raw"
 
@@ -151,16 +160,16 @@ def test_impossible_images_are_refused(encoding: str, width: int, step: int, siz
 
 def test_jpegs_are_checked_scaled_and_else_left_alone() -> None:
     data = jpeg(64, 32)
-    assert read_compressed(data, 90).data == data
-    scaled = read_compressed(data, 90, max_width=32)
+    assert read_compressed(data, Form(90)).data == data
+    scaled = read_compressed(data, Form(90, max_width=32))
     assert (scaled.width, scaled.height) == (32, 16)
-    assert read_compressed(jpeg(format="PNG"), 90).data.startswith(b"\xff\xd8")
+    assert read_compressed(jpeg(format="PNG"), Form(90)).data.startswith(b"\xff\xd8")
     for broken in (data[:-40], b"", b"\xff\xd8" + bytes(50), jpeg(format="GIF")):
         with pytest.raises(InvalidInput, match="JPEG or PNG") as caught:
-            read_compressed(broken, 90)
+            read_compressed(broken, Form(90))
         assert "object at" not in str(caught.value)
     rgb = np.zeros((8, 16, 3), np.uint8)
-    assert encode_jpeg(rgb, 90).width == 16
+    assert encode_jpeg(rgb, Form(90)).width == 16
 
 
 @pytest.mark.parametrize("max_width", [0, 32])
@@ -172,12 +181,88 @@ def test_jpegs_that_are_turned_are_passed_on_upright(max_width: int) -> None:
     tags[0x0112] = 6  # a quarter turn clockwise: red above, blue below
     buffer = io.BytesIO()
     picture.save(buffer, "JPEG", exif=tags)
-    passed = read_compressed(buffer.getvalue(), 95, max_width)
+    passed = read_compressed(buffer.getvalue(), Form(95, max_width))
     assert (passed.width, passed.height) == (32, 64)
     shown = Pil.open(io.BytesIO(passed.data))
     assert shown.getexif().get(0x0112, 1) == 1
     assert np.array_equal(np.asarray(shown)[8, 16] > 128, [True, False, False])
     assert np.array_equal(np.asarray(shown)[56, 16] > 128, [False, False, True])
+
+
+def seen_by(fov: float, bearing: float, size: tuple[int, int] = (400, 200)) -> Pil.Image:
+    """Return what a camera sees of a white pole at ``bearing``; angles in degrees."""
+    width, height = size
+    x = width / 2 * (1 - math.tan(math.radians(bearing)) / math.tan(math.radians(fov / 2)))
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[:, max(0, round(x - 3)) : round(x + 3)] = 255
+    pixels[: height // 2, :, 2] = 200  # above the horizon
+    return Pil.fromarray(pixels)
+
+
+@pytest.mark.parametrize("camera", [50.0, 73.0, 90.0, 120.0])
+@pytest.mark.parametrize("max_width", [0, 300])
+def test_a_direction_has_one_place_in_the_pictures_of_all_cameras(
+    camera: float, max_width: int
+) -> None:
+    for bearing in (-20.0, 0.0, 20.0):
+        form = Form(100, max_width, zoom_between(camera, 90.0))
+        shown = encode_jpeg(np.asarray(seen_by(camera, bearing)), form)
+        assert (shown.width, shown.height) == ((300, 150) if max_width else (400, 200))
+        pixels = np.asarray(Pil.open(io.BytesIO(shown.data))).astype(float)
+        pole = pixels[shown.height // 2 + 5, :, 0] > 127
+        x = np.flatnonzero(pole).mean() + 0.5
+        found = math.degrees(math.atan(1.0 - 2.0 * x / shown.width))
+        assert found == pytest.approx(bearing, abs=0.7)
+        above = pixels[:, 0, 2] > 100
+        assert abs(int(above.sum()) - shown.height // 2) <= 1, (
+            "the horizon stays, in the border too"
+        )
+
+
+def test_a_camera_that_is_nearly_right_is_left_alone() -> None:
+    """A direction at the edge is then wrong by less than 4 degrees."""
+    for camera in (82.5, 90.0, 96.5):
+        assert zoom_between(camera, 90.0) == 1.0
+    for camera in (81.0, 98.0):
+        assert zoom_between(camera, 90.0) != 1.0
+
+
+def test_the_border_repeats_the_outermost_pixels() -> None:
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (10, 20, 3), np.uint8).repeat(8, 0).repeat(8, 1)
+    shown = Form(zoom=0.5).apply(Pil.fromarray(pixels))
+    whole = np.asarray(shown)
+    assert whole.shape == pixels.shape
+    inner = whole[20:60, 40:120]
+    assert np.array_equal(inner, np.asarray(Pil.fromarray(pixels).resize((80, 40), 2)))
+    assert np.array_equal(whole[0, 40:120], inner[0])
+    assert (whole[60:, 120:] == inner[-1, -1]).all()
+
+
+@pytest.mark.parametrize("zoom", [1e-6, 0.013, 11.4, 1e6])
+@pytest.mark.parametrize("size", [(1, 1), (3, 2), (1, 50)])
+def test_no_zoom_changes_the_size_of_a_picture(zoom: float, size: tuple[int, int]) -> None:
+    assert Form(zoom=zoom).apply(Pil.new("RGB", size)).size == size
+
+
+@pytest.mark.parametrize(
+    ("focal_length", "width", "view"),
+    [
+        (864.4, 1280, 73.0),  # a Go2's, as measured
+        (112.0, 224, 90.0),
+        (0.0, 1280, 0.0),  # not calibrated
+        (-5.0, 1280, 0.0),
+        (math.nan, 1280, 0.0),
+        (math.inf, 1280, 0.0),
+        (864.4, 0, 0.0),
+        (1e9, 1280, 0.0),  # no camera
+        (1e-9, 1280, 0.0),
+    ],
+)
+def test_the_field_of_view_follows_from_the_calibration(
+    focal_length: float, width: int, view: float
+) -> None:
+    assert field_of_view(focal_length, width) == pytest.approx(view, abs=0.1)
 
 
 # camera_ingest.
@@ -243,6 +328,80 @@ def test_camera_keeps_stamp_and_bytes(graph: Any) -> None:
     assert seen.header == seen.image.header
     assert (seen.width, seen.height, seen.image.format) == (16, 8, "jpeg")
     assert seen.source == "/image/compressed"
+
+
+def calibration(fov: float, width: int = 16) -> CameraInfo:
+    info = CameraInfo(width=width, height=width // 2)
+    info.k[0] = width / 2 / math.tan(math.radians(fov / 2))
+    return info
+
+
+def shown(seen: Observation) -> np.ndarray:
+    return np.asarray(Pil.open(io.BytesIO(bytes(seen.image.data))))
+
+
+@pytest.mark.parametrize("known", ["info", "roi", "parameter"])
+def test_pictures_are_brought_to_the_field_of_view_of_the_models(graph: Any, known: str) -> None:
+    fixed = {"camera_fov": 60.0} if known == "parameter" else {}
+    camera = Camera(graph, source="compressed", field_of_view=90.0, max_rate=0.0, **fixed)
+    info = calibration(60.0)
+    if known == "roi":
+        info.roi.width, info.width = info.width, 3 * info.width
+    publisher = camera.user.create_publisher(CameraInfo, "camera_info", CAMERA)
+    white = io.BytesIO()
+    Pil.fromarray(np.pad(np.full((6, 14, 3), 255, np.uint8), ((1, 1), (1, 1), (0, 0)))).save(
+        white, "PNG"
+    )
+    stamps = itertools.count(1.0, 0.1)
+
+    def send() -> bool:
+        if known != "parameter":
+            publisher.publish(info)
+        camera.send(next(stamps), white.getvalue())
+        return bool(camera.observations)
+
+    graph.wait_for(send)
+    seen = camera.observations[0]
+    assert (seen.width, seen.height) == (16, 8)
+    bright = shown(seen)[4, :, 0] > 127
+    assert 6 <= bright.sum() <= 10, "14 of 16 columns before"
+    assert camera.user.count_subscribers("camera_info") == (known != "parameter")
+
+
+@pytest.mark.parametrize("useless", [False, True])
+def test_a_camera_of_unknown_view_is_told_and_used(
+    graph: Any, monkeypatch: pytest.MonkeyPatch, useless: bool
+) -> None:
+    monkeypatch.setattr(camera_ingest, "CALIBRATION_S", 0.3)
+    camera = Camera(graph, source="compressed", field_of_view=90.0, max_rate=0.0)
+    publisher = camera.user.create_publisher(CameraInfo, "camera_info", CAMERA)
+    stamps = itertools.count(1.0, 0.1)
+
+    def send() -> bool:
+        if useless:
+            publisher.publish(CameraInfo(width=16))  # not calibrated
+        camera.send(next(stamps), jpeg())
+        return bool(camera.observations)
+
+    graph.wait_for(send)
+    assert camera.observations[0].dropped > 0, "the first ones waited for camera_info"
+    assert bytes(camera.observations[0].image.data) == jpeg()
+    graph.wait_for(camera.status(DiagnosticStatus.WARN, "field of view is unknown"))
+
+    def mended() -> bool:
+        publisher.publish(calibration(60.0))
+        camera.send(next(stamps), jpeg())
+        return bool(bytes(camera.observations[-1].image.data) != jpeg())
+
+    graph.wait_for(mended)
+
+
+@pytest.mark.parametrize("name", ["field_of_view", "camera_fov"])
+def test_a_field_of_view_has_limits(name: str) -> None:
+    for value in (5.0, 171.0, -1.0):
+        with pytest.raises(ConfigError) as caught:
+            CameraConfig(**{name: value})
+        assert caught.value.field == name
 
 
 def test_camera_publishes_at_most_at_its_rate(graph: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 pytest.importorskip("rclpy", reason="no ROS 2 here: run the tests with `make test`")
 
 from bag_content import write_runs
-from sensor_msgs.msg import CompressedImage, Image
+from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from std_msgs.msg import String
 
 from collab_llm_nodes.cli import app
@@ -129,6 +130,27 @@ def test_a_bag_without_pictures_is_refused(tmp_path: Path, asked: Asked) -> None
     refused = ask(write_runs(tmp_path, [("/chatter", String(data="hello"))]))
     assert refused.exit_code == 2
     assert "no topic with pictures" in " ".join(refused.output.split())
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_pictures_are_brought_to_the_field_of_view_of_the_models(
+    tmp_path: Path, asked: Asked, recorded: bool
+) -> None:
+    info = CameraInfo(width=32, height=16)
+    info.k[0] = 16 / math.tan(math.radians(30))
+    picture = Pil.new("RGB", (32, 16))
+    picture.paste("white", (2, 0, 30, 16))
+    file = io.BytesIO()
+    picture.save(file, "JPEG")
+    message = CompressedImage(format="jpeg", data=file.getvalue())
+    camera = [("/front/camera_info", info)] * recorded
+    ran = ask(write_runs(tmp_path, [*camera, ("/front/image/compressed", message)]))
+    assert ran.exit_code == 0, ran.output
+    assert ("field of view is unknown" in " ".join(ran.output.split())) is not recorded
+    (step,) = asked.steps
+    assert step.picture is not None
+    bright = int((np.asarray(Pil.open(io.BytesIO(step.picture)))[8, :, 0] > 127).sum())
+    assert bright == pytest.approx(16 if recorded else 28, abs=2)
 
 
 def test_a_picture_that_cannot_be_read_is_left_out_and_told(tmp_path: Path, asked: Asked) -> None:

@@ -93,9 +93,9 @@ def test_who_cannot_read_the_graph_must_not_move_the_robot() -> None:
 
 def test_what_decides_about_motion_has_an_owner() -> None:
     """The guard watches each topic from an answer to a velocity, and those that allow motion."""
-    answer = {"image", "image/compressed", "observation", "draft", "verdict", "early_exit"}
+    answer = {"image", "image/compressed", "camera_info", "observation", "draft", "verdict"}
     motion = {"generated_text", "navigation_action", "odom", "link_state", "obstacle_avoidance"}
-    assert set(MOTION_TOPICS) == {*answer, *motion, "cmd_vel", "motion_state"}
+    assert set(MOTION_TOPICS) == {*answer, "early_exit", *motion, "cmd_vel", "motion_state"}
     hosts = {"draft_vlm", *(f"{name}_server" for name in PROTOCOLS)}
     assert set(MOTION_TOPICS["generated_text"]) == hosts
 

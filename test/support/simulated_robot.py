@@ -9,7 +9,7 @@ import pytest
 from geometry_msgs.msg import PoseStamped, Twist
 from nav_msgs.msg import Odometry
 from rclpy.action import ActionClient, ActionServer
-from sensor_msgs.msg import CompressedImage
+from sensor_msgs.msg import CameraInfo, CompressedImage
 from started_nodes import start
 from std_srvs.srv import Trigger
 
@@ -42,6 +42,7 @@ class SimulatedRoom:
         self.odometry: list[Odometry] = graph.collect(self.user, Odometry, "odom", COMMAND)
         self.truth = graph.collect(self.user, PoseStamped, "ground_truth/pose", COMMAND)
         self.frames = graph.collect(self.user, CompressedImage, "image/compressed", COMMAND)
+        self.cameras = graph.collect(self.user, CameraInfo, "camera_info", COMMAND)
         self.info = graph.collect(self.user, RoomMsg, "ground_truth/room", STATE)
         self.commands = self.user.create_publisher(Twist, "cmd_vel", COMMAND)
         self.reset = self.user.create_client(Trigger, "reset")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from collab_llm_lab.home.expert import reached
 from collab_llm_lab.home.requests import Request
 from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE, user_text
 from collab_llm_nodes.robot.search import SearchMemory
+from collab_llm_nodes.ros.images import Form, read_compressed, zoom_between
 from collab_llm_nodes.sim.jpeg import from_jpeg, to_jpeg
 from collab_llm_nodes.sim.pose import Pose
 from collab_llm_nodes.sim.renderer import Renderer
@@ -20,6 +22,8 @@ from collab_llm_nodes.sim.rooms import Room
 
 Answer = Callable[[np.ndarray, Sequence[str]], list[str]]
 """Pictures uint8 [B, 112, 224, 3] and prompts to answers."""
+FIELD_OF_VIEW = 90.0
+"""To which pictures are brought [deg]: ``field_of_view`` of config/embedded.yaml."""
 MAX_STEPS = 100
 """Steps of an episode at most, as of the robot's navigator."""
 
@@ -117,6 +121,23 @@ def drive(
 
 
 def take_picture(episode: Episode, renderer: Renderer) -> bytes:
-    """Return the picture of an episode's next step as a JPEG."""
-    picture = renderer.picture(episode.viewpoint, len(episode.history))
-    return to_jpeg(picture, episode.room.camera.jpeg_quality)
+    """Return the picture of an episode's next step as a JPEG, as models are shown it."""
+    return picture_for_model(renderer, episode.room, episode.viewpoint, len(episode.history))
+
+
+def as_shown(room: Room) -> Room:
+    """Return the room with the field of view that is left in the models' pictures."""
+    if _zoom(room) <= 1.0:
+        return room
+    half = math.radians(FIELD_OF_VIEW / 2)
+    return replace(room, camera=replace(room.camera, half_fov=half))
+
+
+def picture_for_model(renderer: Renderer, room: Room, pose: Pose, number: int) -> bytes:
+    """Return the robot's picture in the entered room, as ``camera_ingest`` passes it on."""
+    jpeg = to_jpeg(renderer.picture(pose, number), room.camera.jpeg_quality)
+    return read_compressed(jpeg, Form(zoom=_zoom(room))).data
+
+
+def _zoom(room: Room) -> float:
+    return zoom_between(math.degrees(2.0 * room.camera.half_fov), FIELD_OF_VIEW)

@@ -21,7 +21,15 @@ from collab_llm_lab.home.asking import draw_for_view
 from collab_llm_lab.home.requests import NOTHING, About, Kind, Request
 from collab_llm_lab.home.wording import HELD_OUT, TRAINED, Wordings
 from collab_llm_lab.training.loop import Progress, ignore_progress, report_counts
-from collab_llm_lab.training.nav.driving import Answer, Episode, begin, drive, take_picture
+from collab_llm_lab.training.nav.driving import (
+    Answer,
+    Episode,
+    as_shown,
+    begin,
+    drive,
+    picture_for_model,
+    take_picture,
+)
 from collab_llm_lab.training.nav.figures import HELD_OUT_SEEDS, share
 from collab_llm_lab.training.nav.models import answers
 from collab_llm_lab.training.nav.models import read as read_model
@@ -33,10 +41,12 @@ from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.models.loading import ModelConfig, load, model_folder
 from collab_llm_nodes.models.prompt import Prompt
+from collab_llm_nodes.robot.asked_thing import AskedThing
 from collab_llm_nodes.robot.grammar import Code, parse
 from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE, user_text
 from collab_llm_nodes.robot.search import SearchMemory
-from collab_llm_nodes.sim.jpeg import from_jpeg, to_jpeg
+from collab_llm_nodes.robot.stop_words import asks_to_stop
+from collab_llm_nodes.sim.jpeg import from_jpeg
 from collab_llm_nodes.sim.renderer import Renderer
 from collab_llm_nodes.sim.rooms import Style, make_room
 from collab_llm_nodes.sim.view import Sight, direction, look
@@ -105,7 +115,7 @@ def questioning(seed: int) -> Episode:
     """Return the episode of a room with a question about the view at the start."""
     rng = np.random.default_rng([seed, 0x0E5])
     room = make_room(seed, Style(late=0.0))
-    return begin(room, draw_for_view(room, look(room, room.start), rng, TRAINED))
+    return begin(room, draw_for_view(room, look(as_shown(room), room.start), rng, TRAINED))
 
 
 def _request(seed: int, kind: Kind, about: About, wordings: Wordings) -> Request:
@@ -155,6 +165,8 @@ def eval_nav(
     - ``wording.trained``, ``wording.held_out`` (the mean over its parts, ``wording.held_out_*``),
       ``held_out_pairs``, ``blocked``, ``large``, ``perturbed.*``: rooms solved;
     - ``absent.not_found``, ``absent.false_arrival``, ``unknown_false_arrival``, ``stop_words``;
+    - ``robot.*``: two of these as the robot has them, which reads words for a stop before the model
+      does, and checks what each action is about;
     - ``questions``: what is asked for is right; ``questions_exact``: so is the whole answer;
     - ``in_view_direction``, ``not_in_view``, ``borderline``: see ``_perception``;
     - ``answers``, ``invalid_actions``: of all these, and those that the robot's parser refuses;
@@ -238,6 +250,13 @@ def _expert(seeds: Sequence[int], report: Callable[[int, int], None]) -> dict[st
     return {key: share(values) for key, values in right.items()}
 
 
+def _robot_arrives(episode: Episode) -> bool:
+    """Return True if it ends at something although the robot checks what each action is about."""
+    asked = AskedThing(episode.request.text)
+    held = any(asked.objection(parse(said)) for _, said in episode.asked)
+    return episode.outcome in _ARRIVED and not held
+
+
 def _outcomes(episodes: Sequence[Episode]) -> dict[str, float]:
     """Return the shares of outcomes, and the mean number of steps."""
     outcomes = [episode.outcome.replace(" ", "_") for episode in episodes]
@@ -270,6 +289,14 @@ def _shares(driven: Mapping[str, Sequence[Episode]]) -> dict[str, Any]:
         },
         "unknown_false_arrival": of("unknown_false_arrival", *_ARRIVED),
         "stop_words": of("stop_words", *_ARRIVED),
+        "robot": {
+            "stop_words": share(
+                asks_to_stop(e.request.text) or e.outcome in _ARRIVED for e in driven["stop_words"]
+            ),
+            "unknown_false_arrival": share(
+                _robot_arrives(e) for e in driven["unknown_false_arrival"]
+            ),
+        },
         "questions": share(
             _facts(e.request.kind, e.asked[0][1]) == _facts(e.request.kind, expected(e))
             for e in asked
@@ -339,12 +366,13 @@ def _views(seed: int, renderer: Renderer) -> list[tuple[bytes, str, Sight | None
     That is something in the room of which there is one, with its sight; else something it lacks.
     """
     room, rng = make_room(seed, Style(late=0.0)), np.random.default_rng([seed, 0x9E2])
+    shown = as_shown(room)
     views: list[tuple[bytes, str, Sight | None]] = []
     renderer.enter(room)
     for n in range(_PICTURES_PER_ROOM):
         pose = random_pose(room, rng)
-        jpeg = to_jpeg(renderer.picture(pose, n), room.camera.jpeg_quality)
-        view = look(room, pose)
+        jpeg = picture_for_model(renderer, room, pose, n)
+        view = look(shown, pose)
         sights = [s for s in (*view.things, *view.furniture) if s.name in KNOWN]
         names = [sight.name for sight in sights]
         single = [sight for sight in sights if names.count(sight.name) == 1]

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import yaml
+from folders import ROOT
 
 from collab_llm_lab.home.answers import answer
 from collab_llm_lab.home.expert import Expert
 from collab_llm_lab.home.requests import About, Kind, Request
 from collab_llm_lab.home.wording import plain
-from collab_llm_lab.training.nav.driving import Episode, begin, drive, take_picture
+from collab_llm_lab.training.nav.driving import (
+    FIELD_OF_VIEW,
+    Episode,
+    begin,
+    drive,
+    take_picture,
+)
 from collab_llm_nodes.sim.renderer import Renderer
 from collab_llm_nodes.sim.rooms import make_room
 from collab_llm_nodes.sim.view import look
@@ -40,6 +48,12 @@ def test_episodes_driven_with_the_experts_answers_succeed() -> None:
     done = drive(oracle, [going(seed) for seed in range(4)], visit, together=3)
     assert [episode.outcome for episode in done] == ["reached"] * 4
     assert all(". search: " in prompt for episode in done for prompt, _ in episode.asked)
+
+
+def test_pictures_have_the_field_of_view_that_the_robot_gives_them() -> None:
+    file = (ROOT / "config" / "embedded.yaml").read_text(encoding="utf-8")
+    camera = yaml.safe_load(file)["/**/camera_ingest"]["ros__parameters"]
+    assert camera["field_of_view"] == FIELD_OF_VIEW
 
 
 def test_episodes_end_for_the_right_reasons() -> None:

@@ -44,11 +44,14 @@ def test_shares_are_those_of_the_outcomes() -> None:
     for number, question in enumerate(episodes["questions"]):
         right = gates.expected(question)
         question.asked = [("", right if number else "yes. the next action is reply.")]
+    other = "the red ball is straight ahead and close. the next action is stop."
+    episodes["unknown_false_arrival"][0].asked = [("", other)]
     found = gates._shares(episodes)
     assert found["wording"]["trained"] == found["wording"]["held_out"] == 0.5
     assert found["held_out_pairs"] == found["perturbed"]["late"] == 0.5
     assert found["absent"] == {"not_found": 0.25, "false_arrival": 0.75}
     assert found["stop_words"] == found["unknown_false_arrival"] == 0.75
+    assert found["robot"] == {"stop_words": 1.0, "unknown_false_arrival": 0.5}
     assert found["questions_exact"] == 0.75
     assert gates._outcomes(episodes["large"]) == {
         "success_rate": 0.5,
