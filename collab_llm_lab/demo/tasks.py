@@ -11,6 +11,7 @@ from collab_llm_lab.home.answers import reply
 from collab_llm_lab.home.asking import draw_for_view, draw_request
 from collab_llm_lab.home.requests import About, Kind, Request, resolve
 from collab_llm_lab.home.wording import TRAINED
+from collab_llm_lab.training.nav.driving import as_shown
 from collab_llm_nodes.sim.footprints import Footprint
 from collab_llm_nodes.sim.pose import Pose
 from collab_llm_nodes.sim.rooms import SUCCESS_DISTANCE, Room, Style, make_room
@@ -88,7 +89,7 @@ def _shown() -> Task:
 
 def _question(seed: int) -> Task:
     room = make_room(seed)
-    view = look(room, room.start)
+    view = look(as_shown(room), room.start)
     request = draw_for_view(room, view, _random(seed), WORDINGS)
     return Task(room, request.text, (), 0.0, "ANSWERED", reply(request, view))
 
@@ -111,7 +112,7 @@ def _task(room: Room, request: Request, thing: str = "") -> Task:
 def _meant(room: Room, request: Request) -> list[int]:
     """Return the indices of the parts of ``room`` that a GO request may mean."""
     if request.about.side:
-        found = resolve(request, look(room, room.start))
+        found = resolve(request, look(as_shown(room), room.start))
         return [] if found is None else [found]
     return [i for i, part in enumerate(room.parts) if request.about.matches(part.name)]
 

@@ -1,7 +1,7 @@
 """Camera frames of any source as JPEG observations: the newest only, stamped at capture.
 
-Models learn directions from cameras with one field of view. With ``field_of_view`` pictures of
-other cameras are brought to it; ``camera_fov`` or the topic ``camera_info`` says what they have.
+Models learn directions from cameras with one field of view. ``field_of_view`` names it, and
+pictures are brought to it from that of the camera: ``camera_fov``, or the topic ``camera_info``.
 
 Sources: an image topic, raw or compressed, or one of ``cameras.py``: the Go2's own camera, V4L2,
 RTSP, a file, a folder of pictures, a GStreamer pipeline. A frame that cannot be used is counted and
@@ -11,6 +11,7 @@ again with growing pauses.
 
 from __future__ import annotations
 
+import math
 from array import array
 from typing import Any
 
@@ -34,9 +35,9 @@ from collab_llm_nodes.ros.images import (
     Form,
     Jpeg,
     encode_jpeg,
-    field_of_view,
     read_compressed,
     to_rgb,
+    view_of,
     zoom_between,
 )
 from collab_llm_nodes.ros.managed_node import ManagedNode, guarded
@@ -67,7 +68,7 @@ class CameraIngest(ManagedNode[CameraConfig]):
         self._images: Any = None  # subscriptions
         self._info: Any = None
         self._camera_fov = 0.0  # [deg], 0: not known yet
-        self._waits_since: float | None = None  # for the field of view
+        self._first_at = math.inf  # the first frame since the activation
 
     def configure(self) -> None:
         self._observations = self.create_publisher(Observation, "observation", RESULT)
@@ -80,7 +81,7 @@ class CameraIngest(ManagedNode[CameraConfig]):
         self._published_at = -np.inf
         self._seen, self._silent, self._complaint = wall(), False, ""
         self._started = False
-        self._camera_fov, self._waits_since = self.config.camera_fov, None
+        self._camera_fov, self._first_at = self.config.camera_fov, math.inf
         if self.config.field_of_view and not self._camera_fov:
             self._info = self.create_subscription(CameraInfo, "camera_info", self._on_info, CAMERA)
         if self.config.source == "image":
@@ -126,7 +127,9 @@ class CameraIngest(ManagedNode[CameraConfig]):
         elif self.active and self._complaint:
             level, message = Level.WARN, f"frame rejected: {self._complaint}"
         elif self.active and not self._started:
-            level, message = Level.WARN, f"waiting for the first frame from {self._source()}"
+            frame = f"the first frame from {self._source()}"
+            awaited = frame if self._first_at == math.inf else "camera_info"
+            level, message = Level.WARN, f"waiting for {awaited}"
         elif self.active and self._lacks_view():
             level, message = Level.WARN, _UNKNOWN_VIEW
         values = {
@@ -134,6 +137,8 @@ class CameraIngest(ManagedNode[CameraConfig]):
             "dropped": self._dropped(),
             "reconnects": camera.reconnects if camera else 0,
             "source": self._source(),
+            "camera_fov": f"{self._camera_fov:.1f}",
+            "zoom": f"{self._zoom():.2f}",
         }
         return level, message, values
 
@@ -162,7 +167,13 @@ class CameraIngest(ManagedNode[CameraConfig]):
 
     @guarded
     def _on_info(self, msg: CameraInfo) -> None:
-        self._camera_fov = field_of_view(float(msg.k[0]), msg.roi.width or msg.width)
+        view = view_of(msg)
+        if view and view != self._camera_fov:  # one without a meaning changes nothing
+            self._camera_fov = view
+            self.get_logger().info(
+                f"the camera sees {view:.1f} degrees: pictures are zoomed by {self._zoom():.2f}",
+                throttle_duration_sec=10.0,
+            )
 
     @guarded
     def _on_grabbed(self) -> None:
@@ -185,6 +196,7 @@ class CameraIngest(ManagedNode[CameraConfig]):
         if frame.stamp == TimeMsg():  # an unstamped frame counts as taken now
             frame.stamp = self.get_clock().now().to_msg()
         rate = self.config.max_rate
+        self._first_at = min(self._first_at, wall())
         try:
             captured = seconds_of(frame.stamp)
             since = captured - self._published_at
@@ -193,12 +205,11 @@ class CameraIngest(ManagedNode[CameraConfig]):
                 if since:  # else it is the last one again
                     self._seen = wall()
                 return
-            if self._waits_for_view():
+            if self._awaits_info():
                 self._counts["dropped"] += 1
                 self._seen = wall()
                 return
-            zoom = zoom_between(self._camera_fov, self.config.field_of_view)
-            jpeg = frame.jpeg(Form(self.config.quality, self.config.max_width, zoom))
+            jpeg = frame.jpeg(Form(self.config.quality, self.config.max_width, self._zoom()))
         except InvalidInput as error:
             self._counts["rejected"] += 1
             self._complain(str(error))
@@ -207,21 +218,20 @@ class CameraIngest(ManagedNode[CameraConfig]):
         self._published_at = captured
         self._seen, self._started = wall(), True
         self._complain("")
+        if self._lacks_view():
+            self.get_logger().warning(_UNKNOWN_VIEW, throttle_duration_sec=60.0)
         self._publish(frame, jpeg)
+
+    def _zoom(self) -> float:
+        return zoom_between(self._camera_fov, self.config.field_of_view)
 
     def _lacks_view(self) -> bool:
         return bool(self.config.field_of_view and not self._camera_fov)
 
-    def _waits_for_view(self) -> bool:
-        """Return True for the first frames, while ``camera_info`` may still come."""
-        if not self._lacks_view():
-            return False
-        if self._waits_since is None:
-            self._waits_since = wall()
-        if wall() - self._waits_since < CALIBRATION_S:
-            return True
-        self.get_logger().warning(_UNKNOWN_VIEW, throttle_duration_sec=60.0)
-        return False
+    def _awaits_info(self) -> bool:
+        """Return True if ``camera_info`` may still come: shortly after the first frame."""
+        by_driver = self.config.source in TOPICS
+        return by_driver and self._lacks_view() and wall() - self._first_at < CALIBRATION_S
 
     def _complain(self, complaint: str) -> None:
         """Set the fault of the last frame, "" if it was good; report a change at once."""

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.errors import ConfigError, InvalidInput, printable
 from collab_llm_nodes.replay.bag import Bag, goes_back, open_bag
 from collab_llm_nodes.replay.compare import Reply
@@ -30,12 +31,13 @@ from collab_llm_nodes.robot.mission import (
 from collab_llm_nodes.robot.prompt import DEFAULT_TEMPLATE, user_text
 from collab_llm_nodes.robot.search import SearchMemory
 from collab_llm_nodes.robot.stop_words import STOP_WORDS, asks_to_stop, check_stop_words
+from collab_llm_nodes.ros.cameras import CameraConfig
 from collab_llm_nodes.ros.images import (
     Form,
     encode_jpeg,
-    field_of_view,
     read_compressed,
     to_rgb,
+    view_of,
     zoom_between,
 )
 
@@ -224,31 +226,39 @@ def _step(
 
 
 def _form(bag: Bag, topic: str, camera: Mapping[str, Any], console: Console) -> Form:
-    """Return the form in which ``camera_ingest`` would pass the topic's pictures on."""
-    wanted, known = (float(camera.get(name, 0.0)) for name in ("field_of_view", "camera_fov"))
-    if bag.types[topic] == _OBSERVATION:
-        wanted = 0.0  # they came from camera_ingest
+    """Return the form in which ``camera_ingest`` would pass the topic's pictures on.
+
+    Raises:
+        ConfigError: a parameter of it is out of its range.
+    """
+    names = ("quality", "max_width", "field_of_view", "camera_fov")
+    config = from_mapping(CameraConfig, {name: camera[name] for name in names if name in camera})
+    wanted, known = config.field_of_view, config.camera_fov
+    told = ""
+    if wanted and bag.types[topic] == _OBSERVATION:
+        known = 0.0
+        told = "these pictures keep the field of view in which camera_ingest recorded them"
     elif wanted and not known:
         known = _recorded_view(bag, topic)
         if not known:
-            console.print(
-                "the camera's field of view is unknown: directions may be wrong. Record its"
-                " camera_info, or set camera_ingest's camera_fov in --config",
-                soft_wrap=True,
+            told = (
+                "the camera's field of view is unknown, directions may be wrong: record its"
+                " camera_info, or set camera_ingest's camera_fov in --config"
             )
-    quality, max_width = int(camera.get("quality", 92)), int(camera.get("max_width", 0))
-    return Form(quality, max_width, zoom_between(known, wanted))
+    if told:
+        console.print(told, soft_wrap=True)
+    return Form(config.quality, config.max_width, zoom_between(known, wanted))
 
 
 def _recorded_view(bag: Bag, topic: str) -> float:
-    """Return the field of view [deg] in the ``camera_info`` beside a topic; 0.0: there is none."""
+    """Return the field of view [deg] by the ``camera_info`` beside a topic; 0.0: there is none."""
     place = topic.removesuffix("/compressed").rpartition("/")[0]
     info = f"{place}/camera_info"
     if bag.types.get(info) != _INFO:
         return 0.0
-    for _, _, message in bag.messages([info]):
-        return field_of_view(float(message.k[0]), message.roi.width or message.width)
-    return 0.0
+    with as_expected(info):
+        views = (view_of(message) for _, _, message in bag.messages([info]))
+        return next(filter(None, views), 0.0)
 
 
 def _jpeg(message: Any, kind: str, form: Form) -> bytes:

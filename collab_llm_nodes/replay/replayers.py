@@ -151,7 +151,10 @@ def through_nodes(
             wait_for_verifier(link, cloud)
         file = _write(folder / "nodes.yaml", _node_parameters(recording, models, address))
         command = [sys.executable, "-m", "collab_llm_nodes.nodes.replay_graph", "--ros-args"]
-        for each in (base or config_file("embedded.yaml"), file, *([params] if params else [])):
+        shaped = {"/**/camera_ingest": {"ros__parameters": {"field_of_view": 0.0}}}
+        last = _write(folder / "pictures.yaml", shaped)  # they were brought to it before
+        files = (base or config_file("embedded.yaml"), file, *([params] if params else []), last)
+        for each in files:
             command += ["--params-file", str(each)]
         graph = stack.enter_context(run_process("graph", command))
         client = stack.enter_context(ReplayClient())
@@ -174,7 +177,6 @@ def _node_parameters(recording: Recording, models: Models, address: str) -> dict
             "source": "compressed",
             "max_rate": 0.0,
             "max_width": 0,
-            "field_of_view": 0.0,  # the pictures were brought to it before
             # Each picture is shown once; a camera's best effort may lose it.
             "qos_overrides./image/compressed.subscription.reliability": "reliable",
         },

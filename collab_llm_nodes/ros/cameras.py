@@ -24,11 +24,13 @@ from builtin_interfaces.msg import Time as TimeMsg
 
 from collab_llm_nodes.config import check_ranges, fixed, setting
 from collab_llm_nodes.errors import CollabError, ConfigError, InvalidInput, Unavailable
+from collab_llm_nodes.models.pictures import decode
 from collab_llm_nodes.robot.go2.sport import Answer, Api, Requests
 from collab_llm_nodes.ros.clock import STEADY, wall
 from collab_llm_nodes.ros.health import TopicLimits
 from collab_llm_nodes.ros.images import (
     LEAST_VIEW,
+    MAX_SIDE,
     MOST_VIEW,
     Form,
     Jpeg,
@@ -98,7 +100,10 @@ class CameraConfig:
         high=MOST_VIEW,
     )
     camera_fov: float = fixed(
-        0.0, "That of the camera; 0 = from the topic camera_info [deg].", low=0.0, high=MOST_VIEW
+        0.0,
+        "Horizontal field of view of the camera; 0 = from the topic camera_info [deg].",
+        low=0.0,
+        high=MOST_VIEW,
     )
     silent_after: float = fixed(
         1.0, "No frame for this long is reported, machine's time [s].", low=0.05, high=600.0
@@ -315,7 +320,7 @@ class PictureFolder:
                 if file.stat().st_size > _LARGEST:
                     raise InvalidInput(f"more than {_LARGEST >> 20} MiB")
                 data = file.read_bytes()
-                read_compressed(data, Form())  # to name the file that is no picture
+                decode(data, MAX_SIDE**2, field="data")  # a file that is no picture is named
             except (InvalidInput, OSError) as error:  # the latter: it is gone, or unreadable
                 self._on_skip(file.name, str(error))
             else:

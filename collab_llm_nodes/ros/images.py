@@ -6,6 +6,7 @@ import io
 import math
 from array import array
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from PIL import Image as Pil
@@ -34,6 +35,9 @@ MAX_SIDE = 8192
 """px; a message that claims more is not a picture."""
 LEAST_VIEW, MOST_VIEW = 10.0, 170.0
 """Fields of view of cameras [deg]; beyond them no zoom makes sense."""
+_FISHEYES = ("equidistant", "fisheye")
+_MOST_ASIDE = 0.1
+"""Distance of the optical axis from the middle of a picture, as a share of its width."""
 _SAME_ZOOM = 1 / 8
 """With a smaller change pictures are left alone: directions are wrong by less than 4 degrees, and
 another JPEG of small pictures costs the models as much."""
@@ -69,7 +73,7 @@ class Form:
     max_width: int = 0
     zoom: float = 1.0
 
-    def has(self, picture: Pil.Image) -> bool:
+    def matches(self, picture: Pil.Image) -> bool:
         """Return True if the picture has this width and zoom already."""
         return self.zoom == 1.0 and not 0 < self.max_width < picture.width
 
@@ -174,22 +178,25 @@ def _from_yuv420(
     return np.asarray(Pil.fromarray(ycc, "YCbCr").convert("RGB"))
 
 
-def field_of_view(focal_length: float, width: int) -> float:
-    """Return the horizontal field of view [deg] of a pinhole camera; 0.0: not calibrated.
+def view_of(info: Any) -> float:
+    """Return the horizontal field of view [deg] by a ``sensor_msgs/CameraInfo``; 0.0: it says none.
 
-    Args:
-        focal_length: in px of a picture that is ``width`` px wide.
+    That of pictures as they come from the camera, by the focal length. A camera that is not
+    calibrated has none, nor has a fisheye, or a part of a picture beside the optical axis.
     """
-    if not (width > 0 and 0.0 < focal_length < math.inf):
+    width = info.roi.width or info.width
+    focal_length, centre = float(info.k[0]), float(info.k[2]) - info.roi.x_offset
+    if not (width > 0 and 0.0 < focal_length < math.inf) or info.distortion_model in _FISHEYES:
         return 0.0
-    angle = 2.0 * math.degrees(math.atan(width / 2 / focal_length))
-    return angle if LEAST_VIEW <= angle <= MOST_VIEW else 0.0
+    view = 2.0 * math.degrees(math.atan(width / 2 / focal_length))
+    central = abs(centre / width - 0.5) < _MOST_ASIDE
+    return view if central and LEAST_VIEW <= view <= MOST_VIEW else 0.0
 
 
 def zoom_between(camera: float, wanted: float) -> float:
-    """Return the zoom from the field of view ``camera`` to ``wanted`` [deg]; 0.0: unknown, any.
+    """Return the zoom that brings one field of view to another [deg].
 
-    1.0 if that would change little.
+    1.0, no zoom, if that would change little, and if one of them is 0.0: unknown, or any.
     """
     if not (camera and wanted):
         return 1.0
@@ -209,13 +216,13 @@ def read_compressed(data: bytes, form: Form) -> Jpeg:
         InvalidInput: neither JPEG nor PNG, truncated, corrupt, or beyond the limits.
     """
     picture = decode(data, MAX_SIDE**2, field="data")
-    if is_jpeg(data) and not is_turned(data) and form.has(picture):
+    if is_jpeg(data) and not is_turned(data) and form.matches(picture):
         return Jpeg(data, picture.width, picture.height)
     return _save(picture, form)
 
 
 def _save(picture: Pil.Image, form: Form) -> Jpeg:
-    if not form.has(picture):
+    if not form.matches(picture):
         picture = form.apply(picture)
     buffer = io.BytesIO()
     # Colour at full resolution.

@@ -33,6 +33,7 @@ from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from started_nodes import start
 
 from collab_llm.msg import Observation
+from collab_llm_nodes.config import from_mapping
 from collab_llm_nodes.errors import ConfigError, InvalidInput, Unavailable
 from collab_llm_nodes.nodes import camera_ingest
 from collab_llm_nodes.nodes.camera_ingest import CameraIngest
@@ -47,9 +48,9 @@ from collab_llm_nodes.ros.cameras import (
 from collab_llm_nodes.ros.images import (
     Form,
     encode_jpeg,
-    field_of_view,
     read_compressed,
     to_rgb,
+    view_of,
     zoom_between,
 )
 from collab_llm_nodes.ros.qos import CAMERA, RESULT
@@ -245,24 +246,41 @@ def test_no_zoom_changes_the_size_of_a_picture(zoom: float, size: tuple[int, int
     assert Form(zoom=zoom).apply(Pil.new("RGB", size)).size == size
 
 
+def calibration(fov: float, width: int = 16) -> CameraInfo:
+    info = CameraInfo(width=width, height=width // 2, distortion_model="plumb_bob")
+    info.k[0], info.k[2] = width / 2 / math.tan(math.radians(fov / 2)), width / 2
+    return info
+
+
+def test_the_field_of_view_follows_from_the_calibration() -> None:
+    go2 = CameraInfo(width=1280, height=720)
+    go2.k[0], go2.k[2] = 864.4, 639.2
+    assert view_of(go2) == pytest.approx(73.0, abs=0.1)
+    assert view_of(calibration(90.0)) == pytest.approx(90.0)
+    part = calibration(120.0, 1280)
+    part.roi.x_offset, part.roi.width = 320, 640
+    assert view_of(part) == pytest.approx(2 * math.degrees(math.atan(math.tan(math.pi / 3) / 2)))
+    part.roi.x_offset = 0  # the left half
+    assert view_of(part) == 0.0
+
+
+@pytest.mark.parametrize("focal_length", [0.0, -5.0, math.nan, math.inf, 1e9, 1e-9])
+def test_a_calibration_without_a_meaning_tells_no_field_of_view(focal_length: float) -> None:
+    info = calibration(90.0, 1280)
+    info.k[0] = focal_length
+    assert view_of(info) == 0.0
+
+
 @pytest.mark.parametrize(
-    ("focal_length", "width", "view"),
-    [
-        (864.4, 1280, 73.0),  # a Go2's, as measured
-        (112.0, 224, 90.0),
-        (0.0, 1280, 0.0),  # not calibrated
-        (-5.0, 1280, 0.0),
-        (math.nan, 1280, 0.0),
-        (math.inf, 1280, 0.0),
-        (864.4, 0, 0.0),
-        (1e9, 1280, 0.0),  # no camera
-        (1e-9, 1280, 0.0),
-    ],
+    "change", [{"width": 0}, {"distortion_model": "equidistant"}, {"k": [640.0, *[math.nan] * 8]}]
 )
-def test_the_field_of_view_follows_from_the_calibration(
-    focal_length: float, width: int, view: float
+def test_no_width_a_fisheye_or_an_axis_nowhere_tells_no_field_of_view(
+    change: dict[str, Any],
 ) -> None:
-    assert field_of_view(focal_length, width) == pytest.approx(view, abs=0.1)
+    info = calibration(90.0, 1280)
+    for name, value in change.items():
+        setattr(info, name, value)
+    assert view_of(info) == 0.0
 
 
 # camera_ingest.
@@ -330,12 +348,6 @@ def test_camera_keeps_stamp_and_bytes(graph: Any) -> None:
     assert seen.source == "/image/compressed"
 
 
-def calibration(fov: float, width: int = 16) -> CameraInfo:
-    info = CameraInfo(width=width, height=width // 2)
-    info.k[0] = width / 2 / math.tan(math.radians(fov / 2))
-    return info
-
-
 def shown(seen: Observation) -> np.ndarray:
     return np.asarray(Pil.open(io.BytesIO(bytes(seen.image.data))))
 
@@ -346,7 +358,8 @@ def test_pictures_are_brought_to_the_field_of_view_of_the_models(graph: Any, kno
     camera = Camera(graph, source="compressed", field_of_view=90.0, max_rate=0.0, **fixed)
     info = calibration(60.0)
     if known == "roi":
-        info.roi.width, info.width = info.width, 3 * info.width
+        info = calibration(2 * math.degrees(math.atan(3 * math.tan(math.pi / 6))), 48)
+        info.roi.x_offset = info.roi.width = 16
     publisher = camera.user.create_publisher(CameraInfo, "camera_info", CAMERA)
     white = io.BytesIO()
     Pil.fromarray(np.pad(np.full((6, 14, 3), 255, np.uint8), ((1, 1), (1, 1), (0, 0)))).save(
@@ -394,13 +407,29 @@ def test_a_camera_of_unknown_view_is_told_and_used(
         return bool(bytes(camera.observations[-1].image.data) != jpeg())
 
     graph.wait_for(mended)
+    for _ in range(3):
+        publisher.publish(CameraInfo(width=16))  # changes nothing
+    seen = len(camera.observations)
+    camera.send_until(lambda: len(camera.observations) > seen, next(stamps), jpeg())
+    assert bytes(camera.observations[-1].image.data) != jpeg()
+    assert camera.node._camera_fov == pytest.approx(60.0)
+    graph.do(camera.node.trigger_deactivate)
+    graph.do(camera.node.trigger_activate)
+    assert camera.node._camera_fov == 0.0
+
+
+def test_pictures_that_no_driver_calibrates_do_not_wait(graph: Any, pictures: Path) -> None:
+    parameters = {"source": "folder", "url": str(pictures), "max_rate": 4.0}
+    camera = Camera(graph, **parameters, field_of_view=90.0, silent_after=9.0)
+    graph.wait_for(camera.status(DiagnosticStatus.WARN, "field of view is unknown"))
+    graph.wait_for(lambda: [each.width // 16 for each in camera.observations][-2:] == [10, 100])
 
 
 @pytest.mark.parametrize("name", ["field_of_view", "camera_fov"])
 def test_a_field_of_view_has_limits(name: str) -> None:
     for value in (5.0, 171.0, -1.0):
         with pytest.raises(ConfigError) as caught:
-            CameraConfig(**{name: value})
+            from_mapping(CameraConfig, {name: value})
         assert caught.value.field == name
 
 

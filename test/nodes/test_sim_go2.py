@@ -28,7 +28,7 @@ from collab_llm_nodes.nodes import sim_go2
 from collab_llm_nodes.nodes.sim_go2 import SimConfig
 from collab_llm_nodes.robot.prompt import SEARCH_TEMPLATE, user_text
 from collab_llm_nodes.robot.search import SearchMemory
-from collab_llm_nodes.ros.images import field_of_view
+from collab_llm_nodes.ros.images import view_of
 from collab_llm_nodes.ros.qos import COMMAND
 from collab_llm_nodes.sim.jpeg import from_jpeg, to_jpeg
 from collab_llm_nodes.sim.renderer import Renderer
@@ -196,8 +196,7 @@ def test_the_camera_sways_with_each_motion_and_may_be_one_late(graph: Any) -> No
         places.append(sim.node._base.pose)
     assert from_jpeg(bytes(sim.frames[-1].data)).shape == (112, 224, 3)
     camera = sim.cameras[-1]
-    view = field_of_view(camera.k[0], camera.width)
-    assert view == pytest.approx(math.degrees(2 * room.camera.half_fov))
+    assert view_of(camera) == pytest.approx(math.degrees(2 * room.camera.half_fov))
     assert camera.header == sim.frames[-1].header
     renderer.close()
 

@@ -22,6 +22,7 @@ from bag_content import write_runs
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from std_msgs.msg import String
 
+from collab_llm.msg import Observation
 from collab_llm_nodes.cli import app
 from collab_llm_nodes.replay import asking
 from collab_llm_nodes.replay.compare import Reply
@@ -137,13 +138,13 @@ def test_pictures_are_brought_to_the_field_of_view_of_the_models(
     tmp_path: Path, asked: Asked, recorded: bool
 ) -> None:
     info = CameraInfo(width=32, height=16)
-    info.k[0] = 16 / math.tan(math.radians(30))
+    info.k[0], info.k[2] = 16 / math.tan(math.radians(30)), 16.0
     picture = Pil.new("RGB", (32, 16))
     picture.paste("white", (2, 0, 30, 16))
     file = io.BytesIO()
     picture.save(file, "JPEG")
     message = CompressedImage(format="jpeg", data=file.getvalue())
-    camera = [("/front/camera_info", info)] * recorded
+    camera = [("/front/camera_info", CameraInfo()), ("/front/camera_info", info)] * recorded
     ran = ask(write_runs(tmp_path, [*camera, ("/front/image/compressed", message)]))
     assert ran.exit_code == 0, ran.output
     assert ("field of view is unknown" in " ".join(ran.output.split())) is not recorded
@@ -151,6 +152,28 @@ def test_pictures_are_brought_to_the_field_of_view_of_the_models(
     assert step.picture is not None
     bright = int((np.asarray(Pil.open(io.BytesIO(step.picture)))[8, :, 0] > 127).sum())
     assert bright == pytest.approx(16 if recorded else 28, abs=2)
+
+
+def test_pictures_of_camera_ingest_are_asked_about_as_they_were(
+    tmp_path: Path, asked: Asked
+) -> None:
+    observation = Observation(image=compressed())
+    ran = ask(write_runs(tmp_path, [("/observation", observation)]))
+    assert "keep the field of view in which camera_ingest recorded them" in " ".join(
+        ran.output.split()
+    )
+    assert asked.steps[0].picture == bytes(observation.image.data)
+
+
+@pytest.mark.parametrize("value", ["180.0", "ninety", "", "5"])
+def test_a_field_of_view_out_of_range_is_refused(tmp_path: Path, asked: Asked, value: str) -> None:
+    file = tmp_path / "mine.yaml"
+    values = f"{{field_of_view: {value}, camera_fov: 60.0}}"
+    file.write_text(f"/**/camera_ingest: {{ros__parameters: {values}}}", encoding="utf-8")
+    refused = ask(write_runs(tmp_path / "bags", [("/image", raw())]), "--config", file)
+    assert refused.exit_code == 2
+    assert "field_of_view" in refused.output
+    assert not asked.steps
 
 
 def test_a_picture_that_cannot_be_read_is_left_out_and_told(tmp_path: Path, asked: Asked) -> None:

@@ -307,7 +307,7 @@ def _shares(driven: Mapping[str, Sequence[Episode]]) -> dict[str, Any]:
 
 def expected(episode: Episode) -> str:
     """Return the expert's answer at the start of an episode."""
-    room, pose = episode.room, episode.room.start
+    room, pose = as_shown(episode.room), episode.room.start
     decide = expert.Expert(room, episode.request).decide
     return answer(decide(look(room, pose), pose, (), SearchMemory()))
 

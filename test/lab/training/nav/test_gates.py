@@ -8,12 +8,14 @@ from functools import partial
 import numpy as np
 import pytest
 
+from collab_llm_lab.home.answers import reply
 from collab_llm_lab.home.requests import QUESTIONS, Kind
 from collab_llm_lab.home.wording import HELD_OUT
 from collab_llm_lab.training.nav import driving, gates
-from collab_llm_lab.training.nav.driving import Episode
+from collab_llm_lab.training.nav.driving import Episode, as_shown
 from collab_llm_nodes.errors import ConfigError
 from collab_llm_nodes.sim.rooms import HELD_OUT_PAIRS
+from collab_llm_nodes.sim.view import look
 
 
 def test_gates_ask_for_what_they_mean() -> None:
@@ -30,6 +32,17 @@ def test_gates_ask_for_what_they_mean() -> None:
         assert question.outcome == "replied"
         assert gates.STARTS["perturbed.late"](seed).room.camera.late
         assert gates.STARTS["perturbed.height_high_beyond"](seed).room.camera.height == 0.54
+
+
+@pytest.mark.parametrize("seed", [360, 679, 700, 740])
+def test_a_question_is_about_what_the_picture_shows(seed: int) -> None:
+    """These rooms have a wide camera, and something in view that is cropped away."""
+    question = gates.questioning(seed)
+    room = as_shown(question.room)
+    assert room.camera.half_fov < question.room.camera.half_fov
+    view = look(room, room.start)
+    said = reply(question.request, view)
+    assert gates.expected(question) == f"{said}. the next action is reply."
 
 
 def test_shares_are_those_of_the_outcomes() -> None:
