@@ -259,11 +259,14 @@ class Cluster:
             pid for pid, title in self.family().items() if title.startswith("ray::ServeReplica")
         ]
 
-    def wait_for_both(self, opened: Open) -> None:
+    def wait_for_both(self, prompt: Prompt) -> None:
         """Returns when clients get to either replica: the ingress may hear of one after the other.
 
-        ``opened``: a session to ask for; of several that stand at a time each replica has some.
+        ``prompt``: of sessions to ask for; of several that stand at a time each replica has some.
         """
+        with self.client() as client:
+            vocabulary = client.describe(WAIT_S).vocabulary
+        opened = Open(prompt.text, prompt.images, SamplingConfig(), 8, vocabulary)
 
         def both() -> bool:
             with contextlib.ExitStack() as stack:
@@ -271,7 +274,10 @@ class Cluster:
                     inbox: queue.SimpleQueue[ServerMessage] = queue.SimpleQueue()
                     client.open(opened, inbox.put)
                     assert isinstance(inbox.get(timeout=WAIT_S), Opened)
-                return min(self.metric("collab_llm_verifier_streams")) > 0
+                try:
+                    return min(self.metric("collab_llm_verifier_streams")) > 0
+                except OSError:
+                    return False  # one that was killed is not back yet
 
         wait_for(both)
         wait_for(lambda: sum(self.metric("collab_llm_verifier_streams")) == 0)
@@ -373,10 +379,7 @@ def questions(launched: Cluster, draft: Engine) -> list[Question]:
 @pytest.fixture(scope="module")
 def cluster(launched: Cluster, questions: list[Question]) -> Cluster:
     launched.wait_until_up()
-    with launched.client() as client:
-        vocabulary = client.describe(WAIT_S).vocabulary
-    prompt = questions[0].prompt
-    launched.wait_for_both(Open(prompt.text, prompt.images, SamplingConfig(), 8, vocabulary))
+    launched.wait_for_both(questions[0].prompt)
     return launched
 
 
@@ -488,7 +491,10 @@ class TestTwoReplicas:
     def test_sigterm_lets_an_answer_finish_and_leaves_nothing_running(
         self, cluster: Cluster, draft: Engine, questions: list[Question]
     ) -> None:
-        """The last test of this cluster."""
+        """The last test of this cluster. A replica that was killed must be back: meanwhile Serve
+        may take its ingress away, which cuts off whoever has begun.
+        """
+        cluster.wait_for_both(questions[0].prompt)
         told = threading.Event()
 
         def terminate(tokens: tuple[int, ...]) -> None:
