@@ -43,6 +43,8 @@ Stamp = tuple[int, int]
 
 _TOPICS_S = 10.0
 """Time in which a result's messages on topics must arrive."""
+_LATE_S = 1.0
+"""Longest wait for an answer that a drive's end has overtaken."""
 
 
 @dataclass(frozen=True)
@@ -217,8 +219,16 @@ class DemoClient(GraphClient):
             else:
                 drive.ending, drive.error = code_of(result.status), result.status.message
                 drive.text, drive.steps = result.text, result.steps
+                self._await_answers(drive)
             drive.seconds = time.monotonic() - started
         return drive
+
+    def _await_answers(self, drive: Drive) -> None:
+        """Wait for the last answer, which the drive's end may overtake; not every drive has one."""
+        due = time.monotonic() + _LATE_S
+        with self.changed:
+            while len(drive.answers) <= drive.steps and (left := due - time.monotonic()) > 0.0:
+                self.changed.wait(left)
 
     def _enter(self, seed: int, thing: str) -> None:
         number = ParameterValue(type=ParameterType.PARAMETER_INTEGER, integer_value=seed)
@@ -233,7 +243,6 @@ class DemoClient(GraphClient):
     @contextlib.contextmanager
     def _recording(self, drive: Drive) -> Iterator[None]:
         with self.changed:
-            self._pictures.clear()
             self._texts.clear()
             self._latency.clear()
             self._drive = drive
@@ -258,11 +267,10 @@ class DemoClient(GraphClient):
                 self._drive.path.append(pose)
 
     def _on_observation(self, msg: Observation) -> None:
-        with self.changed:
-            if self._drive is not None:
-                self._pictures[_key(msg)] = (bytes(msg.image.data), time.monotonic())
-                while len(self._pictures) > 200:  # answers are about recent ones
-                    self._pictures.pop(next(iter(self._pictures)))
+        with self.changed:  # also before a drive: its first answer may be about the last picture
+            self._pictures[_key(msg)] = (bytes(msg.image.data), time.monotonic())
+            while len(self._pictures) > 200:  # answers are about recent ones
+                self._pictures.pop(next(iter(self._pictures)))
 
     def _on_found(self, msg: DragonRetrieval) -> None:
         with self.changed:
@@ -316,6 +324,7 @@ class DemoClient(GraphClient):
             )
         )
         del self._texts[key], self._latency[key]
+        self.changed.notify_all()
 
 
 def _key(msg: Any) -> Stamp:

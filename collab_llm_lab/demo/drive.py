@@ -256,9 +256,9 @@ def _result(drive: Drive) -> Text:
         result = Text(ends[task.ending], "green")
     else:
         result = Text("missed", "red")
-        result.append(f" {drive.error[:40]}", "default")
+        result.append(f" {drive.error}", "default")
     if task.ending == "ANSWERED":
-        return result.append(f" {drive.text[:40]}", "default")
+        return result.append(f" {drive.text}", "default")
     return result if distance is None else result.append(f" {distance:.2f} m", "default")
 
 
