@@ -227,7 +227,7 @@ class DemoClient(GraphClient):
         """Wait for the last answer, which the drive's end may overtake; not every drive has one."""
         due = time.monotonic() + _LATE_S
         with self.changed:
-            while len(drive.answers) <= drive.steps and (left := due - time.monotonic()) > 0.0:
+            while len(drive.answers) < drive.steps and (left := due - time.monotonic()) > 0.0:
                 self.changed.wait(left)
 
     def _enter(self, seed: int, thing: str) -> None:
