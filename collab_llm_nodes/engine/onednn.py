@@ -48,8 +48,8 @@ def mkl_is_faster() -> bool:
 def kernel_rows(rows: int) -> int:
     """Return the rows to compute where ``rows`` are wanted: three, or an eighth, more at most.
 
-    oneDNN keeps half a megabyte for most numbers of rows that it has met, and takes milliseconds
-    for a new one. So there are few of them: 76 up to 4096 rows.
+    For each number of rows that it has met, oneDNN keeps half a megabyte for every size of weight,
+    and takes a millisecond for a new one. So there are few of them: 76 up to 4096 rows.
     """
     if rows <= FEW:
         return rows

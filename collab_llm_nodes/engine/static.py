@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from collab_llm_nodes.engine import onednn
 from collab_llm_nodes.engine.attention import (
     TOGETHER,
     GatheredAttention,
@@ -262,8 +263,18 @@ class StaticBackend:
     def filled(self, keys_values: Tensor) -> StaticCache:
         return StaticCache([], keys_values.to(self._like.device))
 
+    @torch.inference_mode()
     def capture(self) -> None:
-        """Do nothing: every pass is launched anew."""
+        """Make the kernels for few rows (``onednn.py``).
+
+        They are kept: a robot's process would grow for minutes, until it has met every number.
+        """
+        layer = self._layers[0]  # all have maps of the same sizes
+        for rows in range(1, onednn.FEW + 1):
+            x = self._like.new_zeros(rows, self._parts.hidden_size)
+            layer.before_attention(x)
+            layer.after_attention(x, x.new_zeros(rows, self._heads.query * self._heads.dim))
+            self.read(x)
 
     def keep_room(self, room: float) -> float:
         """Return ``room``: each cache allocates its own."""

@@ -17,6 +17,7 @@ from action_msgs.srv import CancelGoal
 from rclpy.action import ActionClient, ActionServer, CancelResponse
 from rclpy.action.client import ClientGoalHandle
 from rclpy.action.server import ServerGoalHandle
+from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.client import Client
 from rclpy.node import Node
 from rclpy.task import Future
@@ -125,7 +126,9 @@ class SentGoal:
         self.status: int = GoalStatus.STATUS_UNKNOWN
         self._results: list[Future] = []
         self._node = node
-        self._timer = node.create_timer(ANSWER_S, self._ask_once, clock=STEADY)
+        # In a group of its own, which goes with it: the node's would keep a trace of every timer.
+        group = MutuallyExclusiveCallbackGroup()
+        self._timer = node.create_timer(ANSWER_S, self._ask_once, group, clock=STEADY)
         client.send_goal_async(goal, on_feedback, goal_id).add_done_callback(self._on_answer)
 
     @property

@@ -165,6 +165,16 @@ def test_a_goal_is_forgotten_with_its_client(ros_graph: Any, soon: None) -> None
     assert not list(scene.node.timers)
 
 
+def test_a_node_keeps_no_trace_of_goals_that_are_over(ros_graph: Any) -> None:
+    scene = Scene(ros_graph, ActionClient, GoalResponse.ACCEPT)
+    scene.graph.do(lambda: scene.over.set_result(None))
+    ros_graph.wait_for(lambda: scene.ended)
+    traces = set(scene.node.default_callback_group.entities)
+    scene.graph.do(scene._send)
+    ros_graph.wait_for(lambda: len(scene.ended) == 2)
+    assert scene.node.default_callback_group.entities == traces
+
+
 def test_a_burst_of_answers_waits_for_a_busy_client(ros_graph: Any) -> None:
     """rclpy's own queue holds ten answers, and drops the rest without a word."""
 
