@@ -219,9 +219,9 @@ class DemoClient(GraphClient):
             else:
                 drive.ending, drive.error = code_of(result.status), result.status.message
                 drive.text, drive.steps = result.text, result.steps
-                with contextlib.suppress(DeadlineExceeded):  # not every drive has a last answer
-                    self.wait(lambda: len(drive.answers) >= drive.steps, _LATE_S, "the answer")
             drive.seconds = time.monotonic() - started
+            with contextlib.suppress(DeadlineExceeded):  # not every drive has a last answer
+                self.wait(lambda: len(drive.answers) >= drive.steps, _LATE_S, "the answer")
         return drive
 
     def _enter(self, seed: int, thing: str) -> None:
