@@ -236,7 +236,7 @@ async def withstand(
 async def _settle(robots: Robots, pid: int, seconds: float) -> None:
     """Let robots work until the server has the memory that they need, or for long.
 
-    Its allocator's heaps grow in the first half minute of any load.
+    In the first half minute of any load oneDNN makes its kernels, and the allocator's heaps grow.
     """
     due, before = time.monotonic() + 6 * seconds, 0.0
     while (memory_mb := family_mb(pid)) > before + _SETTLED_MB and time.monotonic() < due:
