@@ -26,11 +26,15 @@ class Linear:
     Args:
         weight: [in, out]; a transposed view will do.
         lasting: whether maps of this size are used often enough to make kernels for it.
+
+    Attributes:
+        by_onednn: oneDNN multiplies, of few rows perhaps only many.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, lasting: bool = True) -> None:
         self._weight, self._bias = weight, bias
         self._onednn = onednn.product(weight, bias, lasting=lasting)
+        self.by_onednn = self._onednn is not None
         self._onednn_rows = math.inf if self._onednn is None else self._onednn.least_rows
 
     def rows(self, rows: int) -> int:
@@ -54,6 +58,8 @@ class Linear:
 
 class ModuleLinear:
     """A :class:`Linear` over modules that compute for themselves: quantised ones."""
+
+    by_onednn = False
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._modules = tuple(modules)

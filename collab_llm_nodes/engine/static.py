@@ -270,9 +270,9 @@ class StaticBackend:
         Else a robot's process would grow for minutes, until it has met every number. It still grows
         with lengths of prompts: there are too many to make their kernels in advance.
         """
-        if self._rows(onednn.FEW + 1) == onednn.FEW + 1:
-            return  # nothing is left to oneDNN
         layer = self._layers[0]  # all have maps of the same sizes
+        if not layer.up.by_onednn:
+            return
         for rows in range(1, onednn.FEW + 1):
             x = self._like.new_zeros(rows, self._parts.hidden_size)
             layer.before_attention(x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,10 +177,10 @@ def test_a_warm_engine_has_the_kernels_for_few_rows(
     # Of sizes that no other test has met: all engines of a process share the kernels.
     folder = write_random_model(tmp_path / "model", "llama", hidden_size=48)
     engine = Engine(load(TargetConfig(path=str(folder))))
-    assert made(lambda: feed(FEW + 1))
+    assert made(partial(feed, FEW + 1))
     assert made(engine.warm_up)
     for rows in range(1, FEW + 1):
-        assert not made(lambda rows=rows: feed(rows)), rows  # type: ignore[misc]
+        assert not made(partial(feed, rows)), rows
 
 
 def _noting(method: Callable[..., torch.Tensor], rows: list[tuple[int, int]]) -> Any:

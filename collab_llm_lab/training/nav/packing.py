@@ -52,6 +52,11 @@ def pack(out: Path, folder: Path, stages: Iterable[str]) -> None:
             (folder / name / DONE).touch()
 
 
+def has_weights(run: Path) -> bool:
+    """Return True if a stage has saved anything, or has packed weights."""
+    return (run / loop.STATE).exists() or (run / WEIGHTS).exists()
+
+
 def weights_of(run: Path) -> dict[str, Tensor]:
     """Return the present weights of a stage: of its model and of the head that trains it.
 

@@ -29,7 +29,7 @@ from collab_llm_lab.training.nav.figures import (
 from collab_llm_lab.training.nav.learner import PictureLearner
 from collab_llm_lab.training.nav.making import Making
 from collab_llm_lab.training.nav.models import SIZES, build, export, read, tokenizer_in
-from collab_llm_lab.training.nav.packing import restore, weights_of
+from collab_llm_lab.training.nav.packing import has_weights, restore, weights_of
 from collab_llm_lab.training.nav.plans import Plan, Stage
 from collab_llm_lab.training.nav.questions import seeing_questions
 from collab_llm_lab.training.nav.rendering import rendering
@@ -91,7 +91,7 @@ class Trainer:
         model = build(SIZES[stage.role], tokenizer, self.seed)
         teacher = self.model(stage.teacher) if stage.teacher else None
         learner = PictureLearner(model, tokenizer, stage.recipe, self.device, teacher)
-        if stage.initial:
+        if stage.initial and not has_weights(self.out / name):
             learner.trained.load_state_dict(weights_of(self.out / stage.initial))
         if stage.ask is None:
             measure = partial(sight_figures, learner.words, self.data)

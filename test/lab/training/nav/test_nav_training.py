@@ -496,3 +496,11 @@ def test_the_shipped_weights_go_on(tmp_path: Path) -> None:
         restore(learner, PACKED / name)
         assert learner.step > 0
         torch.testing.assert_close(training.model(name).state_dict(), model.state_dict())
+
+
+def test_the_shipped_target_is_trained_on_without_the_stages_before(tmp_path: Path) -> None:
+    shutil.copytree(PACKED, tmp_path / "run")
+    training = Trainer(CPU, tmp_path / "run", tmp_path / "data")
+    before = training.model("target").state_dict()
+    assert not training.train("target", stop=lambda: True)
+    torch.testing.assert_close(training.model("target").state_dict(), before)
