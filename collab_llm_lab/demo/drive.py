@@ -252,7 +252,7 @@ def _result(drive: Drive) -> Text:
     """Return the cell of a drive's end: "reached 0.62 m", "missed ... 2.10 m", "said ..."."""
     task, distance = drive.task, drive.distance_to_goal
     if drive.right:
-        ends = {"OK": "reached", "NOT_FOUND": "gave up", "ANSWERED": "said"}
+        ends = {"OK": "reached", "NOT_FOUND": "gave up, there is none", "ANSWERED": "said"}
         result = Text(ends[task.ending], "green")
     else:
         result = Text("missed", "red")
