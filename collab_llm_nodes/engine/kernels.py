@@ -26,16 +26,17 @@ class Linear:
     Args:
         weight: [in, out]; a transposed view will do.
         lasting: whether maps of this size are used often enough to make kernels for it.
-
-    Attributes:
-        by_onednn: oneDNN multiplies, of few rows perhaps only many.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, lasting: bool = True) -> None:
         self._weight, self._bias = weight, bias
         self._onednn = onednn.product(weight, bias, lasting=lasting)
-        self.by_onednn = self._onednn is not None
         self._onednn_rows = math.inf if self._onednn is None else self._onednn.least_rows
+
+    @property
+    def by_onednn(self) -> bool:
+        """True if oneDNN computes the map, of so many rows that it is worth its cost."""
+        return self._onednn is not None
 
     def rows(self, rows: int) -> int:
         """Return how many rows are computed where ``rows`` are wanted."""

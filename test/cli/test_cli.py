@@ -418,6 +418,7 @@ def test_the_shipped_pair_s_figures_are_as_the_card_shows_them() -> None:
     for key, value in gates.measured(figures).items():
         if key in gates.GOALS and isinstance(value, float) and " over " not in key:
             assert f"{value:.3f}" in card, key
+    # The goal, 0.15, is missed: models/README.md says so.
     assert figures["target"]["success_rate"] - figures["draft"]["success_rate"] >= 0.1
     assert figures["invalid_actions"] < 1e-4 * figures["answers"]
     assert figures["action_mismatches"] == 0

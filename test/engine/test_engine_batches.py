@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,11 @@ from tiny_models import GROWING, tiny_folder, tiny_model
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from collab_llm_lab.random_models import write_random_model
 from collab_llm_nodes.engine import onednn
 from collab_llm_nodes.engine.cache import StaticCache
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.kernels import Head, Linear
-from collab_llm_nodes.engine.onednn import FEW, kernel_rows
+from collab_llm_nodes.engine.onednn import kernel_rows
 from collab_llm_nodes.engine.session import Feed, OnExit
 from collab_llm_nodes.engine.static import StaticBackend
 from collab_llm_nodes.errors import Cancelled, CollabError, InvalidInput, ProtocolError
@@ -157,30 +155,6 @@ def test_rows_are_filled_up_once_in_a_pass(monkeypatch: pytest.MonkeyPatch) -> N
     for feed, logits in zip(feeds, found, strict=True):
         again = engine.open(EncodedPrompt(tuple(feed.ids))).feed(feed.ids)
         near(logits, again[len(again) - feed.keep :])
-
-
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
-def test_a_warm_engine_has_the_kernels_for_few_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(onednn, "mkl_is_faster", lambda: False)
-    monkeypatch.setattr(onednn, "WORK", 0)
-
-    def made(work: Callable[[], object]) -> int:
-        with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON_CREATION):
-            work()
-        return sum("create:cache_miss" in line for line in capfd.readouterr().out.splitlines())
-
-    def feed(rows: int) -> None:
-        engine.open(EncodedPrompt(())).feed([7] * rows)
-
-    # Of sizes that no other test has met: all engines of a process share the kernels.
-    folder = write_random_model(tmp_path / "model", "llama", hidden_size=48)
-    engine = Engine(load(TargetConfig(path=str(folder))))
-    assert made(partial(feed, FEW + 1))
-    assert made(engine.warm_up)
-    for rows in range(1, FEW + 1):
-        assert not made(partial(feed, rows)), rows
 
 
 def _noting(method: Callable[..., torch.Tensor], rows: list[tuple[int, int]]) -> Any:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from tiny_models import tiny_model
 
-from collab_llm_nodes.engine import cache
+from collab_llm_lab.random_models import write_random_model
+from collab_llm_nodes.engine import cache, onednn
 from collab_llm_nodes.engine.backend import AfterLayer, Rows
 from collab_llm_nodes.engine.cache import BLOCK, StaticCache
 from collab_llm_nodes.engine.engine import Engine
 from collab_llm_nodes.engine.session import Feed, Session
 from collab_llm_nodes.engine.static import Plan, StaticBackend
 from collab_llm_nodes.errors import Cancelled, Unavailable
+from collab_llm_nodes.models.loading import TargetConfig, load
 from collab_llm_nodes.models.prompt import EncodedPrompt
 
 NO_PROMPT = EncodedPrompt(())
@@ -169,6 +173,30 @@ def test_a_warm_engine_holds_nothing(architecture: str, eager: bool) -> None:
     session = engine.open(NO_PROMPT)
     again = engine.open(NO_PROMPT)
     assert session.feed([5, 6]).equal(again.feed([5, 6]))
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+def test_a_warm_engine_has_the_kernels_for_few_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(onednn, "mkl_is_faster", lambda: False)
+    monkeypatch.setattr(onednn, "WORK", 0)
+    # Of sizes that no other test has met: all engines of a process share the kernels.
+    folder = write_random_model(tmp_path / "model", "llama", hidden_size=48)
+    engine = Engine(load(TargetConfig(path=str(folder))))
+
+    def made(work: Callable[[], object]) -> int:
+        with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON_CREATION):
+            work()
+        return sum("create:cache_miss" in line for line in capfd.readouterr().out.splitlines())
+
+    def feed(rows: int) -> None:
+        engine.open(NO_PROMPT).feed([7] * rows)
+
+    assert made(partial(feed, onednn.FEW + 1))
+    assert made(engine.warm_up)
+    for rows in range(1, onednn.FEW + 1):
+        assert not made(partial(feed, rows)), rows
 
 
 def test_a_client_that_leaves_keeps_nothing_of_the_pass_alive(engine: Engine) -> None:

@@ -31,14 +31,13 @@ def pack(out: Path, folder: Path, stages: Iterable[str]) -> None:
     Raises:
         ConfigError: no stage has saved anything yet.
     """
-    trained = {name for name in stages if (out / name / loop.STATE).exists()}
-    begun = [name for name in stages if name in trained or (out / name / WEIGHTS).exists()]
+    begun = [name for name in stages if has_weights(out / name)]
     if not begun:
         raise ConfigError(f"{out} holds no training", field="--out", remedy="train a stage first")
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copytree(out / "tokenizer", folder / "tokenizer", dirs_exist_ok=True)
     for name in begun:
-        if name not in trained:
+        if not (out / name / loop.STATE).exists():
             shutil.copytree(out / name, folder / name, dirs_exist_ok=True)
             continue
         state = torch.load(out / name / loop.STATE, weights_only=True, map_location="cpu")
